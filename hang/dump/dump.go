@@ -24,7 +24,7 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// Request is what a launcher is asked for.
+// Request is a request to a launcher.
 type Request struct {
 	// Dir is where the files go, an absolute path; it is made if need be. "": where the launcher writes the evidence of
 	// hangs.
@@ -38,13 +38,13 @@ type Request struct {
 	Steps int `json:"steps,omitempty"`
 }
 
-// Answer is what has become of it. That to a Request without stacks and steps says who there is, and does nothing.
+// Answer is its result. The answer to a Request without stacks and steps lists the workers, and does nothing.
 type Answer struct {
 	Run     string   `json:"run"`
 	World   int      `json:"world"` // how many ranks it has
 	Workers []Worker `json:"workers,omitempty"`
 	Files   []string `json:"files,omitempty"`
-	Notes   []string `json:"notes,omitempty"` // what is not there, and why
+	Notes   []string `json:"notes,omitempty"` // missing parts, and why
 	Error   string   `json:"error,omitempty"`
 }
 
@@ -54,27 +54,27 @@ type Worker struct {
 	PID  int `json:"pid"`
 }
 
-// Bounds of what is read of the other side.
+// Bounds of data that is read from the other side.
 const (
 	maxRequest = 1 << 20
 	maxAnswer  = 8 << 20
 	askedAtOne = 4               // requests at a time; more wait
 	sendTime   = 5 * time.Second // for a request to arrive, or an answer to leave
-	closeTime  = 2 * time.Second // for what is being answered to end
+	closeTime  = 2 * time.Second // for running requests to end
 )
 
 const (
-	answerTime = 5 * time.Second  // for a launcher to say who there is
+	answerTime = 5 * time.Second  // for a launcher to list its workers
 	filesTime  = 15 * time.Second // to write stacks; those of many workers may go to a network file system
 )
 
-// StackTime bounds the reading of stacks for a dump: what could not be read by then is not in it.
+// StackTime bounds the reading of stacks for a dump: stacks that could not be read by then are not in it.
 const StackTime = 10 * time.Second
 
 // ErrSilent: a launcher has not answered in time.
 var ErrSilent = errors.New("has not answered")
 
-// limit is how long a launcher may take for what it is asked for.
+// limit is how long a launcher may take for the request.
 func (r Request) limit() time.Duration {
 	limit := answerTime
 	if r.Python || r.Native {
@@ -97,8 +97,8 @@ type Server struct {
 	wg     sync.WaitGroup
 }
 
-// Serve answers requests that come by a socket in dir. The context of a request ends when who asks has gone, or the
-// server is closed.
+// Serve answers requests that arrive at a socket in dir. The context of a request ends when its client disconnects,
+// or the server is closed.
 func Serve(dir string, answer func(context.Context, Request) Answer) (*Server, error) {
 	path := filepath.Join(dir, socket)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -183,7 +183,7 @@ func (s *Server) serve(ctx context.Context, c net.Conn) {
 	}
 }
 
-// maxTable bounds what is read of the kernel's list of sockets.
+// maxTable bounds how much of the kernel's list of sockets is read.
 const maxTable = 64 << 20
 
 // Find returns the sockets of the launchers in this network namespace.
@@ -207,8 +207,8 @@ func sockets(table string) (paths []string) {
 	return slices.Compact(paths) // a connection has the name of its listener
 }
 
-// Ask asks one launcher, which has to be this user's; root asks those of the users who have the directories. Anybody
-// may have made a socket that Find returns. Answer.Error is not looked at.
+// Ask asks one launcher, which has to be this user's; root asks launchers of the users that own the directories. Any
+// user may have made a socket that Find returns. Answer.Error is not looked at.
 func Ask(ctx context.Context, path string, r Request) (Answer, error) {
 	return askWithin(ctx, path, r, r.limit())
 }
@@ -244,7 +244,7 @@ func askWithin(ctx context.Context, path string, r Request, limit time.Duration)
 	return a, err
 }
 
-// trusted looks at who listens.
+// trusted checks the user of the listener.
 func trusted(c net.Conn, path string) error {
 	raw, err := c.(*net.UnixConn).SyscallConn()
 	if err != nil {

@@ -27,14 +27,14 @@ const (
 	lookEvery = 50 * time.Millisecond
 )
 
-// What the page's word says beside which request is wanted.
+// Values of the page's word other than the number of the wanted request.
 const (
 	begun = 1 << 63 // the bit by which a worker says that it records
-	// stop ends what is recorded. It is not 0, at which a worker does not look: it may begin just now.
+	// stop ends the recording. It is not 0, at which a worker does not look: it may begin just now.
 	stop = 1
 )
 
-// result is what a worker says of a timeline.
+// result is a worker's report of a timeline.
 type result struct {
 	Word  uint64 `json:"word"`
 	Path  string `json:"path"`
@@ -117,14 +117,14 @@ func (t *timeline) put(word uint64) error {
 	return errors.Join(err, f.Close())
 }
 
-// withdraw takes the request back, or ends what the worker records for it.
+// withdraw takes the request back, or ends the recording for it.
 func (t *timeline) withdraw() {
 	if word, err := t.wanted(); err == nil && word&^begun == t.word {
 		_ = t.put(stop)
 	}
 }
 
-// await returns what the worker has made of it.
+// await returns the worker's result.
 func (t *timeline) await(ctx context.Context) (r result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, wholeTime)
 	defer cancel()

@@ -18,7 +18,7 @@ import (
 // MaxSize is how large a picture becomes, in bytes.
 const MaxSize = 1 << 20
 
-// Picture is what SVG draws.
+// Picture is the input of SVG.
 type Picture struct {
 	Title, Subtitle string
 	Sections        []Section    // from top to bottom; those without stacks are left out
@@ -40,10 +40,10 @@ const (
 	rowHeight = 16
 	fontSize  = 12
 	charWidth = fontSize * 0.59 // of Verdana, about
-	minWidth  = 0.1             // what is narrower is not drawn, unless a suspect is in it
+	minWidth  = 0.1             // a narrower box is not drawn, unless a suspect is in it
 )
 
-// spare is what a picture needs beside its boxes: the head with the script, and the titles.
+// spare is the room that a picture needs apart from its boxes: the head with the script, and the titles.
 const spare = 48 << 10
 
 // SVG writes the picture. However many ranks and functions there are it is below MaxSize: the widest functions and
@@ -100,7 +100,7 @@ func (d *drawing) heading() {
 	if len(d.NoData) > 0 {
 		d.line("", fmt.Sprintf("no data: %s (%s)", d.NoData.Brief(20), count(d.NoData.Len(), "rank")))
 	}
-	d.line("found", "") // what a search has found
+	d.line("found", "") // results of a search
 }
 
 // legend says how to read the picture.
@@ -141,7 +141,7 @@ type box struct {
 	x, w    float64
 	depth   int
 	suspect bool
-	// What is written, escaped: to a mouse that rests on the box, and in it.
+	// The escaped texts: shown to a mouse that rests on the box, and in it.
 	title, label string
 }
 
@@ -166,7 +166,7 @@ func (d *drawing) section(s Section, room int) {
 	l.draw(s, total)
 }
 
-// before orders what is true before what is not.
+// before orders true before false.
 func before(first bool) int {
 	if first {
 		return -1
@@ -193,7 +193,7 @@ type counted struct {
 
 func counts(s hang.RankSet) counted { return counted{s, s.Len()} }
 
-// place puts the functions beside each other, and what they have called above them.
+// place puts the functions in a row, and the functions that they have called above them.
 func (l *layout) place(nodes []*hang.Node, x float64, depth int) {
 	for _, b := range l.sorted(nodes) {
 		b.x, b.depth = x, depth
@@ -203,8 +203,8 @@ func (l *layout) place(nodes []*hang.Node, x float64, depth int) {
 	}
 }
 
-// sorted leaves out what is too narrow, puts the suspects first, and the rest in the order of the names, as flame
-// graphs are.
+// sorted leaves out boxes that are too narrow, puts the suspects first, and the rest in the order of the names, as
+// flame graphs are.
 func (l *layout) sorted(nodes []*hang.Node) (out []box) {
 	for _, n := range nodes {
 		b := box{Node: n, w: float64(n.Stacks) * l.scale, suspect: n.Ranks.Meets(l.Suspects)}
@@ -226,7 +226,7 @@ func (l *layout) sorted(nodes []*hang.Node) (out []box) {
 // maxLabel is how many characters the text in a box has at most.
 const maxLabel = 90
 
-// boxSize is what a box takes beside its texts, in bytes, at most.
+// boxSize is the size of a box without its texts, in bytes, at most.
 const boxSize = 190
 
 // fit keeps as many boxes as there is room for. A box without the one below it would hang in the air: the order sees to
@@ -246,7 +246,7 @@ func (l *layout) fit(room int) {
 	}
 }
 
-// title is what a mouse that rests on the box is told, and what the search looks at.
+// title is the text for a mouse that rests on the box, and for the search.
 func (l *layout) title(b *box) string {
 	known := l.known
 	if b.State {
@@ -324,8 +324,8 @@ func (l *layout) class(b *box) string {
 	return ` class="` + strings.Join(names, " ") + `"`
 }
 
-// label is func@source@stuck|leak, escaped. What does not fit is left out of the path first, then all of that, then the
-// ranks that are not in it, so that those in it are there.
+// label is func@source@stuck|leak, escaped. If it does not fit, directories of the path are left out first, then all
+// of it, then the ranks that are not in the function, so that the ranks in it remain.
 func (l *layout) label(b *box) string {
 	fits := int(b.w / charWidth)
 	if fits < 3 {
@@ -385,7 +385,7 @@ func clip(s string, n int) string {
 	return string(r[:n-2]) + ".."
 }
 
-// escape makes text of what others have written: no markup, no characters that XML does not have.
+// escape makes text of foreign data: no markup, no characters that XML does not have.
 func escape(s string) string {
 	return markup().Replace(strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r == 0xfffe || r == 0xffff {

@@ -33,7 +33,7 @@ func decodePickle(dump []byte, add func(*raw)) error {
 // maxKeys is how many keys an entry may have: Get looks at all of them.
 const maxKeys = 128
 
-// fromDict takes what has the expected type.
+// fromDict takes the fields with the expected type.
 func fromDict(d *pickle.Dict) *raw {
 	r := &raw{
 		Group:        some(d.Get("process_group"), 2, as[string]),
@@ -54,7 +54,7 @@ func fromDict(d *pickle.Dict) *raw {
 	return r
 }
 
-// as is the zero value for what has another type.
+// as is the zero value for a value of another type.
 func as[T any](v any) T {
 	t, _ := v.(T)
 	return t

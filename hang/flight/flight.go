@@ -1,10 +1,10 @@
-// Package flight asks PyTorch's flight recorder what a worker's process groups were doing.
+// Package flight asks PyTorch's flight recorder for the collectives of a worker's process groups.
 //
-// The recorder is a ring of the newest collectives in every process of NCCL. It is dumped into a file when a collective
-// times out, or when something is written to a fifo: a thread of PyTorch looks at that once a second. Gloo has the
-// recorder, too, but no fifo.
+// The recorder is a ring of the newest collectives in every process of NCCL. It is dumped into a file when a
+// collective times out, or when something is written to a fifo: a thread of PyTorch looks at that once a second. Gloo
+// has the recorder, too, but no fifo. See https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html.
 //
-// A dump is a pickle of protocol 2 without classes, or JSON. Nothing else than plain data is accepted from it.
+// A dump is a pickle of protocol 2 without classes, or JSON. Only plain data is accepted from it.
 package flight
 
 import (
@@ -19,14 +19,14 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Bounds of what Parse reads and returns.
+// Bounds of a dump, and of the result of Parse.
 const (
 	maxBytes   = 64 << 20 // of a dump
 	maxLanes   = 1024     // process groups, and point-to-point operations of them
 	maxActive  = 4        // collectives that are not completed, of a process group
 	maxEntries = 64       // of all process groups
 	maxText    = 128      // bytes of a name
-	maxTensors = 8        // whose size is told
+	maxTensors = 8        // with their sizes
 	maxDims    = 8
 )
 
@@ -49,13 +49,13 @@ func Parse(dump []byte) (hang.Flight, error) {
 	return hang.Flight{Entries: c.chosen()}, nil
 }
 
-// chooser keeps what Parse returns of all collectives, which come the oldest first.
+// chooser keeps the part of all collectives that Parse returns. It gets the oldest first.
 type chooser struct {
 	lanes map[lane]*tail
 	added int
 }
 
-// lane is what has its own numbers.
+// lane is a sequence with its own numbers.
 type lane struct {
 	group string
 	p2p   bool

@@ -34,9 +34,9 @@ var (
 	pipeNames    = []string{"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"}
 )
 
-// New returns the Recorder of workers that will be started with Environ. Their fifos lie in the directory pipes, their
-// dumps in dumps, which should outlive the epoch: PyTorch writes there, too, when a collective times out. user tells
-// what the workers' environment has already: what the user has set is left alone, under either of its names.
+// New returns the Recorder of workers that will be started with Environ. Their fifos lie in the directory pipes,
+// their dumps in dumps, which should outlive the epoch: PyTorch writes there, too, when a collective times out. user
+// looks up the workers' environment: variables of the user are left alone, under either of their names.
 func New(pipes, dumps string, user func(name string) (value string, ok bool)) *Recorder {
 	r := &Recorder{}
 	r.set(user, sizeNames, "2000")
@@ -59,7 +59,7 @@ func (r *Recorder) set(user func(string) (string, bool), names []string, value s
 	return value
 }
 
-// Environ is what the workers need in their environment, as KEY=VALUE, under both names of each variable: newer PyTorch
+// Environ is the addition to the workers' environment, as KEY=VALUE, under both names of each variable: newer PyTorch
 // warns of the older one, if the shim does not remove it.
 func (r *Recorder) Environ() []string { return r.environ }
 
@@ -106,7 +106,7 @@ func (r *Recorder) Read(ctx context.Context, rank int) (*hang.Flight, error) {
 	}
 }
 
-// Load reads the newest dump of a rank, whoever asked for it.
+// Load reads the newest dump of a rank, even if another process asked for it.
 func (r *Recorder) Load(rank int) (*hang.Flight, error) {
 	f, err := load(r.dumps + strconv.Itoa(rank))
 	if err != nil {

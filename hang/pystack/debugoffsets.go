@@ -13,10 +13,10 @@ const (
 	maxDescription    = 1024 // bytes; more than any version has
 )
 
-// newestMinor is the newest version whose description is understood: each may add fields anywhere.
+// newestMinor is the newest version with a description that is understood: each may add fields anywhere.
 const newestMinor = 14
 
-// section is a group of fields of the description, in their order. What is not listed behind the last is not needed.
+// section is a group of fields of the description, in their order. Fields behind the last listed one are not needed.
 type section struct{ name, fields string }
 
 var (
@@ -55,7 +55,7 @@ var (
 	}
 )
 
-// description is what an interpreter says of itself, by section.field. The first thing that is wrong with it stays.
+// description is the self-description of an interpreter, by section.field. It keeps its first error.
 type description struct {
 	fields map[string]uint64
 	bad    error
@@ -95,7 +95,7 @@ func (d *description) within(field string, least, most uint64) uint64 {
 	return v
 }
 
-// layoutOf makes a layout of what an interpreter says of itself.
+// layoutOf makes a layout of an interpreter's self-description.
 func layoutOf(b block, minor int) (layout, error) {
 	sections := described314
 	switch {
@@ -131,7 +131,7 @@ func layoutOf(b block, minor int) (layout, error) {
 	return l, d.bad
 }
 
-// utf8Fields is how much a str that is not ASCII has before its characters, beside what an ASCII one has.
+// utf8Fields is how much more a str that is not ASCII has before its characters than an ASCII one.
 const utf8Fields = 16
 
 // gil is where its lock has its fields: they are given for the lock that is a part of an interpreter.

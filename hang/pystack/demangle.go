@@ -6,9 +6,9 @@ import (
 	cxx "github.com/ianlancetaylor/demangle"
 )
 
-// demangle makes c10d::Reducer::finalize_backward of _ZN4c10d7Reducer17finalize_backwardEv: the qualified name of a C++
-// function, without the arguments of functions and templates, in at most maxName bytes. What it does not understand it
-// leaves as it is. A name takes some 30 us, so an image keeps those of its functions.
+// demangle makes c10d::Reducer::finalize_backward of _ZN4c10d7Reducer17finalize_backwardEv: the qualified name of a
+// C++ function, without the arguments of functions and templates, in at most maxName bytes. It leaves a name that it
+// does not understand as it is. A name takes some 30 us, so an image keeps the names of its functions.
 func demangle(symbol string) string {
 	if len(symbol) > maxName || !strings.HasPrefix(symbol, "_Z") {
 		return symbol

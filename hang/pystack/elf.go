@@ -16,7 +16,7 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// Bounds of what is read of an ELF file.
+// Bounds of the data that is read of an ELF file.
 const (
 	maxSymbols = 4 << 20
 	maxNames   = 64 << 20
@@ -24,8 +24,8 @@ const (
 	maxName    = 4096
 )
 
-// openMapped opens the file of a mapping: the mapping itself where the reader may, which is right whatever has happened
-// to the path; else by its path as the process sees it, or as the reader does (chroot).
+// openMapped opens the file of a mapping: the mapping itself if the reader may, which is right even if the path has
+// changed; else by its path as the process sees it, or as the reader does (chroot).
 func openMapped(pid int, m mapping) (*os.File, error) {
 	if f, err := openfile.OpenLinked(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.start, m.end)); err == nil {
 		return f, nil
@@ -44,12 +44,12 @@ func openMapped(pid int, m mapping) (*os.File, error) {
 	case otherErr == nil:
 		other.Close()
 	}
-	return f, err // some file systems show one number in maps and another to who asks
+	return f, err // some file systems show one number in maps and another to stat
 }
 
 func inode(f *os.File) uint64 { return fileID(f).inode }
 
-// imageID tells a file from all others, and from what it was before it changed.
+// imageID identifies a file, and its version before a change.
 type imageID struct {
 	device, inode uint64
 	size          int64
@@ -158,7 +158,7 @@ func (t symbolTable) nameAt(off uint32) string {
 	return string(name)
 }
 
-// lookup finds objects by their names; what is not there is absent from the result.
+// lookup finds objects by their names; missing ones are absent from the result.
 func lookup(f *elf.File, names ...string) map[string]uint64 {
 	found := map[string]uint64{}
 	for _, t := range tablesOf(f) {
@@ -186,7 +186,7 @@ func lookup(f *elf.File, names ...string) map[string]uint64 {
 	return found
 }
 
-// functionsAt names the functions that addresses (of the file) lie in; what is not known is absent.
+// functionsAt names the functions that addresses (of the file) lie in; unknown ones are absent.
 func functionsAt(f *elf.File, addrs []uint64) map[uint64]string {
 	addrs = slices.Sorted(slices.Values(addrs))
 	names := map[uint64]string{}

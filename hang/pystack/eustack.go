@@ -14,7 +14,7 @@ import (
 	"dlrover-run/hang"
 )
 
-// toolTime bounds eu-stack, and toolOutput what it may say, in bytes.
+// toolTime bounds eu-stack, and toolOutput its output, in bytes.
 const (
 	toolTime   = 2 * time.Second
 	toolOutput = 8 << 20
@@ -80,7 +80,7 @@ func tracerOf(pid int) int {
 	return tracer
 }
 
-// runTool returns what eu-stack says. Its error is that it did not end; that it could not tell all is none.
+// runTool returns the output of eu-stack. Its error means that it did not end; incomplete output is no error.
 func runTool(ctx context.Context, path string, pid int) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, toolTime)
 	defer cancel()
@@ -99,7 +99,7 @@ func runTool(ctx context.Context, path string, pid int) ([]byte, error) {
 	return out.Bytes(), errors.Join(err, ctx.Err())
 }
 
-// limitedBuffer keeps the beginning of what is written.
+// limitedBuffer keeps the beginning of the written data.
 type limitedBuffer struct {
 	bytes.Buffer
 	left int
@@ -112,7 +112,7 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// parseTool reads what eu-stack -m -r says: TID 42:, and then lines as #1  0x00007f12 name - /lib/libc.so.6.
+// parseTool reads the output of eu-stack -m -r: TID 42:, and then lines as #1  0x00007f12 name - /lib/libc.so.6.
 func parseTool(out string) map[int][]hang.Frame {
 	stacks := map[int][]hang.Frame{}
 	tid := 0

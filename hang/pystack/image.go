@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// image is what is known of an ELF file.
+// image is the known data of an ELF file.
 type image struct {
 	loads   []load
 	runtime uint64 // the address of _PyRuntime; 0: it is no interpreter
@@ -27,7 +27,7 @@ type images struct {
 	byID map[imageID]*image
 }
 
-// maxImages bounds what is kept; beyond, all is forgotten.
+// maxImages bounds the images that are kept; beyond, all are forgotten.
 const maxImages = 512
 
 func (c *images) of(f *os.File) *image {
@@ -154,10 +154,10 @@ func versionOf(hex uint64) string {
 	return text
 }
 
-// maxFunctions bounds what is kept of the names of one file.
+// maxFunctions bounds the names that are kept of one file.
 const maxFunctions = 4096
 
-// functions names functions of one file by addresses in the process. What it cannot name is absent.
+// functions names functions of one file by addresses in the process. Unknown ones are absent.
 func (r *Reader) functions(pid int, exec []mapping, addrs []uint64) map[uint64]string {
 	m, _ := mappingAt(exec, addrs[0])
 	f, err := openMapped(pid, m)

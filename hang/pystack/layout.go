@@ -2,7 +2,8 @@ package pystack
 
 import "fmt"
 
-// layout says where CPython keeps what a walk needs: offsets in bytes into its structs, and how much of them to read.
+// layout has the places of CPython's data for a walk: offsets in bytes into its structs, and how much of them to
+// read.
 type layout struct {
 	runtime      runtimeLayout
 	interp       interpLayout
@@ -40,7 +41,7 @@ type gilLayout struct {
 // threadLayout is of PyThreadState.
 type threadLayout struct {
 	next, interp uint64
-	frame        uint64 // the innermost frame, or what points to a struct that does
+	frame        uint64 // the innermost frame, or the pointer to a struct that has it
 	cframe       uint64 // in that struct; none: there is none
 	id           uint64 // a pthread_t
 	native       uint64 // the kernel's thread id; none: not kept

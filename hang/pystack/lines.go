@@ -1,7 +1,7 @@
 package pystack
 
 // lineOf is the line of the instruction at byte offset addr of a code that begins at line first; 0: it has none, as
-// what the compiler has made up. Whatever is in the table, it ends.
+// code that the compiler has made up. It ends with any table.
 func lineOf(format lineFormat, table []byte, first, addr int) int {
 	if addr < 0 { // not begun
 		return first
@@ -51,8 +51,8 @@ func lineOfDelta(table []byte, line, addr int) int {
 	return 0
 }
 
-// lineOfLocations reads the co_linetable of 3.11 and later. Each entry begins with a byte whose upper bit is set, as it
-// is in no other: four bits are its kind, three how many code units it is of, less one.
+// lineOfLocations reads the co_linetable of 3.11 and later. Each entry begins with a byte that has the upper bit set;
+// no other byte has it. Four bits are its kind, three its length in code units, less one.
 func lineOfLocations(table []byte, line, addr int) int {
 	const (
 		noColumns = 13

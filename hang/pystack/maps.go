@@ -16,7 +16,7 @@ type mapping struct {
 	path               string // as the process sees it; "" is no file, [stack] and the like are none either
 }
 
-// maxMappings bounds what is read of a process's maps; the kernel's own default is 65,530.
+// maxMappings bounds the lines that are read of a process's maps; the kernel's own default is 65,530.
 const maxMappings = 1 << 17
 
 func readMaps(pid int) ([]mapping, error) {

@@ -46,15 +46,15 @@ var (
 	errBudget = errors.New("too much to read")
 )
 
-// bounded is memory for one Read: whatever is found in it, no more than left bytes are read, and none after the end of
-// the context. It is not for several goroutines.
+// bounded is memory for one Read: no more than left bytes are read, with any contents, and none after the end of the
+// context. It is not for several goroutines.
 type bounded struct {
 	memory
 	ctx  context.Context
 	left int
 }
 
-// readBudget bounds what one Read takes from a process, in bytes: hundreds of deep stacks need half of it.
+// readBudget bounds the memory that one Read takes from a process, in bytes: hundreds of deep stacks need half of it.
 const readBudget = 32 << 20
 
 func (m *bounded) ReadAt(b []byte, addr uint64) error {
@@ -67,7 +67,7 @@ func (m *bounded) ReadAt(b []byte, addr uint64) error {
 	return m.memory.ReadAt(b, addr)
 }
 
-// paged reads whole pages, and keeps the last: what lies close together is read at once.
+// paged reads whole pages, and keeps the last: neighbouring data is read at once.
 type paged struct {
 	memory
 	page  [pageSize]byte

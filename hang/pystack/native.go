@@ -21,9 +21,9 @@ const (
 	maxStackSearch   = 32 << 10 // bytes from the stack pointer on
 )
 
-// native finds the native frames of threads that are blocked: the instruction that each is at, and what looks like a
-// return address on its stack. A frame that has been left may still be there, so the further from the first, the less
-// is certain.
+// native finds the native frames of threads that are blocked: the current instruction of each, and values on its
+// stack that look like return addresses. A frame that has been left may still be there, so the further from the
+// first, the less is certain.
 func (s *survey) native() {
 	u := unwinder{mem: s.mem, exec: executable(s.maps), maps: s.maps, calls: map[uint64]bool{}}
 	stacks := map[int][]uint64{}
@@ -44,7 +44,7 @@ func (s *survey) native() {
 		th.Approximate = true
 		for i, addr := range stacks[t.tid] {
 			if i > 0 {
-				addr-- // what is called last in a function returns behind it
+				addr-- // a call at the end of a function returns behind it
 			}
 			th.Native = append(th.Native, names[addr])
 		}
@@ -159,7 +159,7 @@ func endsInCall(arch string, b []byte) bool {
 	if b[3] == 0xe8 { // with a distance of 4 bytes
 		return true
 	}
-	// FF /2, by the length of what follows: a register or an address in one, with SIB, with 1 or 4 bytes of distance.
+	// FF /2, by the length of the rest: a register or an address in one, with SIB, with 1 or 4 bytes of distance.
 	for _, n := range []int{2, 3, 4, 6, 7} {
 		if op := b[8-n:]; op[0] == 0xff && op[1]>>3&7 == 2 && indirectLength(op[1]) == n {
 			return true

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Bounds of what is read of one object.
+// Bounds of the data that is read of one object.
 const (
 	maxText  = 4096    // characters of a name
 	maxTable = 1 << 20 // bytes of a line table
@@ -47,7 +47,7 @@ func textKind(state uint32) (size uint64, ascii, ok bool) {
 	return 0, false, false
 }
 
-// decode makes UTF-8 of characters of 1, 2 or 4 bytes. What is no character, such as a lone surrogate, becomes U+FFFD.
+// decode makes UTF-8 of characters of 1, 2 or 4 bytes. An invalid one, such as a lone surrogate, becomes U+FFFD.
 func decode(b []byte, size uint64) string {
 	var s strings.Builder
 	for ; uint64(len(b)) >= size; b = b[size:] {
@@ -75,7 +75,7 @@ func readBytes(m memory, l bytesLayout, addr uint64) ([]byte, error) {
 	return read(m, addr+l.data, n)
 }
 
-// code is what a walk needs of a code object.
+// code is the part of a code object that a walk needs.
 type code struct {
 	name, file string
 	first      int

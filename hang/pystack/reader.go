@@ -13,30 +13,31 @@ import (
 	"dlrover-run/hang"
 )
 
-// Want says what a Read is to find beside the Python stacks.
+// Want selects what a Read finds in addition to the Python stacks.
 type Want uint
 
-// What can be wanted.
+// Values of Want.
 const (
 	// Native are the native frames of threads that are blocked in the kernel, Python's or not. They come from a search
 	// of the stack (hang.Thread.Approximate) and cost a few milliseconds.
 	Native Want = 1 << iota
 	// Tool lets eu-stack find the native frames, of running threads too, where it is installed and safe: no thread is
-	// in the states D or T. It stops the process for some 10 ms. What it does not find in time, Native does.
+	// in the states D or T. It stops the process for some 10 ms. Native finds the frames that it does not find in
+	// time.
 	Tool
 )
 
-// Deadline is how long a Read may take whose context has none, or a later one.
+// Deadline is the time limit of a Read with no deadline in its context, or a later one.
 const Deadline = 5 * time.Second
 
 // grace is how long after its deadline a read may take that is slow, but not blocked.
 const grace = 250 * time.Millisecond
 
-// ErrAbandoned is of a process whose memory could not be read in time. As long as that read has not returned, the
-// process is not read again.
+// ErrAbandoned means that the memory of a process could not be read in time. As long as that read has not returned,
+// the process is not read again.
 var ErrAbandoned = errors.New("a read of its memory does not return")
 
-// Reader reads stacks. What it learns of interpreters it keeps, for the next process that runs the same one. Its
+// Reader reads stacks. It keeps its knowledge of interpreters, for the next process that runs the same one. Its
 // methods may be called at the same time.
 type Reader struct {
 	images images
@@ -66,10 +67,10 @@ func New() *Reader {
 	}
 }
 
-// Read returns the stacks of a process: of every thread with Python frames, with Native or Tool of the others, too; the
-// main thread is there always, and first. The error is about a process of which nothing can be read; Stacks.Error says
-// what else is missing. A process that is no Python has an empty Interpreter. It returns when ctx ends, or at Deadline,
-// with what it has by then, and 250 ms later at the latest (ErrAbandoned).
+// Read returns the stacks of a process: of every thread with Python frames, with Native or Tool of the others, too;
+// the main thread is there always, and first. An error means that nothing of the process can be read; Stacks.Error
+// describes other missing parts. A process that is no Python has an empty Interpreter. Read returns when ctx ends, or
+// at Deadline, with the stacks until then, and 250 ms later at the latest (ErrAbandoned).
 func (r *Reader) Read(ctx context.Context, pid int, want ...Want) (hang.Stacks, error) {
 	start, err := startTime(pid)
 	if err != nil {
@@ -154,7 +155,7 @@ func (r *Reader) abandon(j *job) bool {
 	return j.abandoned
 }
 
-// explain says what an error means for who wants stacks.
+// explain describes the meaning of an error for a user that wants stacks.
 func explain(pid int, err error) error {
 	switch {
 	case err == nil:
@@ -170,13 +171,13 @@ func explain(pid int, err error) error {
 
 var errEnded = errors.New("it has ended")
 
-// read does the work, in a goroutine of its own. What it waits for ends with ctx, but for the kernel.
+// read does the work, in a goroutine of its own. Its waits end with ctx, except those in the kernel.
 func (r *Reader) read(ctx context.Context, pid int, want Want) (hang.Stacks, error) {
 	tasks, err := readTasks(pid)
 	if err != nil {
 		return hang.Stacks{}, err
 	}
-	// Of a process whose main thread has ended the others still have the memory.
+	// When the main thread has ended, the other threads still have the memory.
 	i := slices.IndexFunc(tasks, func(t task) bool { return !t.dead() })
 	if i < 0 {
 		return hang.Stacks{}, errEnded

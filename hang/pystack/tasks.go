@@ -105,8 +105,8 @@ func innerID(tid int) int {
 	return inner
 }
 
-// identifyThreads finds the tasks of thread states; what has none is absent. Before 3.11 an interpreter keeps only
-// pthread_t, the address of the C library's own struct, which has the kernel's id somewhere.
+// identifyThreads finds the tasks of thread states; states without one are absent. Before 3.11 an interpreter keeps
+// only pthread_t, the address of the C library's own struct, which has the kernel's id somewhere.
 func identifyThreads(m memory, threads []pyThread, tasks []task, mainThread uint64) map[uint64]task {
 	byInner := map[int]task{}
 	for _, t := range tasks {
@@ -160,7 +160,7 @@ func identifyPthreads(m memory, threads []pyThread, byInner map[int]task, main t
 	}
 }
 
-// tasksAt takes what is at off for the id of a task.
+// tasksAt takes the value at off for the id of a task.
 func tasksAt(structs map[uint64]block, off uint64, byInner map[int]task) map[uint64]task {
 	these, taken := map[uint64]task{}, map[int]bool{}
 	for addr, b := range structs {

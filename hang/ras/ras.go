@@ -1,6 +1,7 @@
-// Package ras asks NCCL's RAS subsystem (reliability, availability, serviceability) about the state of a job. From 2.24
-// on NCCL has a thread for it in every process of a job; one per node answers clients, about all nodes: communicators,
-// processes that do not answer, and ranks whose counts of collectives differ.
+// Package ras asks NCCL's RAS subsystem (reliability, availability, serviceability) about the state of a job. From
+// 2.24 on NCCL has a thread for it in every process of a job; one per node answers clients, about all nodes. It
+// reports communicators, processes that do not answer, and ranks with different counts of collectives. See
+// https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html.
 package ras
 
 import (
@@ -39,12 +40,12 @@ func Address(user func(name string) (value string, ok bool)) string {
 	return cmp.Or(addr, DefaultAddress)
 }
 
-// Query returns the verbose status of the job whose RAS listens at addr, as text for people. Where several jobs share a
-// node, it may be another one's: the text names processes. Of more than 16 KiB it has the beginning, with the summary,
-// and the end, with errors and warnings. A status that ctx cuts off comes with an error.
+// Query returns the verbose status of the job of the RAS that listens at addr, as text for people. Where several jobs
+// share a node, it may be another one's: the text names processes. Of more than 16 KiB it has the beginning, with the
+// summary, and the end, with errors and warnings. A status that ctx cuts off is returned with an error.
 //
-// It takes 15 seconds at most. NCCL collects from all nodes for as long as it is told, which is a second less than ctx
-// has, 1 to 10 seconds.
+// It takes 15 seconds at most. NCCL collects from all nodes for as long as the request allows, which is a second less
+// than ctx has, 1 to 10 seconds.
 func Query(ctx context.Context, addr string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -73,7 +74,7 @@ func seconds(ctx context.Context) int {
 	return min(max(int((time.Until(end)-time.Second)/time.Second), 1), most)
 }
 
-// shown takes the answer to TIMEOUT off, and what is too much.
+// shown removes the answer to TIMEOUT, and the middle of a text that is too long.
 func shown(answer []byte) string {
 	s := strings.TrimPrefix(strings.ToValidUTF8(string(answer), "?"), "OK\n")
 	if len(s) <= maxText {

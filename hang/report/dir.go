@@ -19,16 +19,16 @@ const TimelinePath = "XPU_TIMER_TIMELINE_PATH"
 // timeline is xpu_timer's directory without the variable. Its processes are root's.
 const timeline = "/root/timeline"
 
-// Dir is where reports belong: $XPU_TIMER_TIMELINE_PATH, which is made if need be; else /root/timeline, if it is there;
-// else Default, if it is not empty, and logDir; else a directory of this user alone below the one for temporary files.
-// What cannot be written to is passed over; skipped says why that was, of those that would have been made. Only if all
-// fail dir is empty.
+// Dir is the directory for reports. It is $XPU_TIMER_TIMELINE_PATH, which is made if need be; else /root/timeline, if
+// it is there; else Default, if it is not empty, and logDir; else a directory of this user alone below the one for
+// temporary files. Directories that cannot be written to are passed over; skipped has the errors of those that it
+// would have made. Only if all fail dir is empty.
 func Dir(env func(string) (string, bool), meant bool, logDir string) (dir string, skipped []error) {
 	return choose(env, timeline, Default(env, meant), logDir)
 }
 
-// Default is xpu_timer's own directory for its files where no variable names one, if the job was started with xpu_timer
-// in mind (meant): /root/timeline, or ~/timeline of who is not root. "": there is none.
+// Default is xpu_timer's own directory for its files where no variable names one, if the job was started with
+// xpu_timer in mind (meant): /root/timeline, or ~/timeline of another user than root. "": there is none.
 func Default(env func(string) (string, bool), meant bool) string {
 	home, _ := env("HOME")
 	switch named, _ := env(TimelinePath); {
@@ -90,7 +90,7 @@ func usable(dir string, create bool) error {
 	return nil
 }
 
-// private is a directory of this user in one that everybody may write to: what somebody else has put there is not used.
+// private is a directory of this user in one that all users may write to: another user's directory is not used.
 func private(in string) (string, error) {
 	dir := filepath.Join(in, "dlrover-hang-"+strconv.Itoa(os.Getuid()))
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {

@@ -15,7 +15,7 @@ import (
 type document struct {
 	Case
 	NoData string  `json:"no_data,omitempty"` // ranks without any stack, as 0-3,8
-	Groups []group `json:"groups"`            // of ranks whose main threads are in the same functions, the largest first
+	Groups []group `json:"groups"`            // of ranks with their main threads in the same functions, the largest first
 	Ranks  []rank  `json:"ranks"`
 	// ProcessGroups are those of all ranks.
 	ProcessGroups []hang.Group `json:"process_groups"`
@@ -86,7 +86,7 @@ func newGroup(g hang.StackGroup) group {
 	return out
 }
 
-// thin is evidence without the rings of its older pages, and without output: that is for those who may read the logs.
+// thin is evidence without the rings of its older pages, and without output, which is for readers of the logs only.
 func thin(e hang.Evidence, rings bool) hang.Evidence {
 	e.Log = ""
 	e.Samples = slices.Clone(e.Samples)
@@ -147,7 +147,7 @@ func (in *interned) add(frames []hang.Frame) *int {
 // MaxJSON is how large a hang_report.json may be that is read.
 const MaxJSON = 256 << 20
 
-// ReadJSON reads what WriteJSON has written.
+// ReadJSON reads the output of WriteJSON.
 func ReadJSON(r io.Reader) (Case, error) {
 	var d document
 	if err := json.NewDecoder(io.LimitReader(r, MaxJSON)).Decode(&d); err != nil {
@@ -204,7 +204,7 @@ func resolve(rows []thread, stacks [][]hang.Frame) (threads []hang.Thread, err e
 // maxRanks is how many ranks a world may have.
 const maxRanks = 1 << 20
 
-// validate refuses what would take hours, or all memory, to show.
+// validate refuses cases that would take hours, or all memory, to show.
 func (c Case) validate() error {
 	ranks := 0
 	for _, n := range c.World.Nodes {

@@ -14,12 +14,12 @@ import (
 	"time"
 )
 
-// What Prune leaves in a directory.
+// Limits of the reports in a directory.
 const (
 	KeepOfJob = 16 // reports
 	Keep      = 64 // of all jobs
 	KeepFor   = 30 * 24 * time.Hour
-	// unfinished is for how long what a report is staged in belongs to somebody who may still be writing.
+	// unfinished is how long the staging directory of a report may belong to a running writer.
 	unfinished = time.Hour
 )
 
@@ -30,9 +30,10 @@ type old struct {
 	info      fs.FileInfo
 }
 
-// Prune makes room in the directory of a report that was just written, at a path: reports go that are older than
-// KeepFor, all but the newest KeepOfJob of one job, and all but the newest Keep. That one stays, and so does what is
-// not a directory of this user with a report's name and nothing in it but a report's files. Links are not followed.
+// Prune makes room in the directory of a report that was just written, at path. It removes reports that are older
+// than KeepFor, all but the newest KeepOfJob of one job, and all but the newest Keep. The report at path stays. A
+// directory stays as well unless it is this user's, has a report's name and only a report's files. Links are not
+// followed.
 func Prune(path string, now time.Time) error {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -55,8 +56,8 @@ func Prune(path string, now time.Time) error {
 	return nil
 }
 
-// reportsOf finds the wanted ones of a directory's reports, the newest first. What nobody has finished long ago is one
-// of no time.
+// reportsOf finds the wanted reports of a directory, the newest first. A report that was left unfinished long ago has
+// the zero time.
 func reportsOf(root *os.Root, names []string, now time.Time, wanted func(fs.FileInfo) bool) (found []old) {
 	shape := regexp.MustCompile(`^(\.?)hang-(.*)-(\d+)-\d+\.\d+\.\d+(-\d+)?(\.\d+)?$`)
 	for _, name := range names {
@@ -84,7 +85,7 @@ func own(info fs.FileInfo) bool {
 	return info.IsDir() && ok && int(owner.Uid) == os.Geteuid()
 }
 
-// remove takes away a report, if it is one and still what it was.
+// remove removes a report, if it is one and has not changed.
 func remove(root *os.Root, r old) {
 	in, err := root.OpenRoot(r.name)
 	if err != nil {

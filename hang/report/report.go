@@ -1,5 +1,4 @@
-// Package report writes what is known of a hang as files: for people, for programs, and for those who know xpu_timer's
-// viewer.
+// Package report writes a hang as files: for people, for programs, and for users of xpu_timer's viewer.
 package report
 
 import (
@@ -20,7 +19,7 @@ import (
 	"dlrover-run/hang/flame"
 )
 
-// Case is what there is to write: a hang, or the stacks of a healthy job, whose verdict is of KindNone.
+// Case is the subject of a report: a hang, or the stacks of a healthy job with a verdict of KindNone.
 type Case struct {
 	Job      string           `json:"job"`
 	At       time.Time        `json:"at"` // of the verdict, or of the end of the collection
@@ -28,8 +27,8 @@ type Case struct {
 	Verdict  hang.Verdict     `json:"verdict"`
 	Evidence []hang.Evidence  `json:"-"`
 	Store    []hang.StoreWait `json:"store,omitempty"`
-	RAS      []string         `json:"ras,omitempty"` // what NCCL's RAS says, each text with the node's name before it
-	// Notes say what is strange about the evidence, such as files that were left out.
+	RAS      []string         `json:"ras,omitempty"` // reports of NCCL's RAS, each text with the node's name before it
+	// Notes describe oddities of the evidence, such as files that were left out.
 	Notes []string `json:"notes,omitempty"`
 }
 
@@ -76,8 +75,8 @@ func Newest(dir string) (path string, at time.Time) {
 	return "", time.Time{}
 }
 
-// WriteStacktraces puts files of xpu_timer into dir, each in place of what has its name. The nil ones are removed: what
-// an earlier hang has left there would be taken for this one's.
+// WriteStacktraces puts files of xpu_timer into dir, each in place of a file with its name. The nil ones are removed:
+// files of an earlier hang would be taken for this one's.
 func WriteStacktraces(dir string, files map[string][]byte) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -218,7 +217,7 @@ type File struct {
 	Data []byte
 }
 
-// Files are what Write would write.
+// Files returns the files that Write would write.
 func (c Case) Files() (files []File, err error) {
 	for _, f := range c.contents() {
 		var b bytes.Buffer
@@ -239,8 +238,8 @@ func createAll(in *os.Root, files []content) error {
 	return nil
 }
 
-// WriteStacks writes the merged stacks of both sorts into dir, as xpu_timer's viewer does: text and pictures, in place
-// of what has their names.
+// WriteStacks writes the merged stacks of both sorts into dir, as xpu_timer's viewer does: text and pictures, in
+// place of files with their names.
 func WriteStacks(dir string, c Case) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

@@ -14,10 +14,10 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// What the text names at most.
+// Bounds of the names in the text.
 const (
 	maxGroups   = 64
-	maxFamilies = 4 // ranks whose children are shown
+	maxFamilies = 4 // ranks with children in the text
 	topFrames   = 8
 	maxWaits    = 32
 	maxFlights  = 64
@@ -340,5 +340,5 @@ func (t *textReport) ras() {
 	}
 }
 
-// plain is what others have written, on one line and without what acts on a terminal.
+// plain is foreign text, on one line and without characters that act on a terminal.
 func plain(s string) string { return text.Clean(s, '_') }

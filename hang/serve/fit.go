@@ -7,7 +7,7 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Bounds of a report. What is beyond is cut off, not refused: the rest of it may name a culprit. Texts are in bytes.
+// Bounds of a report. Data beyond is cut off, not refused: the rest of it may name a culprit. Texts are in bytes.
 const (
 	// MaxBody and MaxPlain bound a report as it comes, and when it is unpacked.
 	MaxBody  = 1 << 20
@@ -135,7 +135,7 @@ func line(most int, ts ...*string) {
 	}
 }
 
-// lines is line for what may have several lines.
+// lines is line for texts that may have several lines.
 func lines(most int, ts ...*string) {
 	for _, t := range ts {
 		*t = text.Lines(*t, most)

@@ -25,9 +25,9 @@ const (
 	maxSending = 2
 )
 
-// Handler serves the hub: POST /v1/runs/{run}/hang/report?node=ID is Post, GET /v1/runs/{run}/hang the Picture without
-// evidence, GET .../hang/evidence with it, and POST .../hang/stacks is Collect. It does not look at tokens, nor at the
-// run's name: whoever mounts it does.
+// Handler serves the hub: POST /v1/runs/{run}/hang/report?node=ID is Post, GET /v1/runs/{run}/hang the Picture
+// without evidence, GET .../hang/evidence with it, and POST .../hang/stacks is Collect. It does not look at tokens,
+// nor at the run's name: the server that mounts it does.
 func (h *Hub) Handler() http.Handler {
 	const base = "/v1/runs/{run}/hang"
 	mux := http.NewServeMux()
@@ -39,7 +39,7 @@ func (h *Hub) Handler() http.Handler {
 	return mux
 }
 
-// serveReport knows who asks before anything is read.
+// serveReport identifies the node before anything is read.
 func (h *Hub) serveReport(w http.ResponseWriter, req *http.Request) {
 	run, id := req.PathValue("run"), req.URL.Query().Get("node")
 	ask, err := h.receive(w, req, run, id)

@@ -14,8 +14,8 @@ import (
 
 // Caller makes requests below /v1/runs/{run}/: an api.Client is one.
 type Caller interface {
-	// Exchange posts a body, whose encoding is that of the header Content-Encoding, or gets if body is nil. The answer is
-	// as it came, but for an encoding of its own.
+	// Exchange posts a body with the encoding of the header Content-Encoding, or gets if body is nil. The answer is
+	// returned unchanged, but for an encoding of its own.
 	Exchange(ctx context.Context, run, path, encoding string, body []byte) (*http.Response, error)
 }
 
@@ -25,7 +25,7 @@ const (
 	pictureTime = 2 * time.Minute
 )
 
-// Bounds of what a client reads, in bytes.
+// Bounds of the data that a client reads, in bytes.
 const (
 	maxAnswer  = 4 << 20
 	maxPicture = 4 << 30
@@ -102,7 +102,7 @@ func received(resp *http.Response) error {
 	return wireErrors().Received(body)
 }
 
-// receivePicture reads what sendPicture has written.
+// receivePicture reads the output of sendPicture.
 func receivePicture(dec *json.Decoder) (p Picture, err error) {
 	var shared interner
 	var known tables

@@ -46,7 +46,7 @@ func (h *Hub) newRun(id string, spec hang.Spec) *run {
 	return r
 }
 
-// take delivers a report of the node with the seat, and returns what that is to be asked.
+// take delivers a report of the node with the seat, and returns the question to that node.
 func (r *run) take(s Seat, p *parcel) (Ask, error) {
 	if err := r.meet(s.Epoch); err != nil {
 		return Ask{}, err
@@ -57,7 +57,7 @@ func (r *run) take(s Seat, p *parcel) (Ask, error) {
 		return Ask{}, r.Err()
 	}
 	r.used = time.Now()
-	r.stepLocked(r.used, hang.CaseTick{}) // or what the rendezvous has said would come after the report
+	r.stepLocked(r.used, hang.CaseTick{}) // or events of the rendezvous would follow the report
 	if e, live := r.of.Epoch(); !live || e != s.Epoch {
 		return Ask{}, notMember(r.id, errOtherEpoch)
 	}
@@ -102,7 +102,7 @@ func (r *run) begin(w hang.World) error {
 	return nil
 }
 
-// unpackLocked makes evidence of what has come, as far as anybody waits for it and there is room.
+// unpackLocked decodes evidence, as far as the Case wants it and there is room.
 func (r *run) unpackLocked(groupRank int, p *parcel) {
 	rep := &p.report
 	if !r.of.Wants(groupRank, rep.Ask) {
@@ -157,7 +157,7 @@ func (r *run) picture(evidence bool) (Picture, iter.Seq[hang.Evidence], error) {
 	return p, all, nil
 }
 
-// stepLocked takes what the rendezvous has said meanwhile first.
+// stepLocked first takes the events of the rendezvous since the last step.
 func (r *run) stepLocked(now time.Time, ev hang.CaseEvent) {
 	if e := r.ended.Swap(nil); e != nil {
 		r.performLocked(r.of.Step(now, hang.Over{Epoch: *e}))

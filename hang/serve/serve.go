@@ -1,13 +1,13 @@
-// Package serve is where the judge of a run's hangs sits: the shell around one hang.Case for each run whose nodes
-// report. It gives the Cases their time, tells what they want told, and bounds what nodes may have it keep.
+// Package serve hosts the judges of hangs: the shell around one hang.Case for each run with reports. It gives the
+// Cases their time, delivers their messages, and bounds the memory that nodes may use.
 //
-// A node takes part through a Transport: a Hub in its own process, or one elsewhere over HTTP. It reports what it
-// suspects and the evidence that it was asked for; it is asked by a notice of the rendezvous, or by the answer to its
-// report. Only a launcher of the world whose workers run may report, and what proves that a report is its own is the
-// launcher's ID, which nobody else is told.
+// A node takes part through a Transport: a Hub in its own process, or one elsewhere over HTTP. It reports its
+// suspicions and the evidence that it was asked for; it is asked by a notice of the rendezvous, or by the answer to
+// its report. Only a launcher of the world of running workers may report. The launcher's ID proves that a report is
+// its own; no other client knows it.
 //
-// A run of which nobody reports anything costs nothing here. Goroutines: one for each run with something to tell
-// (Config.Notify and the like) until it is told.
+// A run without reports costs nothing here. Goroutines: one for each run with something to deliver (Config.Notify and
+// the like) until it is delivered.
 package serve
 
 import (
@@ -29,7 +29,7 @@ import (
 	"dlrover-run/internal/runhost"
 )
 
-// What goes between the nodes and the judge is hang's.
+// The types of the messages between the nodes and the judge are hang's.
 type (
 	Report  = hang.Report
 	Ask     = hang.Ask
@@ -38,37 +38,37 @@ type (
 
 // Transport carries a node's reports to the judge of its run. A Hub is a Transport.
 type Transport interface {
-	// Post delivers a report, which belongs to the receiver from then on. The answer is what the judge wants to know of
-	// this node beside, as a notice does; Seq is 0 if that is nothing. A report may be repeated. ErrNotMember: the
-	// launcher is in no running world, or in one of another epoch (yet); what it suspects is to be repeated with the epoch
-	// of its newest directive.
+	// Post delivers a report, which belongs to the receiver from then on. The answer is another question of the judge
+	// to this node, as in a notice; Seq is 0 if there is none. A report may be repeated. ErrNotMember: the launcher
+	// is in no running world, or in one of another epoch (yet); it repeats its suspicions with the epoch of its
+	// newest directive.
 	Post(ctx context.Context, run string, r Report) (Ask, error)
-	// Picture is what is known of the run's hangs, with evidence only if that is set: the caller must not write to what
-	// that refers to. ErrUnknownRun: no node has reported anything.
+	// Picture is the known state of the run's hangs, with evidence only if that is set: the caller must not write to
+	// memory that it refers to. ErrUnknownRun: no node has reported anything.
 	Picture(ctx context.Context, run string, evidence bool) (Picture, error)
 	// Collect asks all nodes of the run for stacks, though nothing may hang, and returns the Ask.Seq of that. Picture has
 	// them when its Collection is that and Collected is set, which is within 20 seconds. ErrNotMember: no workers run.
 	Collect(ctx context.Context, run string) (uint64, error)
 }
 
-// Bounds of what a Hub keeps.
+// Bounds of a Hub's memory.
 const (
-	// MaxHeld is about how many bytes of evidence are kept of all runs, and MaxRunHeld of one. What is beyond is taken
-	// without its stacks, and then not at all.
+	// MaxHeld is about how many bytes of evidence are kept of all runs, and MaxRunHeld of one. Evidence beyond is
+	// taken without its stacks, and then not at all.
 	MaxHeld    = 512 << 20
 	MaxRunHeld = 192 << 20
-	// retention is how long what is known of a run is kept that Config.Keep does not know.
+	// retention is how long the state of a run is kept that Config.Keep does not know.
 	retention = 10 * time.Minute
 )
 
-// Config is what a Hub is told by who serves the rendezvous. Notify, Note, Order and Doubt are called without a
-// lock, one at a time for each run and in order.
+// Config connects a Hub with the server of the rendezvous. Notify, Note, Order and Doubt are called without a lock,
+// one at a time for each run and in order.
 type Config struct {
-	// Spec is what the run's first node has brought. It is asked when the first report comes.
+	// Spec is the one from the run's first node. It is asked for at the first report.
 	Spec func(run string) (hang.Spec, error)
 	// Seat is a launcher's place in the newest world of the run.
 	Seat func(run, id string) (Seat, error)
-	// World is the one whose workers run now.
+	// World is the one with the running workers.
 	World func(run string) (hang.World, error)
 	// Saved is the run's newest checkpoint; false: none is known. It is called with the run locked, and must be quick. Nil
 	// knows none.
@@ -98,8 +98,8 @@ type Seat struct {
 	Running   bool   // its workers run, or have succeeded while others run
 }
 
-// Hub keeps the judges of all runs of one rendezvous. It has no memory on disk: to a new one the nodes repeat what they
-// suspect.
+// Hub keeps the judges of all runs of one rendezvous. It has no memory on disk: the nodes repeat their suspicions to
+// a new one.
 type Hub struct {
 	cfg      Config
 	stats    stats
@@ -111,7 +111,7 @@ type Hub struct {
 	runs     *runhost.Host[*run]
 
 	mu     sync.Mutex
-	unread map[string]bool // runs whose Spec cannot be read, as was logged
+	unread map[string]bool // runs with an unreadable Spec, which was logged
 }
 
 // New returns a Hub without runs.
@@ -132,7 +132,7 @@ func New(cfg Config) *Hub {
 	}
 }
 
-// judge is Config.judge. What it makes of evidence that nobody has thought of must not end the whole service.
+// judge is Config.judge. A panic on unexpected evidence must not end the whole service.
 func (h *Hub) judge(run string, w hang.World, es iter.Seq[hang.Evidence], store []hang.StoreWait) (v hang.Verdict) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -168,7 +168,7 @@ func (h *Hub) Post(_ context.Context, run string, r Report) (Ask, error) {
 	return h.take(run, r.ID, &parcel{report: r})
 }
 
-// take delivers what has come from a node.
+// take delivers the data from a node.
 func (h *Hub) take(run, id string, p *parcel) (Ask, error) {
 	seat, err := h.cfg.Seat(run, id)
 	switch {
@@ -195,7 +195,7 @@ func (h *Hub) Picture(_ context.Context, run string, evidence bool) (Picture, er
 	return p, err
 }
 
-// pictures is a picture whose evidence is beside it, and made as it is asked for.
+// pictures returns a picture and its evidence apart; the evidence is made on demand.
 func (h *Hub) pictures(run string, evidence bool) (Picture, iter.Seq[hang.Evidence], error) {
 	r, err := h.runs.Find(run, unknownRun)
 	if err != nil {

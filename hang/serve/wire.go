@@ -56,8 +56,8 @@ func wireErrors() httperr.Table {
 }
 
 // On the wire stacks and groups, which many workers share, are in tables: evidence has the number of its row, from 1
-// on. Their text is what makes them the same, so that thousands of them are understood once. Threads lose their
-// numbers, which would make all of them differ.
+// on. Equal texts are the same row, so that thousands of them are decoded once. Threads lose their numbers, which
+// would make all of them differ.
 type wireEvidence struct {
 	hang.Evidence
 	Stacks int `json:"stacks,omitempty"`
@@ -83,7 +83,7 @@ type packer struct {
 	counts [2]int // rows that were sent before: stacks, groups
 }
 
-// sent begins new tables, whose rows follow those before.
+// sent begins new tables, with rows that follow the earlier ones.
 func (p *packer) sent() {
 	p.counts[0] += len(p.Stacks)
 	p.counts[1] += len(p.Groups)
@@ -142,7 +142,7 @@ func (p *packer) row(kind string, table *[]json.RawMessage, before int, v any) (
 	return p.rows[key], nil
 }
 
-// encode is a report as it goes over the wire; it is compressed if it is not small. What is too much for a request is
+// encode returns the wire format of a report; it is compressed if it is not small. Data that exceeds a request is
 // left out: first logs and recorders, then stacks.
 func encode(r Report) (body []byte, encoding string, err error) {
 	r.Evidence = slices.Clone(r.Evidence)
@@ -208,7 +208,7 @@ func zip(data []byte) []byte {
 	return b.Bytes()
 }
 
-// parcel is a report whose stacks and groups are not understood yet.
+// parcel is a report with its stacks and groups not decoded yet.
 type parcel struct {
 	report Report
 	tables
@@ -217,7 +217,7 @@ type parcel struct {
 
 type ref struct{ stacks, groups int }
 
-// size is about what the tables take in memory.
+// size is about how much memory the tables take.
 func (p *parcel) size() (n int) {
 	for _, t := range [][]json.RawMessage{p.Stacks, p.Groups} {
 		for _, row := range t {
@@ -302,7 +302,7 @@ func (n *interner) groupsOf(row []byte) []hang.Group {
 	return gs
 }
 
-// unzippers are gzip.Readers, which are large, rooms bytes.Buffers for what they unpack, and spare tables whose rows
+// unzippers are gzip.Readers, which are large, rooms bytes.Buffers for their output, and spare tables with rows that
 // are overwritten.
 var (
 	unzippers = sync.Pool{New: func() any { return new(gzip.Reader) }}
@@ -346,7 +346,7 @@ func decode(body []byte, encoding string) (*parcel, error) {
 	return p, nil
 }
 
-// trim drops rows that are beyond what one node may have.
+// trim drops rows beyond the limit of one node.
 func (p *parcel) trim() {
 	for _, t := range []*[]json.RawMessage{&p.Stacks, &p.Groups} {
 		size := 0

@@ -1,10 +1,10 @@
 //go:build linux
 
-// Package sockets finds out which processes of this node own which connections to a port: the workers' store knows its
-// clients by address, and people by rank.
+// Package sockets finds out which processes of this node own which connections to a port: the workers' store knows
+// its clients by address, and people by rank.
 //
-// It reads /proc/PID/ns/net, net/tcp, net/tcp6 and fd of the processes that it is asked about, and nothing of others;
-// for Traffic it asks the kernel what the connections of this network namespace have carried.
+// It reads /proc/PID/ns/net, net/tcp, net/tcp6 and fd of the given processes, and nothing of others. For Traffic it
+// asks the kernel how much data the connections of this network namespace have carried.
 package sockets
 
 import (
@@ -104,7 +104,7 @@ func readTable(dir string, want filter) (table, error) {
 	return t, nil
 }
 
-// add reads what the kernel writes to net/tcp or net/tcp6. Lines that it would not write are passed over.
+// add reads the kernel's net/tcp or net/tcp6. Malformed lines are skipped.
 func (t table) add(r io.Reader, want filter) error {
 	lines := bufio.NewScanner(r)
 	port := fmt.Appendf(nil, ":%04X ", want.port)
@@ -171,7 +171,7 @@ func owned(dir string, t table) ([]netip.AddrPort, error) {
 	return sorted(found), nil
 }
 
-// eachLink tells what the links in a directory lead to, until each wants no more.
+// eachLink passes the targets of the links in a directory to each, until it wants no more.
 func eachLink(dir string, each func(link string) bool) error {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Traffic returns a function that tells how many bytes the established TCP connections of processes have carried, both
-// ways. Those from or to port are left out: workers ask their store in the background. What is unknown counts nothing,
-// and so does what is in another network namespace than the caller.
+// Traffic returns a function that counts the bytes of the established TCP connections of processes, both ways.
+// Connections from or to port are left out: workers ask their store in the background. Unknown connections count
+// nothing, and neither do those in another network namespace than the caller.
 func Traffic(port uint16) func(pids []int) uint64 {
 	t := &traffic{port: port}
 	return func(pids []int) (sum uint64) {
@@ -35,10 +35,10 @@ func Traffic(port uint16) func(pids []int) uint64 {
 	}
 }
 
-// fresh is for how long what the kernel has told counts: the workers of a node are looked at one after the other.
+// fresh is how long an answer of the kernel is used: the workers of a node are looked at one after the other.
 const fresh = 200 * time.Millisecond
 
-// traffic is what all connections have carried, by the link to their socket, as the kernel has told last.
+// traffic is the newest count of all connections, by the link to their socket.
 type traffic struct {
 	port uint16
 
@@ -55,7 +55,7 @@ func (t *traffic) newest() map[string]uint64 {
 	}
 	t.carried = map[string]uint64{}
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		_ = dump(family, func(c connection) { // what there is
+		_ = dump(family, func(c connection) { // the connections until an error
 			if c.local != t.port && c.remote != t.port && c.inode != 0 {
 				t.carried["socket:["+strconv.FormatUint(uint64(c.inode), 10)+"]"] = c.bytes
 			}
@@ -65,7 +65,7 @@ func (t *traffic) newest() map[string]uint64 {
 	return t.carried
 }
 
-// connection is what the kernel tells of one by sock_diag(7).
+// connection is the kernel's data about one by sock_diag(7).
 type connection struct {
 	local, remote uint16 // ports
 	inode         uint32

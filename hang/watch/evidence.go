@@ -12,16 +12,16 @@ import (
 
 // The evidence of a node.
 const (
-	budget    = 9 * time.Second // then what there is must do: the judge waits for ten
+	budget    = 9 * time.Second // for all evidence: the judge waits for ten
 	apart     = 2 * time.Second // between two samples
 	looks     = 3
-	readers   = 8               // processes whose stacks are read at the same time
+	readers   = 8               // processes with stacks that are read at the same time
 	stackTime = 4 * time.Second // for one of them
 	restTime  = 5 * time.Second // for all that is asked of others: NCCL, PyTorch
-	silent    = 3 * time.Second // a shim whose thread has not run for so long does not get the interpreter's lock
+	silent    = 3 * time.Second // a shim thread that has not run for so long does not get the interpreter's lock
 )
 
-// answer collects what the judge asks for.
+// answer collects the evidence that the judge asks for.
 func (w *Watcher) answer(ctx context.Context, own *looker, a hang.Ask) {
 	limited, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -50,8 +50,8 @@ func (w *Watcher) answer(ctx context.Context, own *looker, a hang.Ask) {
 	w.send(ctx, r)
 }
 
-// gathering is what is collected at the same time. Its goroutines may be left behind, so each of them says by a channel
-// what it has found.
+// gathering is the evidence that is collected at the same time. Its goroutines may be abandoned, so each of them
+// sends its result over a channel.
 type gathering struct {
 	ctx   context.Context
 	parts []func() // put an answer to its place, when it is there
@@ -109,7 +109,7 @@ func (w *Watcher) collect(ctx context.Context, own *looker) (ev []hang.Evidence,
 	return ev, ras
 }
 
-// collectOnce takes one sample of every worker, and what else is wanted.
+// collectOnce takes one sample of every worker, and the other evidence that is wanted.
 func (w *Watcher) collectOnce(ctx context.Context, own *looker, read ...func(*gathering, []hang.Evidence, *looker),
 ) []hang.Evidence {
 	samples := own.look(ctx, len(read) > 0)
@@ -187,7 +187,7 @@ func (w *Watcher) readAll(g *gathering, ev []hang.Evidence, own *looker, familie
 	}
 }
 
-// readOutput takes the ends of what the workers have written.
+// readOutput takes the ends of the workers' output.
 func (w *Watcher) readOutput(g *gathering, ev []hang.Evidence, _ *looker) {
 	if w.cfg.Output == nil {
 		return
@@ -198,7 +198,7 @@ func (w *Watcher) readOutput(g *gathering, ev []hang.Evidence, _ *looker) {
 	}
 }
 
-// readExceptions finds by what the main threads of those have ended that go on for the sake of other threads.
+// readExceptions finds the exceptions that ended the main threads of processes with other running threads.
 func (w *Watcher) readExceptions(ev []hang.Evidence) {
 	for i := range ev {
 		if e := &ev[i]; w.cfg.Exception != nil && e.Stacks != nil && e.Stacks.Ending() {
@@ -221,7 +221,7 @@ func (w *Watcher) readFlights(g *gathering, ev []hang.Evidence, own *looker) {
 	}
 }
 
-// readRest reads what is not of one process.
+// readRest reads evidence that belongs to no single process.
 func (w *Watcher) readRest(g *gathering, ev []hang.Evidence, ras *string) {
 	if w.cfg.Sockets != nil {
 		pids := make([]int, len(ev))

@@ -10,14 +10,14 @@ import (
 	"dlrover-run/hang"
 )
 
-// Bounds of what is read of the children of a worker.
+// Bounds of the data about the children of a worker.
 const (
 	maxChildren  = 32 // that are read
-	keptChildren = 4  // of those whose stacks differ
+	keptChildren = 4  // with different stacks
 	childTime    = time.Second
 )
 
-// family is a worker and its children, whose stacks are read by a goroutine.
+// family is a worker and its children; a goroutine reads their stacks.
 type family struct {
 	own, child func(ctx context.Context, pid int) (hang.Stacks, error) // read one process
 	sampler    *sampler                                                // of this family alone
@@ -49,7 +49,7 @@ func (f *family) stacks(ctx context.Context, room chan struct{}) *hang.Stacks {
 	return s
 }
 
-// within returns what f does, if it ends before ctx.
+// within returns the result of f, if it ends before ctx.
 func within[T any](ctx context.Context, f func() T) (v T, ok bool) {
 	done := make(chan T, 1)
 	go func() { done <- f() }()
@@ -69,7 +69,8 @@ func read(ctx context.Context, by func(context.Context, int) (hang.Stacks, error
 	return &s
 }
 
-// readChildren returns what the children do, each stack once: those that are deepest in the user's own code come first.
+// readChildren returns the stacks of the children, each once. Stacks that are deepest in the user's own code are
+// first.
 func (f *family) readChildren(ctx context.Context) []hang.Thread {
 	pids := f.sampler.descendants(f.pid, true)
 	var found []hang.Thread

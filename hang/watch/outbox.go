@@ -9,7 +9,7 @@ import (
 	"dlrover-run/hang"
 )
 
-// Bounds of what waits to be delivered.
+// Bounds of the reports that wait for delivery.
 const (
 	maxWaiting = 8                // reports
 	tryAgain   = time.Second      // after a failure
@@ -35,7 +35,7 @@ func newOutbox(post func(context.Context, hang.Report) error, log *slog.Logger) 
 	return &outbox{post: post, log: log}
 }
 
-// put adds a report. What delivers it belongs to wg and ends with ctx.
+// put adds a report. The goroutine that delivers it belongs to wg and ends with ctx.
 func (o *outbox) put(ctx context.Context, wg *sync.WaitGroup, r hang.Report) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

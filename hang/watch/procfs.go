@@ -13,7 +13,7 @@ import (
 // tick is the unit of times in /proc/PID/stat: USER_HZ is 100 on all that Go supports.
 const tick = 10 * time.Millisecond
 
-// Bounds of what is looked at.
+// Bounds of a look.
 const (
 	maxThreads   = 1024 // of a process
 	maxDepth     = 8    // generations below a worker
@@ -21,10 +21,10 @@ const (
 	maxText      = 64 << 10
 )
 
-// procfs reads what the kernel says of processes. It is for one goroutine.
+// procfs reads the kernel's data about processes. It is for one goroutine.
 type procfs struct {
 	root string // "/proc"
-	buf  []byte // of what was read last
+	buf  []byte // of the last read
 	path []byte
 }
 
@@ -42,7 +42,7 @@ type stat struct {
 
 var errGone = errors.New("there is no such process")
 
-// file reads <root>/<pid>/<name>, 64 KiB at most. What it returns is valid until the next call.
+// file reads <root>/<pid>/<name>, 64 KiB at most. Its result is valid until the next call.
 func (p *procfs) file(pid int, name string) ([]byte, error) {
 	p.path = append(p.path[:0], p.root...)
 	p.path = append(p.path, '/')
@@ -178,8 +178,8 @@ func parseSchedstat(b []byte) (cpu, wait time.Duration, switches uint64, ok bool
 	return time.Duration(min(n[0], 1<<62)), time.Duration(min(n[1], 1<<62)), n[2], i >= len(n) && n[0]+n[2] > 0
 }
 
-// io is what the process has read and written, sockets and pipes included. It is the kernel's secret for the processes
-// of others.
+// io is how much the process has read and written, sockets and pipes included. The kernel hides it for processes of
+// other users.
 func (p *procfs) io(pid int) uint64 {
 	b, err := p.file(pid, "io")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// tracked is a worker and what is known of it after a look.
+// tracked is a worker and its state after a look.
 type tracked struct {
 	local, rank int
 	pid         int
@@ -89,7 +89,7 @@ func (s *sampler) sample(t *tracked, deep bool) {
 	defer func() { t.last = next }()
 	if t.blocked {
 		next.Worker, next.Proc, next.Page = t.last.Worker, t.last.Proc, t.last.Page
-		next.Proc.State = 'D' // it holds a lock of the kernel for which whoever reads it waits
+		next.Proc.State = 'D' // it holds a lock of the kernel for which a reader waits
 		return
 	}
 	s.reading.Store(int64(t.pid))
@@ -109,7 +109,7 @@ func (s *sampler) sample(t *tracked, deep bool) {
 	next.Proc.Net = s.net(t, &next, deep)
 }
 
-// net is what the connections of a quiet worker's tree have carried since it has come to rest.
+// net counts the bytes on the connections of a quiet worker's tree since it has come to rest.
 func (s *sampler) net(t *tracked, next *hang.Sample, deep bool) uint64 {
 	if hang.Progressed(t.last, *next) {
 		t.moved, t.net = next.At, total{}
@@ -119,7 +119,7 @@ func (s *sampler) net(t *tracked, next *hang.Sample, deep bool) uint64 {
 	}
 	raw := s.traffic(append(s.descendants(t.pid, deep), t.pid))
 	if t.net.raw == 0 {
-		t.net.raw = raw // what came before is no news
+		t.net.raw = raw // earlier traffic is no news
 	}
 	return t.net.add(raw)
 }
@@ -232,7 +232,7 @@ func (s *sampler) isPython(pid int) bool {
 	return err == nil && (strings.HasPrefix(name, "python") || strings.HasPrefix(name, "pypy"))
 }
 
-// page is what the shim in a worker says; nil without one.
+// page is the report of the shim in a worker; nil without one.
 func (s *sampler) page(local int) *hang.Page {
 	if s.pages == "" {
 		return nil

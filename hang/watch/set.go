@@ -31,7 +31,7 @@ type Process struct {
 
 const procRoot = "/proc"
 
-// Bounds of what is taken for workers.
+// Bounds of the search for workers.
 const (
 	maxEnviron = 4 << 20 // bytes
 	maxLocal   = 1024    // workers of a set
@@ -54,8 +54,8 @@ type kin struct {
 	world    int
 }
 
-// FindSet returns the set that was started last of those all of whose workers are there; nil: there is none. Processes
-// whose environment must not be read are passed over.
+// FindSet returns the set that was started last of the complete ones; nil: there is none. Processes with an
+// environment that must not be read are passed over.
 func FindSet() *Set { return findSet(procRoot) }
 
 func findSet(root string) *Set {
@@ -120,7 +120,7 @@ func assemble(root string, f kin, cs []candidate) *Set {
 	slices.SortFunc(cs, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.local, b.local), cmp.Compare(a.Start, b.Start), cmp.Compare(a.PID, b.PID))
 	})
-	// a child whose parent has ended was adopted, and is younger than the worker
+	// a child of a parent that has ended was adopted, and is younger than the worker
 	cs = slices.CompactFunc(cs, func(a, b candidate) bool { return a.local == b.local })
 	first, parent := cs[0], Process{PID: f.parent}
 	if st, err := newProcfs(root).stat(f.parent); err == nil {

@@ -22,7 +22,7 @@ func (w *Watcher) follow(now time.Duration, samples []hang.Sample) {
 	w.newest = samples
 }
 
-// sum tells the judge how the workers are doing: once, as often as that is wanted, or if it has changed who is slow.
+// sum sends the judge a summary: once, as often as that is wanted, or if another rank is slow.
 func (w *Watcher) sum(ctx context.Context, now time.Duration) {
 	s := w.summary(now)
 	if now < w.due && s.Slow == w.slow {

@@ -12,7 +12,7 @@ func (p *procfs) threads(pid int) (tids []int) {
 		return nil
 	}
 	defer d.Close()
-	names, _ := d.Readdirnames(maxThreads) // what there is
+	names, _ := d.Readdirnames(maxThreads) // the threads until an error
 	for _, name := range names {
 		if tid, err := strconv.Atoi(name); err == nil {
 			tids = append(tids, tid)

@@ -18,7 +18,7 @@ import (
 type Detector interface {
 	// Look returns all that are suspected now.
 	Look(now time.Duration, workers []hang.Sample, store []hang.StoreWait) []hang.Suspicion
-	// Work is what a rank was seen to do since its last progress.
+	// Work is the observed work of a rank since its last progress.
 	Work(rank int) hang.Work
 	// Paused is the longest time without progress after which a worker has gone on.
 	Paused() time.Duration
@@ -52,7 +52,7 @@ type Config struct {
 	RAS     func(ctx context.Context) string
 	// Traffic is how many bytes the present TCP connections of processes have carried, both ways.
 	Traffic func(pids []int) uint64
-	// Output is the end of what a worker has written.
+	// Output is the end of a worker's output.
 	Output func(local int) string
 	// Exception finds in such a text the Python exception that its worker has ended by.
 	Exception func(output string) string
@@ -82,7 +82,7 @@ type Watcher struct {
 	told      time.Duration   // when the judge heard something last
 	next      time.Duration   // when it hears a summary if there is news
 	due       time.Duration   // and when in any case
-	slow      string          // what the newest one said of a straggler
+	slow      string          // the newest one's description of a straggler
 
 	mu        sync.Mutex
 	suspected []hang.Suspicion // by the newest look
@@ -110,8 +110,8 @@ func monotonic() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// Ask has the Watcher answer the judge, beside whatever else it does. Any goroutine may call it. What comes while
-// several asks are not begun yet is dropped: the judge has forgotten the first of them by then.
+// Ask has the Watcher answer the judge, apart from its other work. Any goroutine may call it. An Ask is dropped while
+// several others have not begun yet: the judge has forgotten the first of them by then.
 func (w *Watcher) Ask(a hang.Ask) {
 	select {
 	case w.asks <- a:
@@ -147,7 +147,7 @@ func (w *Watcher) suspicions() []hang.Suspicion {
 	return w.suspected
 }
 
-// begin makes what is needed from the first look on.
+// begin prepares for the first look.
 func (w *Watcher) begin() {
 	if w.looker != nil {
 		return
@@ -170,7 +170,7 @@ func (w *Watcher) begin() {
 	w.next, w.due = now+jittered(hang.SummaryEvery), now+rand.N(max(c.Summaries-hang.SummaryEvery, 0)+1)
 }
 
-// look takes samples, and tells the judge when it has changed who is suspected, or must hear of it again.
+// look takes samples, and reports to the judge if other ranks are suspected, or if a repetition is due.
 func (w *Watcher) look(ctx context.Context) {
 	w.begin()
 	samples := w.looker.look(ctx, false)
@@ -193,7 +193,7 @@ func (w *Watcher) look(ctx context.Context) {
 	}
 }
 
-// note keeps what the newest look has shown, for answers to the judge.
+// note keeps the result of the newest look, for answers to the judge.
 func (w *Watcher) note(samples []hang.Sample, suspected []hang.Suspicion) {
 	work := make([]hang.Work, len(samples))
 	for i := range samples {
@@ -204,7 +204,7 @@ func (w *Watcher) note(samples []hang.Sample, suspected []hang.Suspicion) {
 	w.suspected, w.work, w.paused = suspected, work, w.cfg.Detector.Paused()
 }
 
-// works adds to evidence what the looks before have shown.
+// works adds the results of earlier looks to evidence.
 func (w *Watcher) works(ev []hang.Evidence) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,8 +213,8 @@ func (w *Watcher) works(ev []hang.Evidence) {
 	}
 }
 
-// credible leaves out what evidence could say nothing about: without pages only stacks of Python, and the store, tell
-// that a worker waits for others.
+// credible leaves out suspicions that evidence could not confirm: without pages only stacks of Python, and the store,
+// show that a worker waits for others.
 func (w *Watcher) credible(found []hang.Suspicion, store []hang.StoreWait) []hang.Suspicion {
 	return slices.DeleteFunc(slices.Clone(found), func(s hang.Suspicion) bool {
 		i := s.Rank - w.cfg.RankBase
@@ -222,7 +222,7 @@ func (w *Watcher) credible(found []hang.Suspicion, store []hang.StoreWait) []han
 	})
 }
 
-// say puts what is suspected into a report and sends it.
+// say puts the suspicions into a report and sends it.
 func (w *Watcher) say(ctx context.Context, now time.Duration, r hang.Report) {
 	w.told, w.next = now, now+jittered(hang.SummaryEvery)
 	w.send(ctx, r)

@@ -11,8 +11,8 @@ import (
 // Name is that of the file of a rank.
 func Name(rank, world int) string { return fmt.Sprintf("%05d-%05d%s", rank, world, ending) }
 
-// Format is the file of a rank, as xpu_timer's dump driver writes it; nil if nothing is known of the process. What that
-// has no room for is left out: children, which thread trains, and which frames are approximate.
+// Format is the file of a rank, as xpu_timer's dump driver writes it; nil if nothing is known of the process. The
+// file has no room for children, the thread that trains, and marks of approximate frames.
 func Format(e hang.Evidence) []byte {
 	var m message
 	state, _ := e.State()
@@ -78,7 +78,7 @@ func known(name string) string {
 	return name
 }
 
-// message is one that is being written. As in proto3 what has its default value is left out.
+// message is one that is being written. As in proto3 fields with their default value are left out.
 type message []byte
 
 func (m message) number(id int, v uint64) message {

@@ -15,7 +15,7 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// What a file, and a directory, may hold at most.
+// Bounds of a file, and of a directory.
 const (
 	maxFile    = 64 << 20
 	maxThreads = 4096
@@ -35,16 +35,16 @@ var ErrNone = errors.New("there is no file <rank>-<world size>.stacktrace, such 
 // apart is how far the ages of files may differ that belong to one hang.
 const apart = 10 * time.Minute
 
-// Stacks is what a directory holds.
+// Stacks is the contents of a directory.
 type Stacks struct {
 	World    hang.World // one node without a name
 	Evidence []hang.Evidence
 	At       time.Time // the newest file
-	Notes    []string  // which files were left out, and what is strange about the others
+	Notes    []string  // files that were left out, and oddities of the others
 }
 
-// Read reads all files of a directory, but links. What cannot be read is a note; that there is nothing to read is an
-// error, ErrNone if there is no such file.
+// Read reads all files of a directory, but links. A file that cannot be read is a note; if there is nothing to read,
+// that is an error, ErrNone if there is no such file.
 func Read(dir string) (*Stacks, error) {
 	found, notes, err := list(dir)
 	if err != nil {
@@ -63,7 +63,7 @@ func Read(dir string) (*Stacks, error) {
 	return s, nil
 }
 
-// file is one whose name is that of xpu_timer's.
+// file is one with a name of xpu_timer's.
 type file struct {
 	name       string
 	rank, size int
@@ -175,7 +175,7 @@ func Parse(b []byte) (hang.Evidence, error) {
 			e.PID = int(int32(f.Number))
 		case 4:
 			e.Rank = int(int32(f.Number))
-		case 6, 8: // what the parsers of the tools' output have complained about
+		case 6, 8: // complaints of the parsers of the tools' output
 			problems = append(problems, f.text())
 		case 11:
 			if state := f.text(); state != "" {
@@ -257,7 +257,7 @@ func addFrame(to []hang.Frame, b []byte) ([]hang.Frame, error) {
 	return append(to, frame), nil
 }
 
-// source divides data.py:12, so that what has come apart can be put together again.
+// source splits data.py:12 into its parts, so that they can be joined again.
 func source(s string) (file string, line int) {
 	i := strings.LastIndexByte(s, ':')
 	if i <= 0 {

@@ -24,9 +24,9 @@ import (
 	"dlrover-run/internal/retry"
 )
 
-// Config is what to do about hangs.
+// Config is the configuration of hang detection.
 type Config struct {
-	Run  string // what reports call the job
+	Run  string // name of the job in reports
 	Spec hang.Spec
 	Log  *slog.Logger
 }

@@ -13,7 +13,7 @@ const (
 	Outside = "outside"
 )
 
-// Settings are what the options --hang and --hang-action say, and XPU_TIMER_HANG_TIMEOUT; nil: no hang is looked for.
+// Settings reads the options --hang and --hang-action, and XPU_TIMER_HANG_TIMEOUT; nil: no hang is looked for.
 func Settings(mode, action string, acts bool, env func(string) (string, bool)) (*Config, error) {
 	c := &Config{Spec: hang.Spec{Action: hang.Action(action)}}
 	switch {

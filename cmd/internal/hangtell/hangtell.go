@@ -1,4 +1,4 @@
-// Package hangtell says what the judge of hangs has found, and keeps the evidence in files.
+// Package hangtell reports the findings of the judge of hangs, and keeps the evidence in files.
 package hangtell
 
 import (
@@ -53,7 +53,7 @@ func (t *Teller) Verdict(log *slog.Logger, a hang.Ask) {
 		"kind", a.Kind, "confidence", a.Confidence, "action", a.Action)
 }
 
-// Over withdraws what was suspected. Most of that was never told to people.
+// Over withdraws suspicions. Most of them were never reported to people.
 func (t *Teller) Over(log *slog.Logger, a hang.Ask) {
 	level := slog.LevelDebug
 	if a.Case == t.told {
