@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// terms are when a verdict may be told and acted upon, counted from the last progress.
+// terms are the times of the report and of the action, counted from the last progress.
 type terms struct{ tell, deadline time.Duration }
 
 func both(d time.Duration) terms { return terms{d, d} }
@@ -80,7 +80,7 @@ func quantile99(ds []time.Duration) time.Duration {
 	return sorted[(len(sorted)*99+99)/100-1]
 }
 
-// early reports that there are pages, and that no rank has done the first steps. A job without an optimizer has no
+// early reports whether there are pages, and no rank has done the first steps. A job without an optimizer has no
 // steps; after the time limit of first steps its state counts as normal.
 func (c *court) early() bool {
 	if c.outside() {
@@ -94,7 +94,7 @@ func (c *court) early() bool {
 // clockTick is the unit of Worker.Start.
 const clockTick = 10 * time.Millisecond
 
-// young: there are no pages, and the process was started a short time ago.
+// young reports whether there are no pages, and the process was started a short time ago.
 func (c *court) young(m *member) bool {
 	return c.outside() && m.at-time.Duration(m.start)*clockTick < youngAge
 }
@@ -164,7 +164,7 @@ func kindOf(culprits []*member) Kind {
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
 
-// age is the time since the newest progress of anybody concerned. Each counts by the clock of its own node.
+// age is the time since the newest progress of any of these ranks. Each counts by the clock of its own node.
 func (c *court) age(lists ...[]*member) time.Duration {
 	age := time.Duration(0)
 	for _, m := range slices.Concat(lists...) {
@@ -178,7 +178,7 @@ func (c *court) age(lists ...[]*member) time.Duration {
 	return age
 }
 
-// ranksOf are the ranks of members without those of others.
+// ranksOf are the ranks of members except the ranks of without.
 func ranksOf(members, without []*member) (s RankSet) {
 	out := map[*member]bool{}
 	for _, m := range without {
@@ -218,7 +218,7 @@ func (c *court) place(waiters []*member, g *pgroup) (in, group string) {
 	return in, group
 }
 
-// shownSeq bounds the numbers that mean something to people: those of gloo begin at a random one.
+// shownSeq bounds the numbers that mean something to people: gloo begins at a random one.
 const shownSeq = 1 << 26
 
 // doingIn is the operation that m is in.

@@ -41,7 +41,7 @@ type Case struct {
 	collect collection
 
 	told   []Told
-	lapsed uint64 // the case that was told, and of which nothing was heard any more; 0: none
+	lapsed uint64 // the case that was reported, and then lapsed; 0: none
 	trials progress
 	// longest is for how long the run has made no progress and then has gone on by itself.
 	longest time.Duration
@@ -50,12 +50,12 @@ type Case struct {
 // crewman is one node of the present world.
 type crewman struct {
 	suspicions []Suspicion
-	heard      time.Time // when it last said so
+	heard      time.Time // time of the newest repetition
 	since      time.Time // its last progress
 	slow       string
 }
 
-// collection is stacks that somebody wants to see.
+// collection is a user's request for stacks.
 type collection struct {
 	ask     Ask
 	at      time.Time
@@ -304,7 +304,7 @@ func (c *Case) goOn() {
 	}
 }
 
-// answered: all have, or they have had their time.
+// answered reports whether all nodes have answered, or are late.
 func (c *Case) answered() bool { return c.file.missing == 0 || reached(c.until, c.now) }
 
 // demand asks all nodes for something, unless much was asked lately; then it is tried again. A verdict waits for that
@@ -321,7 +321,7 @@ func (c *Case) demand(what What, state State, time time.Duration) {
 	c.file.expect()
 }
 
-// say asks or tells all nodes something.
+// say sends an Ask to all nodes.
 func (c *Case) say(a Ask) Ask {
 	c.seq++
 	a.Seq, a.Epoch = c.seq, c.world.Epoch
@@ -341,8 +341,8 @@ func (c *Case) opinion() Verdict {
 	return c.cfg.Judge(f.world, f.all(), f.waits()).Aged(max(c.now.Sub(f.since), 0))
 }
 
-// plan decides when the verdict is looked at again: when it may be told or acted upon, or when so much time has passed
-// that something else may have happened.
+// plan decides when the verdict is looked at again: when it may be reported or acted upon, or when the situation may
+// have changed.
 func (c *Case) plan() {
 	c.state, c.lookAt, c.due = StateWaiting, c.now.Add(c.pause), time.Time{}
 	if decisive(c.file.verdict.Kind) {
@@ -359,7 +359,8 @@ func (c *Case) plan() {
 	c.pause = min(2*c.pause, longestWait)
 }
 
-// dueAt is when the verdict may be told, or acted upon if these suspects, or enough others, have been told.
+// dueAt is when the verdict may be reported. If these suspects, or enough others, were reported, it is when it may be
+// acted upon.
 func (c *Case) dueAt() time.Time {
 	f := c.file
 	if f.told > 0 {
@@ -377,8 +378,8 @@ func (c *Case) dueAt() time.Time {
 	return later(f.began.Add(f.wait), tell)
 }
 
-// steadyAt is when a finding that has stayed the same is told, however long it may last: when the run has never gone on
-// after so long. A phase with a name has its own time.
+// steadyAt is when an unchanged finding is reported, even if it may last longer: the run has never progressed after
+// so long a pause. A phase with a name has its own time.
 func (c *Case) steadyAt() time.Time {
 	if c.file.verdict.Phase.lasting() {
 		return c.lastProgress().Add(c.file.verdict.Deadline)
@@ -390,7 +391,7 @@ func (c *Case) steadyAt() time.Time {
 	return later(c.lastProgress().Add(steady), c.file.foundAt.Add(c.soon(firstWait)))
 }
 
-// soon is a pause before something is told, or less where the user wants to be told within less than steadyTime.
+// soon is a pause before a report, or less where the user wants reports within less than steadyTime.
 func (c *Case) soon(pause time.Duration) time.Duration {
 	if after := c.cfg.Spec.After; after > 0 {
 		return min(pause, after/4)
@@ -398,7 +399,7 @@ func (c *Case) soon(pause time.Duration) time.Duration {
 	return pause
 }
 
-// tell is when v may be told, counted from the last progress.
+// tell is when v may be reported, counted from the last progress.
 func (v *Verdict) tell() time.Duration {
 	if v.Tell == 0 {
 		return v.Deadline
@@ -406,7 +407,7 @@ func (v *Verdict) tell() time.Duration {
 	return min(v.Tell, v.Deadline)
 }
 
-// decisive verdicts are told, and acted upon.
+// decisive verdicts are reported, and acted upon.
 func decisive(k Kind) bool { return k != KindNone && k != KindSlow }
 
 // lastProgress is that of the node that made some last, of those that suspect something.
@@ -452,19 +453,19 @@ func (c *Case) confirm() {
 	c.plan() // it is something else now, which may take longer
 }
 
-// doubtSilent lowers the confidence when a suspect's node has not said that nothing has changed.
+// doubtSilent lowers the confidence when a suspect's node has not confirmed that nothing has changed.
 func (c *Case) doubtSilent() {
 	v := &c.file.verdict
 	for _, s := range v.Suspects {
 		if v.Confidence == High && !c.file.heardOf(s.GroupRank) {
 			v.Confidence, v.Doubt = Low, fmt.Sprintf("node %d %s did not answer when it was asked again", s.GroupRank, s.Node)
-			*v = v.Aged(v.Age) // its line says so
+			*v = v.Aged(v.Age) // updates its line
 		}
 	}
 }
 
-// decide tells the verdict at once, and again when it counts as a hang, which takes another look that says the same.
-// Then it is acted upon.
+// decide reports the verdict at once, and again when it counts as a hang. That takes another look with the same
+// result. Then it is acted upon.
 func (c *Case) decide() {
 	f := c.file
 	c.state = StateDecided
@@ -501,7 +502,7 @@ func (c *Case) patience(v *Verdict) time.Duration {
 	return wait
 }
 
-// tell tells the verdict to nodes and people. decided: the action follows now.
+// tell sends the verdict to nodes and people. decided: the action follows now.
 func (c *Case) tell(decided, again bool) {
 	f, v := c.file, c.file.verdict
 	f.told++

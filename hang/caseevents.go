@@ -74,18 +74,18 @@ type CaseConfig struct {
 const (
 	askTime     = 10 * time.Second // for evidence; a node without an answer by then counts as without data
 	pagesTime   = 5 * time.Second  // for one sample of every worker
-	collectTime = 15 * time.Second // for stacks that somebody wants to see
+	collectTime = 15 * time.Second // for stacks that a user wants to see
 	confirmWait = 10 * time.Second // between the first suspicion and the confirmation, at least
 	freshTime   = 15 * time.Second // evidence that is older is asked for again before a verdict is confirmed
 	lookAhead   = 6 * time.Second  // before a deadline for a look, to have its evidence in time
 	firstWait   = 20 * time.Second // before another look at a rank that may take its time; it doubles with each
 	longestWait = 5 * time.Minute
 	actLate     = 3 * time.Minute  // without progress, before anything is done about a verdict that may still be wrong
-	steadyTime  = 90 * time.Second // likewise, before a finding that stays the same is told, unless the user wants less
+	steadyTime  = 90 * time.Second // likewise, before an unchanged finding is reported, unless the user wants less
 	lowWait     = time.Minute      // likewise of low confidence, if the user wants less than actLate
 	staleTime   = 35 * time.Second // after which a suspicion that is not repeated counts as withdrawn
 	sweepEvery  = 5 * time.Second
-	keepTime    = 10 * time.Minute // how long evidence is kept that nobody waits for
+	keepTime    = 10 * time.Minute // how long evidence is kept without a reader
 	longEpoch   = 10 * time.Minute // workers that lived as long have made some steps, if these are not known
 )
 
@@ -94,7 +94,7 @@ const (
 	longestPause  = time.Hour // that counts for how long the next one may take
 	maxFruitless  = 3         // restarts for hangs without progress between them; then the run is stopped
 	maxTold       = 16        // verdicts that are kept
-	maxRetold     = 3         // verdicts of one case that are told
+	maxRetold     = 3         // verdicts of one case that are reported
 	maxListed     = 64        // entries of a list for people
 	maxRAS        = 16
 	maxAsks       = 12 // that may follow each other closely

@@ -28,7 +28,7 @@ type file struct {
 type dossier struct {
 	answered  bool   // the newest Ask
 	collected bool   // the newest collection
-	evidence  packed // by rank, of those of whom there is some
+	evidence  packed // by rank, of ranks with some
 	marks     packed // the same before the confirmation
 	store     []StoreWait
 	ras       string
@@ -239,7 +239,7 @@ func (f *file) moved(v Verdict) (rank int, moved bool) {
 type confirmation struct {
 	suspects, waiting RankSet
 	moved, stirred    []int // ranks that progress, and suspects without a page that do something
-	spins, rests      bool  // somebody that waits
+	spins, rests      bool  // of a rank that waits
 }
 
 func (c *confirmation) see(e *Evidence, was, is Sample) {
@@ -258,7 +258,7 @@ func (c *confirmation) see(e *Evidence, was, is Sample) {
 	}
 }
 
-// onDevice: it was seen to wait for its device.
+// onDevice reports whether it was seen to wait for its device.
 func (e *Evidence) onDevice() bool {
 	if e.Stacks == nil {
 		return false
@@ -275,12 +275,12 @@ func (f *file) find(now time.Time, v Verdict) {
 	f.verdict, f.judgedAt = v, now
 }
 
-// sameSuspects: two verdicts name the same ranks.
+// sameSuspects reports whether two verdicts name the same ranks.
 func sameSuspects(a, b Verdict) bool {
 	return slices.EqualFunc(a.Suspects, b.Suspects, func(x, y Suspect) bool { return x.Rank == y.Rank })
 }
 
-// sameVerdict: nothing has changed that people want to know.
+// sameVerdict reports whether nothing has changed that people want to know.
 func sameVerdict(a, b Verdict) bool {
 	return a.Kind == b.Kind && a.Confidence == b.Confidence && sameSuspects(a, b)
 }

@@ -14,7 +14,7 @@ func clipRanks(ranks string, room int) string {
 	return ranks[:max(strings.LastIndexByte(ranks[:room+1], ','), 0)]
 }
 
-// maxLine bounds a Line that is told, in bytes: a notice has 4 KiB.
+// maxLine bounds a Line that is sent, in bytes: a notice has 4 KiB.
 const maxLine = 1 << 10
 
 // bucket bounds how often the nodes are asked: maxAsks in a row, then one every askEvery.
@@ -40,7 +40,7 @@ func (b *bucket) take(now time.Time) bool {
 // next is when there is room again, which is not now.
 func (b *bucket) next(now time.Time) time.Time { return later(b.at.Add(askEvery), now) }
 
-// progress says whether restarts help.
+// progress decides whether restarts help.
 type progress struct {
 	count int // restarts for hangs without progress between them
 	best  achievement
@@ -93,7 +93,7 @@ func (c *Case) achieved() (a achievement) {
 	return a
 }
 
-// where says which ranks hang in which lines.
+// where names the ranks, and the lines in which they hang.
 func (v *Verdict) where() (text string) {
 	for _, s := range v.Suspects {
 		text += fmt.Sprintf(" %d:%s:%s:%d", s.Rank, s.Where.File, s.Where.Func, s.Where.Line)
@@ -101,7 +101,7 @@ func (v *Verdict) where() (text string) {
 	return text
 }
 
-// paged: some worker has a page.
+// paged reports whether some worker has a page.
 func (f *file) paged() bool {
 	for e := range f.all() {
 		if newestPage(&e) != nil {
@@ -118,7 +118,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// reached: the moment has come; the zero time never does.
+// reached reports whether the moment has passed; the zero time never does.
 func reached(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
 func seconds(d time.Duration) string {

@@ -15,7 +15,7 @@ const (
 	classEnded
 	classStopped // by a signal or a debugger
 	classBlocked // in uninterruptible sleep, all the time
-	classWaiting // for other ranks, as its stack says
+	classWaiting // for other ranks, by its stack
 	classBusy    // it computes, reads or writes
 	classIdle    // none of that
 )
@@ -176,18 +176,18 @@ func (m *member) classOf(ev *Evidence) class {
 	return classIdle
 }
 
-// spinsOnDevice: it waits for its device, and uses a CPU for that.
+// spinsOnDevice reports whether it waits for its device, and uses a CPU for that.
 func (m *member) spinsOnDevice() bool { return m.wait.op == onDevice && m.use.wants >= spinCPU }
 
-// atWork: it is, by all that was seen of it.
+// atWork reports whether it works, by all observations.
 func (m *member) atWork() bool { return m.use.busy() || m.work.busy() }
 
-// wakes: its main thread looks for something now and then, which may come from outside of the job.
+// wakes reports whether its main thread looks for something now and then, which may arrive from outside of the job.
 func (m *member) wakes() bool {
 	return m.class == classIdle && (m.work == WorkWakes || m.use.switches > 2)
 }
 
-// allIn says that the process was in one of these states in every sample, or in the last one, if it has ended.
+// allIn reports whether the process was in one of these states in every sample, or in the last one, if it has ended.
 func allIn(samples []Sample, states string) bool {
 	in := func(s Sample) bool { return strings.IndexByte(states, s.Proc.State) >= 0 }
 	if strings.IndexByte(states, 'Z') >= 0 {
@@ -201,7 +201,8 @@ var sleeps = []string{
 	"nanosleep", "pause", "do_wait", "kernel_clone", "pipe_", "sigsuspend", "sigtimedwait", "n_tty_read",
 }
 
-// restsAnywhere: a wait for a collective without a name on the stack sleeps like a wait for a lock.
+// restsAnywhere reports a rest at any wchan: a wait for a collective without a name on the stack sleeps like a wait
+// for a lock.
 func (m *member) restsAnywhere(wchan string) bool {
 	return m.use.switches <= 2 && !slices.ContainsFunc(sleeps, func(s string) bool { return strings.Contains(wchan, s) })
 }
@@ -230,13 +231,13 @@ func grown[T ~int64 | ~uint64](a, b T) T {
 
 func (u usage) busy() bool { return u.cpu >= busyCPU || u.io >= busyIO }
 
-// isSpin: a loop in the user's own code, with nothing that would explain it.
+// isSpin reports a loop in the user's own code, with nothing that would explain it.
 func (m *member) isSpin(s *Stacks) bool {
 	return (m.eager || m.use.wants >= spinCPU) && m.use.cpu-m.use.mainCPU < spinOther && m.use.io < spinIO &&
 		m.where.Func != "" && !s.inLibrary()
 }
 
-// inLibrary: the main thread is in a function of Python's or of a library right now.
+// inLibrary reports whether the main thread is in a function of Python's or of a library right now.
 func (s *Stacks) inLibrary() bool {
 	main := s.Main()
 	return len(main.Python) == 0 || inLibrary(main.Python[0].File)
@@ -259,7 +260,7 @@ func whereOf(s *Stacks) Frame {
 	return main.Python[0]
 }
 
-// advanced says that a page tells of progress since another one: a step, or a collective.
+// advanced reports progress from one page to another: a step, or a collective.
 func advanced(a, b *Page) bool {
 	if a == nil || b == nil || a.PID != b.PID || a.Start != b.Start {
 		return false
@@ -291,8 +292,8 @@ func (p *Page) progress() time.Duration {
 	return last
 }
 
-// rested: the main thread was not at work between two looks. It may have looked up, as one does that asks every few
-// seconds whether there is something for it. Of looks at different threads nothing is known.
+// rested reports whether the main thread was not at work between two looks. It may have woken up, as a poll every few
+// seconds does. Of looks at different threads nothing is known.
 func rested(a, b Sample) bool {
 	if a.Proc.Thread != b.Proc.Thread {
 		return true
@@ -302,7 +303,7 @@ func rested(a, b Sample) bool {
 		grown(a.Proc.MainCPU, b.Proc.MainCPU) <= clockTick+span/200
 }
 
-// stirred: the main thread was at rest between two samples, and later it was not.
+// stirred reports whether the main thread was at rest between two samples, and later it was not.
 func stirred(samples []Sample) bool {
 	at := -1
 	for i := 1; i < len(samples); i++ {
@@ -317,14 +318,15 @@ func stirred(samples []Sample) bool {
 	return false
 }
 
-// settled: the main thread was at work when its stack was read, and then came to rest. Only another look tells where.
+// settled reports whether the main thread was at work when its stack was read, and then came to rest. Only another
+// look shows where.
 func settled(samples []Sample) bool {
 	n := len(samples)
 	return n > 2 && !rested(samples[0], samples[1]) && rested(samples[n-2], samples[n-1])
 }
 
-// Progressed says that a worker has made progress from the first sample to the second: a step or a collective, or
-// without pages that its main thread has worked. Another process in its place has made progress.
+// Progressed reports whether a worker has made progress from the first sample to the second: a step or a collective,
+// or without pages work of its main thread. Another process in its place has made progress.
 func Progressed(a, b Sample) bool {
 	switch {
 	case a.PID != b.PID || a.Start != b.Start:

@@ -11,7 +11,7 @@ import (
 type DetectorConfig struct {
 	// Limit replaces the adaptive limit for a worker without progress (XPU_TIMER_HANG_TIMEOUT); 0: adaptive.
 	Limit time.Duration
-	// Outside: nobody has pages, and looks are 5 s apart instead of one.
+	// Outside: no worker has a page, and looks are 5 s apart instead of one.
 	Outside bool
 }
 
@@ -59,9 +59,10 @@ func NewDetector(cfg DetectorConfig) *Detector {
 	return &Detector{cfg: cfg, workers: map[int]*watched{}}
 }
 
-// Look takes a look at all workers of the node, and at the keys that are waited for in the store if it is served here.
-// It returns all that are suspected now, by rank; the caller compares them with those of the look before. A store wait
-// that names a rank suspects this one, wherever it runs. now is CLOCK_MONOTONIC, and must not go back.
+// Look takes a look at all workers of the node, and at the keys that are waited for in the store if it is served
+// here. It returns all that are suspected now, by rank; the caller compares them with the suspicions of the look
+// before. A store wait that names a rank suspects this one, wherever it runs. now is CLOCK_MONOTONIC, and must not go
+// back.
 func (d *Detector) Look(now time.Duration, workers []Sample, store []StoreWait) (found []Suspicion) {
 	late := d.lateness(now)
 	d.looks++
@@ -139,8 +140,8 @@ func (w *watched) see(now time.Duration, s *Sample, late, period time.Duration) 
 	}
 }
 
-// hasMoved: it has stepped, entered a collective or another phase; without a page its main thread, or anything of it,
-// was not at rest.
+// hasMoved reports whether it has stepped, entered a collective or another phase; without a page, that its main
+// thread, or anything of it, was not at rest.
 func (w *watched) hasMoved(s *Sample) bool {
 	switch {
 	case s.Page == nil:
@@ -151,7 +152,7 @@ func (w *watched) hasMoved(s *Sample) bool {
 	return advanced(&w.page, s.Page) || w.page.PhaseSince != s.Page.PhaseSince
 }
 
-// works reports that it is at its own work, which ends the observations of its wait. Without a page a worker that
+// works reports whether it is at its own work, which ends the observations of its wait. Without a page a worker that
 // wakes up may be waiting all the same.
 func (w *watched) works(s *Sample) bool {
 	if s.Page == nil {
@@ -163,7 +164,7 @@ func (w *watched) works(s *Sample) bool {
 // Paused is the longest time without progress after which a worker of the node has gone on.
 func (d *Detector) Paused() time.Duration { return d.paused }
 
-// trained: the last progress was not one of its first, before which preparations may take any time.
+// trained reports whether the last progress was not one of its first, before which preparations may take any time.
 func (w *watched) trained() bool {
 	if w.paged {
 		return w.page.Steps >= firstSteps || w.page.Steps == 0 && w.byPages(w.moved)
@@ -171,7 +172,7 @@ func (w *watched) trained() bool {
 	return w.moved-time.Duration(w.prev.Start)*clockTick >= youngAge
 }
 
-// byPages: without an optimizer collectives tell the pace.
+// byPages reports whether collectives on the pages show its pace, as they do without an optimizer.
 func (w *watched) byPages(now time.Duration) bool {
 	return w.rests.n >= seqPaces && now-w.page.Created >= seqAge
 }
@@ -201,8 +202,8 @@ func (w *watched) remember(p *Page) {
 	}
 }
 
-// suspect says whether a worker has made no progress for longer than is normal for it. The time in which the observer
-// did not run does not count.
+// suspect reports whether a worker has made no progress for longer than is normal for it. The time in which the
+// observer did not run does not count.
 func (d *Detector) suspect(now time.Duration, w *watched) (s Suspicion, suspected bool) {
 	age := now - w.moved
 	if age-w.starved < min(limitMin, cmp.Or(d.cfg.Limit, limitMin)) || w.prev.Proc.State == 0 {

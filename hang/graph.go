@@ -9,7 +9,7 @@ import (
 // pgroup is a process group as the judge sees it.
 type pgroup struct {
 	Group
-	members []*member // those of which there is evidence, by rank
+	members []*member // ranks with evidence, by rank
 	unknown RankSet   // members without evidence
 	top     uint64    // the highest sequence number of a member
 	late    []*member // those that lag, by rank
@@ -24,14 +24,14 @@ func (g *pgroup) at(m *member) (seq uint64, ok bool) {
 	return m.page.seq(g.ID)
 }
 
-// lags: m has not entered the newest collective of g. Of one that cannot run the page may be old, or the number may
-// have been taken before the collective was really entered.
+// lags reports whether m has not entered the newest collective of g. The page of a rank that cannot run may be old,
+// or the number may have been taken before the collective was really entered.
 func (g *pgroup) lags(m *member) bool {
 	seq, ok := g.at(m)
 	return m.halted() || ok && seq < g.top
 }
 
-// halted reports that it does nothing at all, even if its page says otherwise.
+// halted reports whether it does nothing at all, even if its page says otherwise.
 func (m *member) halted() bool {
 	return m.class == classStopped || m.class == classBlocked || m.class == classEnded
 }
@@ -125,7 +125,7 @@ func (c *court) group(g Group) *pgroup {
 	return p
 }
 
-// unnamed adds m to the groups that are on its page and that nobody has described.
+// unnamed adds m to the groups that are on its page and have no description.
 func (c *court) unnamed(m *member, index map[uint64]*pgroup) {
 	if m.page == nil {
 		return
@@ -176,7 +176,7 @@ func (c *court) blocking(m *member) (blocking *pgroup) {
 	return blocking
 }
 
-// lacks reports that m is there before others. Ended ranks are missed only by a rank that is seen to wait.
+// lacks reports whether m is there before others. Ended ranks are missed only by a rank that is seen to wait.
 func (g *pgroup) lacks(m *member) bool {
 	return slices.ContainsFunc(g.late, func(o *member) bool {
 		return o != m && (o.class != classEnded || m.class == classWaiting)
@@ -209,7 +209,7 @@ func (p *Page) since(group uint64) time.Duration {
 type hunt struct {
 	c     *court
 	loose bool // a rank that rests in the user's code may be waiting
-	// culprits wait for nobody; stuck ones wait, and all others have come.
+	// culprits wait for no rank; stuck ones wait, and all others have arrived.
 	culprits, stuck, waiters []*member
 	circle                   []*member
 	group                    *pgroup // that in which a culprit is missed
@@ -258,7 +258,7 @@ func (h *hunt) walk(g *pgroup) {
 	}
 }
 
-// ends says that m waits for nobody, but is waited for.
+// ends reports whether m waits for no rank, but is waited for.
 func (h *hunt) ends(m *member) bool {
 	switch {
 	case m.halted():
@@ -269,7 +269,7 @@ func (h *hunt) ends(m *member) bool {
 	return m.class == classBusy || !m.maybe || !h.loose
 }
 
-// behind: somebody has come further in one of its groups.
+// behind reports whether another member is ahead in one of its groups.
 func (c *court) behind(m *member) bool {
 	return slices.ContainsFunc(m.in, func(g *pgroup) bool { return g.lags(m) })
 }

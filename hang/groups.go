@@ -8,9 +8,9 @@ import (
 // GroupsSize bounds the file that names the process groups of a page, in bytes.
 const GroupsSize = 4 << 20
 
-// ParseGroups returns the process groups of a page. They are in the file l<LOCAL_RANK>.groups beside it, a JSON list
-// of Group with the meanings of the page's ids. It is replaced by a rename when groups are made or destroyed, before
-// a page has their ids.
+// ParseGroups returns the process groups of a page. They are in the file l<LOCAL_RANK>.groups of the same directory,
+// a JSON list of Group with the meanings of the page's ids. It is replaced by a rename when groups are made or
+// destroyed, before a page has their ids.
 func ParseGroups(b []byte) ([]Group, error) {
 	if len(b) > GroupsSize {
 		return nil, fmt.Errorf("process groups in %d bytes: at most %d are read", len(b), GroupsSize)

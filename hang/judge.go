@@ -18,7 +18,7 @@ const (
 	phaseMin     = 600 * time.Second
 	spinMax      = 300 * time.Second // a loop that may be an endless one
 	commMin      = 60 * time.Second
-	// Without pages nobody knows whether there was a first step. A young process may prepare something.
+	// Without pages it is unknown whether there was a first step. A young process may prepare something.
 	youngAge      = 120 * time.Second
 	youngDeadline = 90 * time.Second
 	outsideComm   = 300 * time.Second
@@ -28,7 +28,7 @@ const (
 	debugMax = 24 * time.Hour // a person may sit in a debugger for so long
 )
 
-// firstSteps is how many steps must be done before their times say anything.
+// firstSteps is how many steps must be done before their times are of use.
 const firstSteps = 3
 
 // Judge compares the ranks of a world with each other, and names the ranks that the others wait for. The evidence may
@@ -56,7 +56,7 @@ func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
 	return Verdict{NoData: c.noData.String()}
 }
 
-// anyMoved: a rank that makes progress does not hang, and neither do its waiters.
+// anyMoved reports progress of a rank: such a rank does not hang, and neither do its waiters.
 func (c *court) anyMoved() bool {
 	return slices.ContainsFunc(c.members, func(m *member) bool { return m.moved })
 }
@@ -83,7 +83,7 @@ func (c *court) byCollectives() *Verdict {
 	return v
 }
 
-// seemsToWait reports that no sign contradicts a wait. A rank that computes in its own code may wait there for a
+// seemsToWait reports whether no sign contradicts a wait. A rank that computes in its own code may wait there for a
 // device, as .item() does: the flight recorder knows a collective that has not ended.
 func (m *member) seemsToWait() bool {
 	return m.recorded() != "" || m.class == classWaiting || m.class == classIdle ||
@@ -108,10 +108,10 @@ func (c *court) byStacks() *Verdict {
 	return v
 }
 
-// asyncWait: m has entered all that others have, and rests where it might wait for that.
+// asyncWait reports whether m has entered all collectives that others have, and rests where it might wait for them.
 func (m *member) asyncWait(c *court) bool { return m.maybe && len(m.in) > 0 && !c.behind(m) }
 
-// doubtStacks says why a verdict by stacks alone may be wrong.
+// doubtStacks notes why a verdict by stacks alone may be wrong.
 func (c *court) doubtStacks(v *Verdict, culprits, waiters []*member) {
 	idle := func(m *member) bool { return !m.halted() && m.maybe }
 	abreast := func(m *member) bool { return !m.halted() && len(m.in) > 0 }
@@ -131,7 +131,7 @@ func (c *court) doubtStacks(v *Verdict, culprits, waiters []*member) {
 	}
 }
 
-// all returns the members of which something is true.
+// all returns the members with a property.
 func (c *court) all(is func(*member) bool) (ms []*member) {
 	for _, m := range c.members {
 		if is(m) {
@@ -207,7 +207,7 @@ func (c *court) mismatch(g *pgroup) *Verdict {
 	return v
 }
 
-// doubtMismatch says why most of a group, so many, may not be right.
+// doubtMismatch notes why most of a group, so many, may not be right.
 func (c *court) doubtMismatch(v *Verdict, g *pgroup, most int) {
 	switch {
 	case most*2 <= len(g.members):
@@ -245,7 +245,7 @@ func (m *member) entry(group string) *FlightEntry {
 	return nil
 }
 
-// recorded: the flight recorders of all members have an entry.
+// recorded reports whether the flight recorders of all members have an entry.
 func (g *pgroup) recorded() bool {
 	return !slices.ContainsFunc(g.members, func(m *member) bool { return m.entry(g.Name) == nil })
 }
@@ -263,8 +263,8 @@ func (c *court) byCircle() *Verdict {
 	return v
 }
 
-// byNetwork: all members of a group are in the same collective, and it does not end. If that is true of several groups,
-// one does not wait for the other, all of them are meant.
+// byNetwork: all members of a group are in the same collective, and it does not end. If that is true of several
+// groups and none waits for another, all of them are meant.
 func (c *court) byNetwork() *Verdict {
 	gs := c.meetings()
 	if len(gs) == 0 {
@@ -287,7 +287,7 @@ func (c *court) byNetwork() *Verdict {
 	return v
 }
 
-// blameSilent makes of a verdict on a network one on ranks that the others may wait for, and of which nothing is known:
+// blameSilent replaces a verdict on a network by one on ranks that the others may wait for, and that have no data:
 // their node may be lost, which the rendezvous finds out meanwhile.
 func (c *court) blameSilent(v *Verdict, ranks RankSet) {
 	for i, n := range c.world.Nodes {
@@ -305,7 +305,7 @@ func (c *court) blameSilent(v *Verdict, ranks RankSet) {
 	v.doubt("nothing is known of ranks " + ranks.Brief(8))
 }
 
-// byPeers: all wait, and some of them for one other rank, which numbers do not tell.
+// byPeers: all wait, and some of them for one other rank, which numbers do not show.
 func (c *court) byPeers() *Verdict {
 	peers := c.all(func(m *member) bool { return m.class == classWaiting && m.wait.p2p })
 	others := c.all(func(m *member) bool { return m.class == classWaiting && !m.wait.p2p && !m.wait.store })
@@ -357,13 +357,13 @@ func (c *court) byUnknown() *Verdict {
 	return v
 }
 
-// inOwnKernel: it waits for its device, and no collective of it is under way there.
+// inOwnKernel reports whether it waits for its device, and no collective of it is under way there.
 func (m *member) inOwnKernel() bool {
 	return m.wait.op == onDevice && m.flight != nil &&
 		!slices.ContainsFunc(m.flight.Entries, func(e FlightEntry) bool { return e.State != "completed" })
 }
 
-// byThemselves looks at those that nobody waits for: with pages it is known that they have made progress once.
+// byThemselves looks at ranks without waiters: with pages it is known that they have made progress once.
 func (c *court) byThemselves() *Verdict {
 	if slices.ContainsFunc(c.members, func(m *member) bool { return m.class == classWaiting }) {
 		return nil
@@ -385,12 +385,12 @@ func (c *court) byThemselves() *Verdict {
 	return v
 }
 
-// outside: nobody has a page.
+// outside reports whether no rank has a page.
 func (c *court) outside() bool {
 	return !slices.ContainsFunc(c.members, func(m *member) bool { return m.page != nil })
 }
 
-// unseen: so many ranks of the job are not in the world, and may be those that all wait for.
+// unseen: so many ranks of the job are not in the world; the others may all wait for them.
 func (v *Verdict) unseen(ranks int) {
 	if ranks <= 0 {
 		return

@@ -9,9 +9,9 @@ import (
 const shimThread = "dlrover-hang"
 
 // Lead makes the thread that trains the main one (Thread.Main) and returns its id; 0: it is the process's own main
-// thread. by is the id of the thread that the shim has seen making a step, 0: none. If that one, or the main thread,
-// does nothing but wait for other threads, then the one of these is meant that is in PyTorch, or, where a thread is
-// joined, in the user's code. The shim's own thread is left out, unless it keeps the interpreter's lock.
+// thread. by is the id of the thread that the shim has seen making a step, 0: none. If this thread, or the main
+// thread, only waits for other threads, Lead takes one of these: a thread in PyTorch or, where a thread is joined, in
+// the user's code. The shim's own thread is left out, unless it keeps the interpreter's lock.
 func (s *Stacks) Lead(by int) (tid int) {
 	s.Threads = slices.DeleteFunc(s.Threads, func(t Thread) bool { return t.Name == shimThread && !t.GIL && !t.Main })
 	main := slices.IndexFunc(s.Threads, func(t Thread) bool { return t.Main })
@@ -32,7 +32,7 @@ func (s *Stacks) Lead(by int) (tid int) {
 	return t.TID
 }
 
-// awaited is the thread that another one waits for, or that one itself if it does not wait or nothing tells for which.
+// awaited is the thread that another one waits for, or waiter itself if it does not wait or the other is unknown.
 func (s *Stacks) awaited(waiter int) int {
 	least, ok := s.Threads[waiter].awaits()
 	if !ok {
@@ -54,8 +54,8 @@ func (s *Stacks) awaited(waiter int) int {
 	return best
 }
 
-// How much says that a thread trains: its frames that are the user's own, and more if it is in PyTorch, or in a
-// collective.
+// Weights of the signs that a thread trains: its frames that are the user's own, and more if it is in PyTorch, or in
+// a collective.
 const (
 	inTorch      = 1 << 16
 	inCollective = 1 << 17
@@ -103,7 +103,8 @@ func (t *Thread) awaits() (least int, ok bool) {
 	return 0, false
 }
 
-// Ending: the main thread has done its work, or has failed, and Python waits for the other threads to end.
+// Ending reports whether the main thread has done its work, or has failed, and Python waits for the other threads to
+// end.
 func (s *Stacks) Ending() bool {
 	return slices.ContainsFunc(s.Threads, func(t Thread) bool {
 		return slices.ContainsFunc(t.Python[:min(len(t.Python), 2)], func(f Frame) bool {
@@ -112,7 +113,7 @@ func (s *Stacks) Ending() bool {
 	})
 }
 
-// Waits says whether the thread that trains is seen to wait for other ranks.
+// Waits reports whether the thread that trains is seen to wait for other ranks.
 func (s *Stacks) Waits() bool {
 	w, sure := waitOf(s)
 	return sure && w.op != ""

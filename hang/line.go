@@ -20,7 +20,7 @@ func (v Verdict) Aged(age time.Duration) Verdict {
 // lineClauses is how many suspects, or groups of them that do the same, are described in a line.
 const lineClauses = 3
 
-// line says all of a verdict.
+// line is the text of a verdict.
 func line(v Verdict) string {
 	var text string
 	switch {

@@ -22,7 +22,7 @@ type Tree struct {
 	// Known are the ranks with a stack, and Stated the ranks with a known state of their process. A rank in neither
 	// is no evidence of being outside of a function.
 	Known, Stated RankSet
-	// NoData are those of All that are not in Known.
+	// NoData are the ranks of All that are not in Known.
 	NoData RankSet
 }
 
@@ -34,7 +34,7 @@ type Node struct {
 	Ranks  RankSet
 	Stacks int   // how many threads' stacks it is on; of main threads as many as there are Ranks
 	End    int   // how many of these end here
-	Lines  []int // in a tree without lines those of the frames, ascending, the first 8 of them
+	Lines  []int // in a tree without lines the lines of the frames, ascending, the first 8 of them
 	// Exact: on some stack it is for certain. Others were found by a search of the stack, see Thread.Approximate.
 	Exact bool
 	// Children are the functions that it has called, in the order in which they were found.
@@ -43,7 +43,7 @@ type Node struct {
 	index map[nodeKey]*Node // Children, when they are more than a few
 }
 
-// nodeKey tells the children of a node apart.
+// nodeKey identifies a child of a node.
 type nodeKey struct {
 	Frame
 	state bool
@@ -169,7 +169,7 @@ func (m *merger) way(t Thread) (way []*Node) {
 	return way
 }
 
-// maxLines is how many lines of a function are told apart.
+// maxLines is how many lines of a function are kept apart.
 const maxLines = 8
 
 func (n *Node) line(line int) {

@@ -50,7 +50,7 @@ func (p packed) unpack(node string, groupRank int) (es []Evidence) {
 	return es
 }
 
-// all is the evidence of those of whom there is some, by rank, as it is now.
+// all is the present evidence, by rank, without the ranks that have none.
 func (f *file) all() iter.Seq[Evidence] {
 	kept := make([]packed, len(f.nodes))
 	for i := range f.nodes {
@@ -181,7 +181,7 @@ func (c *coder) evidence(es *[]Evidence) {
 	})
 }
 
-// share is about Stacks and Groups, of which the text has the number.
+// share is about Stacks and Groups; the text has their number.
 func (c *coder) share(e *Evidence) {
 	i := 0
 	if !c.reading {

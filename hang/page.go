@@ -125,7 +125,7 @@ func (r *pageReader) time(off int, what string) time.Duration {
 	return time.Duration(r.number(off, math.MaxInt64, what))
 }
 
-// phase returns a phase and its begin. Those of a later version are unknown ones.
+// phase returns a phase and its begin. Phases of a later version are unknown ones.
 func (r *pageReader) phase(off int) (Phase, time.Duration) {
 	w := r.word(off)
 	phase, since := Phase(w), min(w>>8, math.MaxInt64/uint64(time.Microsecond))

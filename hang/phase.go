@@ -21,8 +21,8 @@ func (p Phase) lasting() bool {
 	return p == PhaseCompile || p == PhaseBuild || p == PhaseEval || p == PhaseCheckpoint
 }
 
-// PhaseOf is the phase that the names on the stacks tell, PhaseUnknown if they tell none. The innermost name of the
-// main thread counts. Without one another thread's does, if the main thread may well wait for its work.
+// PhaseOf is the phase by the names on the stacks, PhaseUnknown without one. The innermost name of the main thread
+// counts. Without one another thread's does, if the main thread may well wait for its work.
 func PhaseOf(s Stacks) Phase {
 	main := s.Main()
 	if main != nil {
@@ -122,7 +122,7 @@ func makeSigns() []sign {
 	}
 }
 
-// phaseOfFrame goes by the first sign that matches; PyTorch's own functions are told by their files alone.
+// phaseOfFrame uses the first sign that matches; PyTorch's own functions are recognized by their files alone.
 func phaseOfFrame(f Frame) Phase {
 	torch := strings.Contains(f.File, "/torch/")
 	all := signs()
@@ -139,7 +139,7 @@ func phaseOfFrame(f Frame) Phase {
 	return PhaseUnknown
 }
 
-// inLibrary says that a file of Python code is not the user's own.
+// inLibrary reports whether a file of Python code is not the user's own.
 func inLibrary(file string) bool {
 	return strings.HasPrefix(file, "<frozen") || strings.Contains(file, "/site-packages/") ||
 		strings.Contains(file, "/dist-packages/") || strings.Contains(file, "/lib/python3") ||

@@ -62,7 +62,7 @@ func (s *RankSet) join(i int) {
 	*s = slices.Delete(runs, i+1, i+2)
 }
 
-// Has says whether rank is in the set.
+// Has reports whether rank is in the set.
 func (s RankSet) Has(rank int) bool {
 	i := s.search(rank)
 	return i < len(s) && s[i].First <= rank
@@ -76,7 +76,7 @@ func (s RankSet) Len() (n int) {
 	return n
 }
 
-// Meets says whether the sets have a rank in common. It is quick where o has few runs.
+// Meets reports whether the sets have a rank in common. It is quick where o has few runs.
 func (s RankSet) Meets(o RankSet) bool {
 	return slices.ContainsFunc(o, func(r RankRun) bool {
 		i := s.search(r.First)
@@ -176,7 +176,7 @@ func (w World) NodeOf(rank int) (WorldNode, int) {
 	return WorldNode{}, -1
 }
 
-// stateNames are those of /proc/PID/status, each behind its letter.
+// stateNames are the names in /proc/PID/status, each behind its letter.
 var stateNames = [...]string{
 	"Rrunning", "Ssleeping", "Ddisk sleep", "Tstopped", "ttracing stop", "Zzombie", "Xdead", "Iidle", "Pparked",
 }

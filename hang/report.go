@@ -27,7 +27,7 @@ type Report struct {
 	Store []StoreWait `json:"store,omitempty"`
 	// RAS is the report of NCCL's RAS on this node.
 	RAS string `json:"ras,omitempty"`
-	// Partial says why Evidence is not all that was asked for.
+	// Partial is the reason if Evidence is less than was asked for.
 	Partial string `json:"partial,omitempty"`
 }
 
@@ -66,9 +66,10 @@ const (
 	AskEvidence What = "evidence"
 	// AskPages: one sample, without stacks.
 	AskPages What = "pages"
-	// AskStacks: one sample, the stacks of all threads and the flight recorder, of workers that nobody needs to suspect.
+	// AskStacks: one sample, the stacks of all threads and the flight recorder, of workers with or without a
+	// suspicion.
 	AskStacks What = "stacks"
-	// TellVerdict: the case is decided; Line says how, and Picture has the evidence.
+	// TellVerdict: the case is decided; Line is the verdict, and Picture has the evidence.
 	TellVerdict What = "verdict"
 	// TellOver: the workers make progress again, or nothing hangs after all.
 	TellOver What = "over"
@@ -96,13 +97,14 @@ type Ask struct {
 	Waiting    string        `json:"waiting,omitempty"`  // the ranks that wait for them, as 0-1,3; the first of many
 	// Action is the automatic consequence of the verdict.
 	Action Action `json:"action,omitempty"`
-	// Decided: there was no progress for so long that it counts as a hang, and is acted upon. Until then it is told only.
+	// Decided: there was no progress for so long that it counts as a hang, and is acted upon. Until then it is only
+	// reported.
 	Decided bool `json:"decided,omitempty"`
-	// Again: all but that it is decided was told before.
+	// Again: all but the decision was reported before.
 	Again bool `json:"again,omitempty"`
 }
 
-// Counts reports that the verdict counts as a hang. An older judge sends only its action.
+// Counts reports whether the verdict counts as a hang. An older judge sends only its action.
 func (a *Ask) Counts() bool { return a.Decided || a.Action == ActRestart || a.Action == ActStop }
 
 // Action is the reaction to a hang.
@@ -110,7 +112,7 @@ type Action string
 
 // The actions of a Spec.
 const (
-	ActReport  Action = "report"  // nothing; people are told
+	ActReport  Action = "report"  // nothing; people are notified
 	ActRestart Action = "restart" // the workers are started anew; that spends a restart
 	ActStop    Action = "stop"    // the run ends as failed
 )
@@ -125,8 +127,8 @@ const (
 	StateAsking     State = "asking"     // evidence is being collected
 	StateWaiting    State = "waiting"    // it may take that long; it is looked at again later
 	StateConfirming State = "confirming" // there is a verdict, which another look is to confirm
-	StateDecided    State = "decided"    // the verdict has been told
-	StateCollecting State = "collecting" // somebody wants to see stacks; nothing is judged
+	StateDecided    State = "decided"    // the verdict was reported
+	StateCollecting State = "collecting" // a user wants to see stacks; nothing is judged
 )
 
 // Picture is the known state of a run's hangs, for people, files and metrics.
@@ -148,18 +150,18 @@ type Picture struct {
 	Asked    int   `json:"asked,omitempty"`
 	Answered int   `json:"answered,omitempty"`
 	Silent   []int `json:"silent,omitempty"`
-	// Collection is the Ask of the newest collection of stacks, and Collected says that Evidence is all of it.
+	// Collection is the Ask of the newest collection of stacks; Collected is set if Evidence is all of it.
 	Collection uint64 `json:"collection,omitempty"`
 	Collected  bool   `json:"collected,omitempty"`
 
-	// Verdicts are those that were told in this run, the newest last; 16 at most.
+	// Verdicts are the verdicts that were reported in this run, the newest last; 16 at most.
 	Verdicts []Told `json:"verdicts,omitempty"`
 	// Restarts are those for hangs in a row without progress between them.
 	Restarts int `json:"restarts,omitempty"`
-	// Slow are stragglers, as their nodes tell; 64 at most.
+	// Slow are stragglers, as reported by their nodes; 64 at most.
 	Slow []NodeText `json:"slow,omitempty"`
 
-	// Evidence is by rank, without those of whom there is none. It is left out unless it was asked for.
+	// Evidence is by rank, without ranks that have none. It is left out unless it was asked for.
 	Evidence []Evidence  `json:"evidence,omitempty"`
 	Store    []StoreWait `json:"store,omitempty"`
 	RAS      []NodeText  `json:"ras,omitempty"` // 16 at most
@@ -179,7 +181,7 @@ type NodeText struct {
 	Text      string `json:"text"`
 }
 
-// Told is a verdict that was told.
+// Told is a verdict that was reported.
 type Told struct {
 	Case    uint64      `json:"case"`
 	Epoch   job.EpochID `json:"epoch"`

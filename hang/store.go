@@ -30,7 +30,7 @@ func (c *court) waitersOf(w StoreWait) []*member {
 	})
 }
 
-// missing are those that wait for nothing: nobody leaves before all have come.
+// missing are ranks that wait for nothing: none leaves before all have arrived.
 func (c *court) missing(waiters []*member) []*member {
 	return c.all(func(m *member) bool {
 		return m.halted() || m.class != classWaiting && !slices.Contains(waiters, m)
@@ -59,7 +59,7 @@ func (c *court) absent(w StoreWait, culprits, waiters []*member) *Verdict {
 	return v
 }
 
-// absentTerms: the store tells sooner than the time of first steps that somebody is missing.
+// absentTerms: the store shows a missing rank sooner than the time of first steps.
 func (c *court) absentTerms(culprits []*member) (t terms) {
 	for _, m := range culprits {
 		mine := both(namedByStore)

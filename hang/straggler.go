@@ -9,7 +9,7 @@ import (
 
 // Limits of a Straggler.
 const (
-	lagLooks   = 120 // looks in a window, of which each gives how far every rank is behind the others
+	lagLooks   = 120 // looks in a window; each gives how far every rank is behind the others
 	lagSigmas  = 4   // by so many standard errors a rank must be behind
 	lagLeast   = 0.1 // of a collective, on average
 	lagWindows = 3   // in so many windows, one after the other
@@ -38,7 +38,7 @@ type Straggler struct {
 
 // Slowness is the finding of a Straggler.
 type Slowness struct {
-	Rank       int           `json:"rank"`  // the one that is behind, -1: nobody in particular
+	Rank       int           `json:"rank"`  // the rank that is behind, -1: none in particular
 	Share      float64       `json:"share"` // how many collectives it is behind the foremost on average, 1 at most
 	Confidence Confidence    `json:"confidence"`
 	Before     time.Duration `json:"before"` // a step until Since, 0: they have not become slower
@@ -80,7 +80,7 @@ func (s *Straggler) Found() (Slowness, bool) {
 	return f, f.Rank >= 0 || f.Before > 0
 }
 
-// Line says it for people. clock writes a moment of CLOCK_MONOTONIC as time of the day.
+// Line is the text for people. clock writes a moment of CLOCK_MONOTONIC as time of the day.
 func (f Slowness) Line(clock func(time.Duration) string) string {
 	step := f.Step.Round(10 * time.Millisecond).String()
 	text := "steps of " + step
@@ -154,7 +154,7 @@ func (p *Page) has(group uint64) bool {
 	return ok
 }
 
-// same: it is the group and the workers of the window.
+// same reports whether it is the group and the workers of the window.
 func (l *lags) same(group uint64, workers []Sample) bool {
 	if group != l.group || len(workers) != len(l.ranks) {
 		return false
@@ -283,7 +283,7 @@ func (t *trend) window(m time.Duration) {
 	}
 }
 
-// turn: steps have become slower, or are again as they were.
+// turn records that steps have become slower, or are again as they were.
 func (t *trend) turn(normal time.Duration) {
 	t.odd = 0
 	if t.since > 0 {

@@ -6,7 +6,7 @@ const (
 	toilBytes = 4 << 10 // a second
 	toilCPU   = 0.05    // of a core, by descendants
 	toilWakes = 3       // times that the main thread has got a CPU
-	toilLooks = 32      // of which more than half are forgotten
+	toilLooks = 32      // more than half of them are forgotten
 	toilOften = 4       // one of so many looks must show it
 	wakeOften = 16      // or that the main thread wakes up
 )

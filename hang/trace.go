@@ -88,7 +88,7 @@ func (e *Evidence) Page() *Page {
 	return nil
 }
 
-// Tracks of a rank; those of its process groups follow.
+// Tracks of a rank; the tracks of its process groups follow.
 const (
 	stepTrack = iota
 	phaseTrack

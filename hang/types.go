@@ -6,7 +6,7 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Worker is one process that trains. Start tells it from another one that has got its pid.
+// Worker is one process that trains. Start distinguishes it from another one that has got its pid.
 type Worker struct {
 	Rank  int    `json:"rank"`
 	Local int    `json:"local"`
@@ -163,7 +163,7 @@ type Evidence struct {
 	Error     string `json:"error,omitempty"` // why there is nothing, or not all
 }
 
-// StoreWait is a key of the workers' store that nobody has set and that somebody waits for.
+// StoreWait is a key of the workers' store that is waited for and not set.
 type StoreWait struct {
 	Key     string        `json:"key"`
 	Age     time.Duration `json:"age"`     // since the first of Waiters began
@@ -194,7 +194,7 @@ type FlightEntry struct {
 type World struct {
 	Epoch job.EpochID `json:"epoch"`
 	Nodes []WorldNode `json:"nodes"` // by group rank
-	// Elsewhere is how many ranks the job has beside these. Nothing will ever be known of them.
+	// Elsewhere is how many other ranks the job has. They never have data.
 	Elsewhere int `json:"elsewhere,omitempty"`
 }
 
@@ -216,7 +216,7 @@ type Suspicion struct {
 	Starved time.Duration `json:"starved,omitempty"`
 }
 
-// age leaves out the time in which nobody looked.
+// age leaves out the time without a look.
 func (s Suspicion) age() time.Duration { return max(max(s.Age, 0)-max(s.Starved, 0), 0) }
 
 // Kind is the subject of a Verdict.
@@ -224,27 +224,27 @@ type Kind string
 
 // The kinds of verdicts.
 const (
-	KindNone     Kind = ""         // nothing hangs, or nothing can be said
-	KindMissing  Kind = "missing"  // somebody has not come to the process group that the others wait for
-	KindBehind   Kind = "behind"   // somebody does not enter the collective that the others wait in, and does nothing
+	KindNone     Kind = ""         // nothing hangs, or there is no result
+	KindMissing  Kind = "missing"  // a rank has not joined the process group that the others wait in
+	KindBehind   Kind = "behind"   // a rank does not enter the collective that the others wait in, and does nothing
 	KindStopped  Kind = "stopped"  // as behind: it is stopped, by a signal or a debugger
 	KindBlocked  Kind = "blocked"  // as behind: it sleeps in the kernel, uninterruptibly
 	KindBusy     Kind = "busy"     // as behind: it computes, reads or writes, longer than its phase may
 	KindMismatch Kind = "mismatch" // ranks are in different collectives at the same place
 	KindComm     Kind = "comm"     // all are in the same collective, and it does not end: network, device or library
 	KindDeadlock Kind = "deadlock" // process groups wait for each other in a circle
-	KindAlone    Kind = "alone"    // a worker that nobody waits for makes no progress beyond its phase's deadline
-	KindSlow     Kind = "slow"     // progress is made, far slower than before; told only
+	KindAlone    Kind = "alone"    // a worker without waiters makes no progress beyond its phase's deadline
+	KindSlow     Kind = "slow"     // progress is made, far slower than before; it is only reported
 )
 
-// Confidence says how far a Verdict can be trusted: that the others wait for these ranks. Whether they go on again only
-// time can tell, unless the verdict is Certain.
+// Confidence is how far a Verdict can be trusted: that the others wait for these ranks. Only time shows whether they
+// go on again, unless the verdict is Certain.
 type Confidence string
 
 // The confidences.
 const (
 	High Confidence = "high"
-	Low  Confidence = "low" // Verdict.Doubt says why
+	Low  Confidence = "low" // Verdict.Doubt has the reason
 )
 
 // Verdict is the result of Judge.
@@ -260,7 +260,7 @@ type Verdict struct {
 	Group   string `json:"group,omitempty"` // the process group's name, if it is not the default one
 	// Elsewhere is World.Elsewhere.
 	Elsewhere int    `json:"elsewhere,omitempty"`
-	NoData    string `json:"no_data,omitempty"` // ranks of which nothing is known
+	NoData    string `json:"no_data,omitempty"` // ranks without data
 	Phase     Phase  `json:"phase,omitempty"`
 	// Deadline is when, counted from the last progress, the verdict may be acted upon; longer for phases that may last.
 	Deadline time.Duration `json:"deadline,omitempty"`
@@ -269,8 +269,8 @@ type Verdict struct {
 	Tell time.Duration `json:"tell,omitempty"`
 	// Certain: it cannot end by itself, so nothing is gained by waiting beyond Deadline.
 	Certain bool `json:"certain,omitempty"`
-	// Line says all of it in one line, for people: rank 2 (node 1 gpu-07) hung for 31 s: asleep in load_batch at
-	// data.py:12; ranks 0-1,3 wait in all_reduce #246.
+	// Line is the whole verdict in one line, for people: rank 2 (node 1 gpu-07) hung for 31 s: asleep in load_batch
+	// at data.py:12; ranks 0-1,3 wait in all_reduce #246.
 	Line string `json:"line"`
 }
 

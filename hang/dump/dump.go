@@ -31,7 +31,7 @@ type Request struct {
 	Dir string `json:"dir,omitempty"`
 	// Ranks are those that are meant, all of the launcher if there are none.
 	Ranks []int `json:"ranks,omitempty"`
-	// Which stacks: those of Python, and those of native code.
+	// Which stacks: Python's, and native ones.
 	Python bool `json:"python,omitempty"`
 	Native bool `json:"native,omitempty"`
 	// Steps of a timeline; 0: none is wanted.
@@ -65,7 +65,7 @@ const (
 
 const (
 	answerTime = 5 * time.Second  // for a launcher to list its workers
-	filesTime  = 15 * time.Second // to write stacks; those of many workers may go to a network file system
+	filesTime  = 15 * time.Second // to write stacks; many workers' may go to a network file system
 )
 
 // StackTime bounds the reading of stacks for a dump: stacks that could not be read by then are not in it.
@@ -271,7 +271,7 @@ func trusted(c net.Conn, path string) error {
 	return fmt.Errorf("uid %d listens at %s", peer.Uid, path)
 }
 
-// Gone says that the launcher of a socket has ended since it was found.
+// Gone reports whether the launcher of a socket has ended since it was found.
 func Gone(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }

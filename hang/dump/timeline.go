@@ -29,7 +29,7 @@ const (
 
 // Values of the page's word other than the number of the wanted request.
 const (
-	begun = 1 << 63 // the bit by which a worker says that it records
+	begun = 1 << 63 // the bit that a worker sets while it records
 	// stop ends the recording. It is not 0, at which a worker does not look: it may begin just now.
 	stop = 1
 )
@@ -43,8 +43,8 @@ type result struct {
 }
 
 // Timeline has the worker that has the page of a local rank in a directory record its next steps with PyTorch's
-// profiler, and write them to a path as a trace of Chrome's format. It returns when that is there. A note says why less
-// is in it than was wanted.
+// profiler, and write them to a path as a trace of Chrome's format. It returns when that is there. A note gives the
+// reason if the trace has less than was wanted.
 func Timeline(ctx context.Context, pages string, local, steps int, to string) (note string, err error) {
 	t := &timeline{page: filepath.Join(pages, fmt.Sprintf("l%d.page", local)), word: uint64(time.Now().UnixNano())}
 	t.request = filepath.Join(pages, fmt.Sprintf("l%d.timeline", local))

@@ -9,8 +9,8 @@ import (
 	"dlrover-run/hang"
 )
 
-// colour tells PyTorch and NCCL (green), other C++ (yellow), Python (aqua) and states of processes (purple) from the
-// rest (red), as xpu_timer's pictures do. The same function has the same shade in every picture.
+// colour separates PyTorch and NCCL (green), other C++ (yellow), Python (aqua) and states of processes (purple) from
+// the rest (red), as xpu_timer's pictures do. The same function has the same shade in every picture.
 func colour(n *hang.Node) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(n.Frame.Func))
@@ -29,7 +29,7 @@ func colour(n *hang.Node) string {
 	return rgb(210+shade, 90+shade, 80+shade)
 }
 
-// isPython: a module, or the interpreter's own source.
+// isPython reports a module, or the interpreter's own source.
 func isPython(f hang.Frame) bool {
 	switch ext := path.Ext(f.File); ext {
 	case ".py":

@@ -47,7 +47,7 @@ const (
 const spare = 48 << 10
 
 // SVG writes the picture. However many ranks and functions there are it is below MaxSize: the widest functions and
-// those of the suspects are drawn first, and at the bottom it says how many were left out.
+// the suspects' are drawn first, and the bottom line counts the functions that were left out.
 func SVG(w io.Writer, p Picture) error {
 	p.Sections = slices.DeleteFunc(slices.Clone(p.Sections), func(s Section) bool { return len(s.Tree.Roots) == 0 })
 	d := drawing{Picture: p, room: MaxSize - spare, y: 3 * rowHeight}
@@ -103,7 +103,7 @@ func (d *drawing) heading() {
 	d.line("found", "") // results of a search
 }
 
-// legend says how to read the picture.
+// legend explains the picture.
 func (d *drawing) legend() string {
 	text := "Boxes: function@file:line@stuck|leak (ranks in it|others), as wide as its stacks; what it called is above."
 	if len(d.Suspects) > 0 {
@@ -115,7 +115,7 @@ func (d *drawing) legend() string {
 	return text + " Click: magnify. Ctrl-F: search."
 }
 
-// approximate says whether a function, or one that it has called, is not for certain on a stack.
+// approximate reports whether a function, or one that it has called, is not for certain on a stack.
 func approximate(n *hang.Node) bool {
 	return guessed(n) || slices.ContainsFunc(n.Children, approximate)
 }
@@ -179,7 +179,7 @@ type layout struct {
 	*drawing
 	scale         float64 // pixels for a stack
 	all           counted // the ranks that the section is about
-	known, stated counted // those of which it has a stack, or a state
+	known, stated counted // ranks with a stack, or a state
 	noData        string  // the end of every title
 	boxes         []box   // those before others can be drawn without them
 	rows          int
@@ -360,7 +360,7 @@ func shorten(name, source, ranks string, fits int) string {
 	return clip(name+ranks, fits)
 }
 
-// minName is how much of a name is to be seen beside the ranks.
+// minName is how much of a name is shown next to the ranks.
 const minName = 6
 
 func (l *layout) rect(class string, b *box, bottom int, fill string) {

@@ -63,8 +63,8 @@ func (r *Recorder) set(user func(string) (string, bool), names []string, value s
 // warns of the older one, if the shim does not remove it.
 func (r *Recorder) Environ() []string { return r.environ }
 
-// ErrNone says that a worker has no flight recorder that can be asked: no process group of NCCL, or not yet, or it has
-// ended.
+// ErrNone means that a worker has no flight recorder that can be asked: no process group of NCCL, or not yet, or it
+// has ended.
 var ErrNone = errors.New("flight: no flight recorder listens")
 
 const (
@@ -73,10 +73,10 @@ const (
 )
 
 // Read makes the recorder of a rank write a dump, and reads it. The rank answers within two seconds, or not at all:
-// after five, or when ctx ends, that is an error. When nobody listens the error is ErrNone, at once.
+// after five, or when ctx ends, that is an error. Without a listener the error is ErrNone, at once.
 //
-// A dump needs the lock of the worker's interpreter (GIL). While another thread holds that for ever, the worker's
-// thread that was asked waits for it, which PyTorch before 2.8 takes for a watchdog that hangs: such a worker should
+// A dump needs the lock of the worker's interpreter (GIL). While another thread holds that forever, the recorder's
+// thread in the worker waits for it, which PyTorch before 2.8 takes for a watchdog that hangs: such a worker should
 // not be asked.
 func (r *Recorder) Read(ctx context.Context, rank int) (*hang.Flight, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -115,13 +115,13 @@ func (r *Recorder) Load(rank int) (*hang.Flight, error) {
 	return &f, nil
 }
 
-// same says whether a file was not written since before, which is nil when there was none.
+// same reports whether a file was not written since before, which is nil when there was none.
 func same(before, now fs.FileInfo) bool {
 	return before != nil && os.SameFile(before, now) && before.Size() == now.Size() &&
 		before.ModTime().Equal(now.ModTime())
 }
 
-// trigger writes a byte to a fifo, if it is one that somebody reads. It never waits: an os.File would, for a full one.
+// trigger writes a byte to a fifo, if it is one with a reader. It never waits: an os.File would, for a full one.
 func trigger(pipe string) error {
 	fd, err := unix.Open(pipe, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENXIO) {

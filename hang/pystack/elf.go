@@ -238,7 +238,7 @@ func versionText(f *elf.File) string {
 	return ""
 }
 
-// isVersion says whether a text is 3.MINOR.MICRO of a version that has no better way to say so.
+// isVersion reports whether a text is 3.MINOR.MICRO of a version without a better sign of it.
 func isVersion(s []byte) bool {
 	s, ok := bytes.CutPrefix(s, []byte("3."))
 	minor, micro, dot := bytes.Cut(s, []byte("."))

@@ -51,7 +51,7 @@ func (s *survey) tool(ctx context.Context) {
 	}
 }
 
-// traceable says whether no thread is in a state that tracing could make worse.
+// traceable reports whether no thread is in a state that tracing could make worse.
 func traceable(tasks []task) bool {
 	for _, t := range tasks {
 		if strings.IndexByte("DTtZX", t.state) >= 0 {

@@ -7,7 +7,8 @@ import (
 	"dlrover-run/hang"
 )
 
-// Of a deeper stack the innermost and the outermost frames are kept, and one between them that says how many are not.
+// Of a deeper stack the innermost and the outermost frames are kept, and between them one with the count of the
+// others.
 const (
 	maxFrames = 4096 // beyond, a stack is taken for a circle: errCircle
 	keepInner = 192
@@ -50,7 +51,7 @@ func (r *stackReader) walk(frame uint64) ([]hang.Frame, error) {
 	return shorten(frames), nil
 }
 
-// internal says whether a frame is the interpreter's own.
+// internal reports whether a frame is the interpreter's own.
 func (r *stackReader) internal(b block) bool {
 	owner := r.layout.frame.owner
 	return owner != none && b.byte(owner) >= frameInterpreter

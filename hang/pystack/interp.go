@@ -30,7 +30,7 @@ type interpreter struct {
 	runtime uint64 // the address of _PyRuntime
 }
 
-// threads are those of all (sub)interpreters. With an error it returns those that it has found.
+// threads returns the threads of all (sub)interpreters. With an error it returns the threads until then.
 func (p *interpreter) threads() ([]pyThread, error) {
 	state, err := pointer(p.mem, p.runtime+p.layout.runtime.interps)
 	if err != nil {

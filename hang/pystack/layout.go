@@ -75,7 +75,7 @@ type textLayout struct{ length, state, ascii, other uint64 }
 // bytesLayout is of PyBytesObject.
 type bytesLayout struct{ count, data uint64 }
 
-// lineFormat is how a code object says which instruction is of which line.
+// lineFormat is the format of a code object's table of lines.
 type lineFormat uint8
 
 const (

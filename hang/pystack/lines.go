@@ -84,7 +84,7 @@ func lineOfLocations(table []byte, line, addr int) int {
 	return 0
 }
 
-// signedVarint reads six bits a byte, the lowest first; bit 6 says that more follow. The lowest bit is the sign.
+// signedVarint reads six bits a byte, the lowest first; bit 6 means that more follow. The lowest bit is the sign.
 func signedVarint(b []byte) int {
 	v, shift := 0, 0
 	for _, c := range b {

@@ -52,8 +52,8 @@ func (s *survey) native() {
 	}
 }
 
-// fold gives functions without a name that of their file in brackets, as perf does. Of several in a row that are in the
-// same file one is left: they say no more.
+// fold gives functions without a name the name of their file in brackets, as perf does. Of several in a row in the
+// same file one is left: the others add nothing.
 func fold(frames []hang.Frame) []hang.Frame {
 	for i := range frames {
 		if f := &frames[i]; f.Func == "" && f.File != "" {
@@ -132,7 +132,7 @@ func (u *unwinder) search(sp, pc uint64) []uint64 {
 	return found
 }
 
-// returns says whether a call could return to addr.
+// returns reports whether a call could return to addr.
 func (u *unwinder) returns(addr uint64) bool {
 	m, ok := mappingAt(u.exec, addr)
 	if !ok || addr-m.start < 8 {
@@ -147,7 +147,7 @@ func (u *unwinder) returns(addr uint64) bool {
 	return follows
 }
 
-// endsInCall says whether the last of the 8 bytes may be the end of a call.
+// endsInCall reports whether the last of the 8 bytes may be the end of a call.
 func endsInCall(arch string, b []byte) bool {
 	if arch == "arm64" {
 		w := binary.LittleEndian.Uint32(b[4:])

@@ -28,7 +28,7 @@ const (
 	maxHead = 4 << 10
 )
 
-// ErrNone says that nobody listens: no NCCL, an old one, or its workers have ended.
+// ErrNone means that no process listens: no NCCL, an old one, or its workers have ended.
 var ErrNone = errors.New("ras: nobody listens")
 
 // Address is where workers with the variables of user listen, or "" when they have switched it off.

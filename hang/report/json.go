@@ -17,7 +17,7 @@ type document struct {
 	NoData string  `json:"no_data,omitempty"` // ranks without any stack, as 0-3,8
 	Groups []group `json:"groups"`            // of ranks with their main threads in the same functions, the largest first
 	Ranks  []rank  `json:"ranks"`
-	// ProcessGroups are those of all ranks.
+	// ProcessGroups are the groups of all ranks.
 	ProcessGroups []hang.Group `json:"process_groups"`
 	// Stacks begin with the innermost frame.
 	Stacks [][]hang.Frame `json:"stacks"`

@@ -79,7 +79,7 @@ func reportsOf(root *os.Root, names []string, now time.Time, wanted func(fs.File
 	return found
 }
 
-// own: it is a directory, and this user's.
+// own reports whether it is a directory, and this user's.
 func own(info fs.FileInfo) bool {
 	owner, ok := info.Sys().(*syscall.Stat_t)
 	return info.IsDir() && ok && int(owner.Uid) == os.Geteuid()
@@ -110,7 +110,7 @@ func remove(root *os.Root, r old) {
 	_ = root.Remove(r.name) // which fails if anything is left
 }
 
-// ofReport: a report has a file of that name, or has had while it was written.
+// ofReport reports whether a report has a file of that name, or has had while it was written.
 func ofReport(name string) bool {
 	if rest, hidden := strings.CutPrefix(name, "."); hidden {
 		name = strings.TrimSuffix(rest, filepath.Ext(rest))

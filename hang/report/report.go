@@ -255,8 +255,8 @@ func (c Case) WriteFolded(w io.Writer, native bool) error {
 	return err
 }
 
-// WritePicture draws the merged stacks: those of the suspects, of all main threads and of the other ones, and the
-// states of the processes.
+// WritePicture draws the merged stacks of the suspects, of all main threads and of the other threads, and the states
+// of the processes.
 func (c Case) WritePicture(w io.Writer, native bool) error {
 	suspects := c.Verdict.SuspectRanks()
 	main := func(t hang.Thread) bool { return t.Main }
@@ -292,7 +292,7 @@ func (c Case) WritePicture(w io.Writer, native bool) error {
 	return flame.SVG(w, p)
 }
 
-// created counts files, of which several with one name may be written at a time.
+// created counts files; several with one name may be written at a time.
 var created atomic.Uint64
 
 // create writes a file, which has its name when all of it is there.

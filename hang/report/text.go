@@ -153,7 +153,7 @@ func (t *textReport) about() {
 	t.errors()
 }
 
-// errors are those of the ranks, each once.
+// errors writes the errors of the ranks, each once.
 func (t *textReport) errors() {
 	of := map[string]*hang.RankSet{}
 	var order []string
@@ -256,7 +256,7 @@ func (t *textReport) frames(frames []hang.Frame) {
 	}
 }
 
-// visible is the stack of a thread that tells the most.
+// visible is the more useful stack of a thread.
 func visible(t hang.Thread) []hang.Frame {
 	if len(t.Python) > 0 {
 		return t.Python
@@ -264,7 +264,7 @@ func visible(t hang.Thread) []hang.Frame {
 	return t.Native
 }
 
-// children are those of the suspects, or of the first ranks that have some.
+// children writes the children of the suspects, or of the first ranks that have some.
 func (t *textReport) children() {
 	suspects := t.Verdict.SuspectRanks()
 	shown := 0

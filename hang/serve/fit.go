@@ -34,7 +34,7 @@ const (
 )
 
 // fit cuts r to the bounds, and makes its texts fit for terminals. Stacks and groups are cut when they are unpacked;
-// those of a launcher in this process are taken as they are.
+// data of a launcher in this process is not cut.
 func fit(r *Report) {
 	r.Suspicions = cut(r.Suspicions, maxWorkers)
 	for i := range r.Suspicions {

@@ -152,7 +152,7 @@ func (h *Hub) servePicture(w http.ResponseWriter, req *http.Request) {
 	writeJSON(w, p)
 }
 
-// noBody bounds how long a body is read that nobody asked for.
+// noBody bounds how long an unexpected body is read.
 func noBody(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
 }

@@ -92,7 +92,7 @@ func (r remote) exchange(ctx context.Context, run, path, encoding string, body [
 	return received(resp)
 }
 
-// received is the error that an answer tells of.
+// received is the error in an answer.
 func received(resp *http.Response) error {
 	data, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	body, ok := httperr.Parse(data)

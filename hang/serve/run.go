@@ -18,9 +18,9 @@ type run struct {
 	runhost.Run
 	hub   *Hub
 	id    string
-	ended atomic.Pointer[job.EpochID] // that nobody has told the Case yet
+	ended atomic.Pointer[job.EpochID] // the Case does not know it yet
 
-	meeting sync.Mutex // before Run: somebody fetches the world
+	meeting sync.Mutex // before Run: a goroutine fetches the world
 
 	of     *hang.Case
 	shared interner
@@ -84,7 +84,7 @@ func (r *run) meet(e job.EpochID) error {
 	return r.begin(w)
 }
 
-// knows: the epoch is the newest that has begun, and may be over.
+// knows reports whether the epoch is the newest that has begun, and may be over.
 func (r *run) knows(e job.EpochID) bool {
 	r.Lock()
 	defer r.Unlock()

@@ -73,7 +73,7 @@ type Config struct {
 	// Saved is the run's newest checkpoint; false: none is known. It is called with the run locked, and must be quick. Nil
 	// knows none.
 	Saved func(run string) (step int64, known bool)
-	// Notify tells all nodes of the run.
+	// Notify sends an Ask to all nodes of the run.
 	Notify func(run string, a Ask)
 	// Note takes a line for the run's timeline.
 	Note func(run string, n hang.Note)
@@ -81,7 +81,7 @@ type Config struct {
 	Order func(run string, o hang.Order)
 	// Doubt has all nodes of the run checked when nodes are checked next.
 	Doubt func(run, why string)
-	// Keep says whether the rendezvous knows the run; nil knows none. It is asked now and then.
+	// Keep reports whether the rendezvous knows the run; nil knows none. It is called now and then.
 	Keep func(run string) bool
 	Log  *slog.Logger
 
@@ -146,7 +146,8 @@ func (h *Hub) judge(run string, w hang.World, es iter.Seq[hang.Evidence], store 
 // Close ends every timer. It waits for calls of Config's functions that are under way.
 func (h *Hub) Close() { h.runs.Close() }
 
-// Ended says that an epoch of the run has ended. It does not block: the rendezvous may call it with its own lock held.
+// Ended notes that an epoch of the run has ended. It does not block: the rendezvous may call it with its own lock
+// held.
 func (h *Hub) Ended(run string, e job.EpochID) {
 	if r := h.runs.Get(run); r != nil {
 		r.ended.Store(&e)

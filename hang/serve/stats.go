@@ -22,7 +22,7 @@ type Stats struct {
 	Refused    int               // evidence that there was no room for
 	Suspicions int               // cases that were opened
 	Withdrawn  int               // cases that were no hang, or ended by themselves
-	Verdicts   map[hang.Kind]int // that were told
+	Verdicts   map[hang.Kind]int // that were reported
 	Orders     map[hang.Action]int
 	Held       int           // bytes of evidence, now
 	Detect     time.Duration // from the last progress to the newest verdict

@@ -248,7 +248,7 @@ func (p *parcel) unpack(shared *interner) {
 	}
 }
 
-// spent: nobody needs the tables any more.
+// spent releases the tables, which are not needed any more.
 func (p *parcel) spent() {
 	if p.size() <= MaxBody {
 		spare.Put(&tables{p.Stacks[:0], p.Groups[:0]})

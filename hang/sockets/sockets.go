@@ -74,7 +74,7 @@ func ofProcess(dir string, want filter, tables map[string]table) ([]netip.AddrPo
 // table has the local ends of connections, by the inode of their sockets as /proc/PID/fd shows it.
 type table map[string]netip.AddrPort
 
-// filter says which connections matter.
+// filter selects the connections that matter.
 type filter struct {
 	port  uint16
 	hosts []netip.Addr
@@ -156,7 +156,7 @@ func parseEnd(b []byte) (netip.AddrPort, bool) {
 
 func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
-// owned returns those of t that are among the descriptors in dir.
+// owned returns the connections of t that are among the descriptors in dir.
 func owned(dir string, t table) ([]netip.AddrPort, error) {
 	found := map[netip.AddrPort]struct{}{}
 	err := eachLink(dir, func(link string) bool {

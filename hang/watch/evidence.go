@@ -244,8 +244,8 @@ func (w *Watcher) readRest(g *gathering, ev []hang.Evidence, ras *string) {
 	w.readGroups(ev)
 }
 
-// mutes are the workers that cannot write a dump, because somebody keeps the interpreter's lock, or all are stopped. To
-// older PyTorch it looks like a hang of its own when it is asked then.
+// mutes are the workers that cannot write a dump, because a thread keeps the interpreter's lock, or all are stopped.
+// Older PyTorch takes a request at that time for a hang of its own.
 func mutes(own *looker) []bool {
 	list := make([]bool, len(own.state))
 	for i, t := range own.state {

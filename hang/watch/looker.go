@@ -17,7 +17,7 @@ type looker struct {
 	sampler *sampler
 	state   []tracked
 	patient time.Duration // stuckAfter
-	blocked func(pid int) // is told whom reading got stuck with
+	blocked func(pid int) // gets the process of a blocked read
 }
 
 // look returns nil if ctx ends before it has looked.

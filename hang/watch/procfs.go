@@ -73,7 +73,7 @@ func (p *procfs) read(path string) ([]byte, error) {
 	}
 }
 
-// task is where the files of a thread are below its process's: those of the main thread are its own.
+// task is the path of a thread's files below its process's: the main thread's are the process's own.
 func task(pid, tid int) string {
 	if tid == pid {
 		return ""
@@ -145,7 +145,8 @@ func number(b []byte) (n uint64, ok bool) {
 }
 
 // thread is the CPU time of a thread, how long it has waited for a CPU, and how often it was switched to, or off.
-// Kernels without CONFIG_SCHED_INFO tell the first by the tick, the second not, and the third in a longer file.
+// Kernels without CONFIG_SCHED_INFO count the first in ticks, do not have the second, and have the third in a longer
+// file.
 func (p *procfs) thread(pid, tid int) (cpu, wait time.Duration, switches uint64) {
 	if b, err := p.file(pid, task(pid, tid)+"schedstat"); err == nil {
 		if cpu, wait, switches, ok := parseSchedstat(b); ok {
@@ -208,7 +209,7 @@ func (p *procfs) wchan(pid, tid int) string {
 	return string(b)
 }
 
-// children are those of the main thread, or of all.
+// children are the children of the main thread, or of all.
 func (p *procfs) children(pid int, all bool) (pids []int) {
 	if !all {
 		return p.childrenOf(pid, pid, nil)

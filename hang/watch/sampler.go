@@ -55,7 +55,7 @@ type sampler struct {
 	leads   *leads
 }
 
-// leads are the threads that train, of processes of which stacks have told that this is not the main one.
+// leads are the threads that train, of processes with stacks that show another thread than the main one.
 type leads struct {
 	mu  sync.Mutex
 	tid map[int]int // by pid
@@ -124,7 +124,7 @@ func (s *sampler) net(t *tracked, next *hang.Sample, deep bool) uint64 {
 	return t.net.add(raw)
 }
 
-// proc tells of the process that trains, and of the worker's whole tree.
+// proc returns the data of the process that trains, and of the worker's whole tree.
 func (s *sampler) proc(t *tracked, pid int, st stat, page *hang.Page, deep bool) hang.Proc {
 	p := hang.Proc{State: st.state, CPU: st.cpu, Threads: st.threads, IO: s.fs.io(pid)}
 	lead := pid

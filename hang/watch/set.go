@@ -14,7 +14,7 @@ import (
 
 // Set is the workers that one torchrun has started at a time.
 type Set struct {
-	Workers          []Process // by local rank, of which none is missing
+	Workers          []Process // by local rank, without gaps
 	Parent           Process   // the torchrun
 	RankBase         int       // the rank of local rank 0
 	WorldSize        int       // of the whole job
@@ -23,7 +23,7 @@ type Set struct {
 	restarts, newest uint64
 }
 
-// Process is one. Start, field 22 of its stat, tells it from another one that has got its pid.
+// Process is one worker. Start, field 22 of its stat, distinguishes it from another process that has got its pid.
 type Process struct {
 	PID   int
 	Start uint64
@@ -87,32 +87,32 @@ func findSet(root string) *Set {
 	return found
 }
 
-// later: s was started after t.
+// later reports whether s was started after t.
 func (s *Set) later(t *Set) bool {
 	return cmp.Or(cmp.Compare(s.newest, t.newest), cmp.Compare(s.restarts, t.restarts),
 		cmp.Compare(s.Parent.PID, t.Parent.PID)) > 0
 }
 
-// Lives says whether all of the workers do. Those that have ended, and that nobody has waited for yet, do not.
+// Lives reports whether all of the workers live. Zombies do not.
 func (s *Set) Lives() bool {
 	return !slices.ContainsFunc(s.Workers, func(p Process) bool { return !p.Lives() })
 }
 
-// Over says whether none of the workers lives.
+// Over reports whether none of the workers lives.
 func (s *Set) Over() bool {
 	return !slices.ContainsFunc(s.Workers, func(p Process) bool { return p.Lives() })
 }
 
-// Same says whether both are the same processes.
+// Same reports whether both are the same processes.
 func (s *Set) Same(t *Set) bool { return t != nil && slices.Equal(s.Workers, t.Workers) }
 
-// Lives says whether the process does.
+// Lives reports whether the process lives.
 func (p Process) Lives() bool {
 	st, err := newProcfs(procRoot).stat(p.PID)
 	return err == nil && st.start == p.Start && st.alive()
 }
 
-// alive: it has not ended, as one has that nobody has waited for.
+// alive reports whether it has not ended; a zombie has.
 func (s stat) alive() bool { return s.state != 'Z' && s.state != 'X' }
 
 // assemble returns nil if a worker is missing, or the ranks are none that torchrun gives.
@@ -137,7 +137,7 @@ func assemble(root string, f kin, cs []candidate) *Set {
 	return s
 }
 
-// examine says whether a process has the variables of a worker.
+// examine reports whether a process has the variables of a worker.
 func examine(root string, pid int) (c candidate, ok bool) {
 	st, err := newProcfs(root).stat(pid)
 	if err != nil || !st.alive() {

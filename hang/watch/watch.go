@@ -24,7 +24,7 @@ type Detector interface {
 	Paused() time.Duration
 }
 
-// Config is an epoch on this node. Functions that are nil have nothing to tell.
+// Config is an epoch on this node. Functions may be nil.
 type Config struct {
 	Epoch     job.EpochID
 	Node      string
@@ -40,7 +40,7 @@ type Config struct {
 	Parse     func([]byte) (hang.Page, error)
 	Groups    func([]byte) ([]hang.Group, error)
 	Detector  Detector
-	// Store are the keys that somebody waits for, if this node has the workers' store.
+	// Store are the keys that are waited for, if this node has the workers' store.
 	Store func() []hang.StoreWait
 	// Stacks reads one process, Flight its flight recorder. They may be called by several goroutines.
 	Stacks func(ctx context.Context, pid int) (hang.Stacks, error)
@@ -58,7 +58,7 @@ type Config struct {
 	Exception func(output string) string
 	// Post delivers a report to the judge; it is tried again for a while when it fails.
 	Post func(context.Context, hang.Report) error
-	// Looked, if not nil, is told every look.
+	// Looked, if not nil, is called after every look.
 	Looked func([]hang.Sample, []hang.Suspicion)
 	// Collected, if not nil, sees the evidence with stacks that the judge gets. It must not keep it.
 	Collected func([]hang.Evidence)
@@ -243,7 +243,7 @@ func (w *Watcher) store() []hang.StoreWait {
 	return w.cfg.Store()
 }
 
-// sameRanks says whether the same workers are suspected.
+// sameRanks reports whether the same workers are suspected.
 func sameRanks(a, b []hang.Suspicion) bool {
 	return slices.EqualFunc(a, b, func(x, y hang.Suspicion) bool { return x.Rank == y.Rank })
 }

@@ -25,7 +25,7 @@ type field struct {
 
 func (f field) text() string { return string(f.Bytes) }
 
-// fields calls do with the fields of a message in order, those of fixed size left out: xpu_timer has none.
+// fields calls do with the fields of a message in order, without fields of fixed size: xpu_timer has none.
 func fields(b []byte, do func(field) error) error {
 	for len(b) > 0 {
 		f, rest, err := next(b)

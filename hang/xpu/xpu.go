@@ -118,7 +118,7 @@ func parseName(name string) (rank, size int, err error) {
 	return int(r), int(n), nil
 }
 
-// choose takes the world of the newest file. Files have no date but their own, and those of an earlier hang look alike.
+// choose takes the world of the newest file. Files have no date but their own, and an earlier hang's look alike.
 func (s *Stacks) choose(found []file) {
 	oldest, newest := found[0], found[0]
 	for _, f := range found {

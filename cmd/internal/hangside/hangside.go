@@ -1,5 +1,5 @@
-// Package hangside finds hangs of workers that somebody else has started: those of the torchrun in another container of
-// the pod. Watcher and judge are in one process, and know the ranks of this pod alone.
+// Package hangside finds hangs of workers that another launcher has started: the torchrun in another container of the
+// pod. Watcher and judge are in one process, and know the ranks of this pod alone.
 package hangside
 
 import (
@@ -38,7 +38,7 @@ type side struct {
 	hub     *serve.Hub
 	stacks  func() *pystack.Reader
 	writing sync.WaitGroup
-	unread  sync.Once // it was said that stacks cannot be read
+	unread  sync.Once // the log has the warning that stacks cannot be read
 
 	mu      sync.Mutex
 	set     *watch.Set // the newest
@@ -130,8 +130,8 @@ func (s *side) config(set *watch.Set) watch.Config {
 	}
 }
 
-// read reads the stacks of a process. That it may not is said once: hardly any hang can be found then. Without
-// eu-stack: that opens files by their names, which in this container are other ones.
+// read reads the stacks of a process. A missing permission is logged once: hardly any hang can be found then. It does
+// not use eu-stack, which opens files by their names: in this container they are other files.
 func (s *side) read(ctx context.Context, pid int) (hang.Stacks, error) {
 	st, err := s.stacks().Read(ctx, pid, pystack.Native)
 	if errors.Is(err, fs.ErrPermission) {
@@ -201,8 +201,8 @@ func (s *side) keep(number uint64) {
 	}
 }
 
-// act ends the workers that are to blame, after which torchrun starts all anew, as often as its --max-restarts says. To
-// stop the job torchrun itself is told to end.
+// act ends the culprits. torchrun then restarts all workers, as often as its --max-restarts allows. To stop the job
+// torchrun itself is terminated.
 func (s *side) act(_ string, o hang.Order) {
 	s.mu.Lock()
 	set, blamed, current := s.set, slices.Clone(s.blamed), s.watcher != nil && o.Epoch == s.epoch

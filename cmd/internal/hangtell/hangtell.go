@@ -39,10 +39,10 @@ func Timeout(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// Teller says verdicts. It is for one goroutine at a time.
+// Teller logs verdicts. It is for one goroutine at a time.
 type Teller struct{ told uint64 } // the case of the newest verdict
 
-// Verdict says that a hang is suspected, or has counted as one.
+// Verdict logs a suspected hang, or one that counts.
 func (t *Teller) Verdict(log *slog.Logger, a hang.Ask) {
 	t.told = a.Case
 	level := slog.LevelWarn
@@ -73,7 +73,7 @@ func Keep(ctx context.Context, log *slog.Logger, judge serve.Transport, run, dir
 	Write(log, dir, report.Of(run, time.Now(), p))
 }
 
-// verdictOf is the verdict that was told in a case; there may be a newer case by now.
+// verdictOf is the verdict that was reported in a case; there may be a newer case by now.
 func verdictOf(p hang.Picture, number uint64) hang.Verdict {
 	for _, t := range p.Verdicts {
 		if t.Case == number {
@@ -83,7 +83,7 @@ func verdictOf(p hang.Picture, number uint64) hang.Verdict {
 	return p.Verdict
 }
 
-// Directory is where files about hangs belong; "" if there is no such place, which is said.
+// Directory is the directory for files about hangs; "" if there is none, which is logged.
 func Directory(log *slog.Logger, xpuTimer bool, logs string) string {
 	dir, skipped := report.Dir(os.LookupEnv, xpuTimer, logs)
 	for _, err := range skipped {
@@ -92,7 +92,7 @@ func Directory(log *slog.Logger, xpuTimer bool, logs string) string {
 	return dir
 }
 
-// Write puts a case into files, and says where they are.
+// Write puts a case into files, and logs their place.
 func Write(log *slog.Logger, dir string, c report.Case) {
 	path, err := report.Write(dir, c)
 	if err != nil {
