@@ -266,9 +266,9 @@ func (m *member) labour() string {
 	switch {
 	case m.use.cpu >= busyCPU || m.eager:
 		return "computing"
-	case m.work == WorkNet:
+	case m.work == workNet:
 		return "sending or receiving"
-	case m.work == WorkChild && m.use.io < busyIO:
+	case m.work == workChild && m.use.io < busyIO:
 		return "waiting for a child at work"
 	}
 	return "reading or writing"

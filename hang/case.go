@@ -309,7 +309,7 @@ func (c *Case) answered() bool { return c.file.missing == 0 || reached(c.until, 
 
 // demand asks all nodes for something, unless much was asked lately; then it is tried again. A verdict waits for that
 // as it is: if new evidence came first, there would be no room for its confirmation again.
-func (c *Case) demand(what What, state State, time time.Duration) {
+func (c *Case) demand(what askKind, state State, time time.Duration) {
 	if !c.asks.take(c.now) {
 		if c.state == StateWaiting {
 			c.lookAt = c.asks.next(c.now)

@@ -122,7 +122,8 @@ func (s *stage) asked(a Ask) {
 	require.Equal(s.t, s.world.Epoch, a.Epoch)
 	s.asks = append(s.asks, a)
 	s.at[string(a.What)] = s.now.Sub(dawn)
-	wait := map[What]time.Duration{AskEvidence: s.answers, AskPages: 50 * time.Millisecond, AskStacks: time.Second}[a.What]
+	waits := map[askKind]time.Duration{AskEvidence: s.answers, AskPages: 50 * time.Millisecond, AskStacks: time.Second}
+	wait := waits[a.What]
 	for i := range s.world.Nodes {
 		if wait > 0 && !s.mute[i] {
 			s.due = append(s.due, answer{s.now.Add(wait), i, a})
@@ -131,12 +132,12 @@ func (s *stage) asked(a Ask) {
 }
 
 // evidence is what a node finds now: three looks, or one.
-func (s *stage) evidence(node int, what What) (es []Evidence) {
+func (s *stage) evidence(node int, what askKind) (es []Evidence) {
 	n := s.world.Nodes[node]
 	for rank := n.RankBase; rank < n.RankBase+n.Slots; rank++ {
 		w := Worker{Rank: rank, PID: 1000 + rank, Start: 7}
 		e := Evidence{Worker: w}
-		looks := map[What]int{AskEvidence: 3}[what]
+		looks := map[askKind]int{AskEvidence: 3}[what]
 		for i := range max(looks, 1) {
 			p := &Page{Rank: rank, Steps: s.steps[rank], StepTimes: []time.Duration{1}}
 			at := s.now.Sub(dawn) + time.Duration(i)
@@ -169,7 +170,7 @@ func (s *stage) suspect(since time.Duration, nodes ...int) {
 
 // suspicions are what a node knows by its newest look.
 func (s *stage) suspicions(node int, since time.Duration) []Suspicion {
-	looked := (s.now.Sub(dawn)-s.looks)/Period*Period + s.looks
+	looked := (s.now.Sub(dawn)-s.looks)/lookPeriod*lookPeriod + s.looks
 	return []Suspicion{{Rank: 2 * node, Age: looked - since, Limit: 10 * time.Second, Why: "no step"}}
 }
 
@@ -224,7 +225,7 @@ func (s *stage) answer(node int, a Ask, since time.Duration) {
 	s.hear(node, r)
 }
 
-func (s *stage) whats() (w []What) {
+func (s *stage) whats() (w []askKind) {
 	for _, a := range s.asks {
 		w = append(w, a.What)
 	}
@@ -241,7 +242,7 @@ func TestFromSuspicionToVerdict(t *testing.T) {
 	s := newStage(t, ActReport, 2)
 	require.Equal(t, StateIdle, s.c.Picture(true).State)
 	s.hangs()
-	require.Equal(t, []What{AskEvidence}, s.whats(), "one question, whoever suspects")
+	require.Equal(t, []askKind{AskEvidence}, s.whats(), "one question, whoever suspects")
 	require.Equal(t, "rank 0 (node 0 n0) has made no progress for 12 s: no step", s.notes[0].Text)
 	require.Equal(t, StateAsking, s.c.Picture(false).State)
 	require.Equal(t, s.asks[0], s.c.Pending(1))
@@ -250,7 +251,7 @@ func TestFromSuspicionToVerdict(t *testing.T) {
 	require.Len(t, s.judged[0], 4)
 	require.Zero(t, s.c.Pending(1))
 	s.pass(10*time.Second, 0)
-	require.Equal(t, []What{AskEvidence, AskPages, TellVerdict}, s.whats())
+	require.Equal(t, []askKind{AskEvidence, AskPages, TellVerdict}, s.whats())
 	require.GreaterOrEqual(t, s.at["hang-verdict"], 22*time.Second, "10 s after the first suspicion")
 	require.LessOrEqual(t, s.at["hang-verdict"], 23*time.Second)
 	p := s.c.Picture(true)
@@ -293,7 +294,7 @@ func TestVerdictIsInTimeWheneverNodesLook(t *testing.T) {
 		s.verdict = func() Verdict { v := behind(2); v.Tell, v.Deadline = 25*time.Second, 25*time.Second; return v }
 		s.hangs()
 		s.pass(25*time.Second, 0)
-		require.Equal(t, []What{AskEvidence, AskPages, TellVerdict}, s.whats(), "%s %s", s.looks, s.answers)
+		require.Equal(t, []askKind{AskEvidence, AskPages, TellVerdict}, s.whats(), "%s %s", s.looks, s.answers)
 		require.LessOrEqual(t, s.at["hang-verdict"], 27*time.Second)
 	}
 }
@@ -305,7 +306,7 @@ func TestVerdictWithLittleRoomToAsk(t *testing.T) {
 	s.c.asks = bucket{at: s.now}
 	s.suspect(0, 0, 1)
 	s.pass(40*time.Second, 0)
-	require.Equal(t, []What{AskEvidence, AskPages, TellVerdict}, s.whats())
+	require.Equal(t, []askKind{AskEvidence, AskPages, TellVerdict}, s.whats())
 	require.Equal(t, askEvery+12*time.Second, s.at[string(AskEvidence)])
 	require.Equal(t, 2*askEvery+12*time.Second, s.at[string(AskPages)])
 }
@@ -361,9 +362,9 @@ func TestProgressWithdraws(t *testing.T) {
 		s.hangs()
 		s.pass(time.Second, 0)
 		s.hear(0, Report{})
-		require.Equal(t, []What{AskEvidence}, s.whats(), "node 1 still suspects something")
+		require.Equal(t, []askKind{AskEvidence}, s.whats(), "node 1 still suspects something")
 		s.hear(1, Report{})
-		require.Equal(t, []What{AskEvidence, TellOver}, s.whats())
+		require.Equal(t, []askKind{AskEvidence, TellOver}, s.whats())
 		require.Equal(t, job.EventHangWithdrawn, s.notes[1].Event)
 		s.pass(time.Minute, -1)
 		require.Empty(t, s.orders)
@@ -374,7 +375,7 @@ func TestProgressWithdraws(t *testing.T) {
 		s.pass(8*time.Second, 0)
 		s.steps[3] = 1
 		s.pass(3*time.Second, 0)
-		require.Equal(t, []What{AskEvidence, AskPages, TellOver}, s.whats())
+		require.Equal(t, []askKind{AskEvidence, AskPages, TellOver}, s.whats())
 		require.Contains(t, s.notes[1].Text, "rank 3 makes progress")
 		require.Empty(t, s.orders)
 	})
@@ -671,7 +672,7 @@ func TestAnotherSuspectIsNotAccusedAtOnce(t *testing.T) {
 	s.verdict = func() Verdict { n++; return behind(1 + min(n, 2)) } // rank 2, then 3
 	s.hangs()
 	s.pass(11*time.Second, 0)
-	require.Equal(t, []What{AskEvidence, AskPages}, s.whats())
+	require.Equal(t, []askKind{AskEvidence, AskPages}, s.whats())
 	require.Empty(t, s.orders)
 	s.pass(8*time.Second, 0)
 	require.Contains(t, s.notes[1].Text, "rank 3 (node 1 n1) hung")
@@ -731,7 +732,7 @@ func TestLateEvidenceIsJudgedWhenItComes(t *testing.T) {
 	}
 	s.hangs()
 	s.pass(15*time.Second, 0)
-	require.Equal(t, []What{AskEvidence, AskPages, TellVerdict}, s.whats())
+	require.Equal(t, []askKind{AskEvidence, AskPages, TellVerdict}, s.whats())
 	require.Less(t, s.at["hang-verdict"], 26*time.Second)
 }
 
@@ -849,7 +850,7 @@ func TestCollection(t *testing.T) {
 	s.step(Collect{})
 	seq, recent := s.c.Collection()
 	require.True(t, recent)
-	require.Equal(t, []What{AskStacks}, s.whats())
+	require.Equal(t, []askKind{AskStacks}, s.whats())
 	p := s.c.Picture(false)
 	require.Equal(t, StateCollecting, p.State)
 	require.False(t, p.Collected)
@@ -925,7 +926,7 @@ func TestOldEpochs(t *testing.T) {
 	s.hangs()
 	s.begin(1, 2)
 	s.pass(time.Minute, -1)
-	require.Equal(t, []What{AskEvidence}, s.whats(), "it has ended with its epoch")
+	require.Equal(t, []askKind{AskEvidence}, s.whats(), "it has ended with its epoch")
 	s.step(Over{job.EpochID{Term: 1, Round: 1}})
 	_, live := s.c.Epoch()
 	require.True(t, live, "that is long over")

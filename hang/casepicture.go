@@ -34,23 +34,23 @@ func (c *Case) Pictures() (p Picture, evidence iter.Seq[Evidence]) {
 	return p, c.file.all()
 }
 
-func (c *Case) suspicions() (out []NodeSuspicion) {
+func (c *Case) suspicions() (out []nodeSuspicion) {
 	for i := range c.crew {
 		for _, s := range c.crew[i].suspicions {
 			if len(out) == maxListed {
 				return out
 			}
 			s.Age += c.now.Sub(c.crew[i].heard)
-			out = append(out, NodeSuspicion{i, c.world.Nodes[i].Name, s})
+			out = append(out, nodeSuspicion{i, c.world.Nodes[i].Name, s})
 		}
 	}
 	return out
 }
 
-func (c *Case) slow() (out []NodeText) {
+func (c *Case) slow() (out []nodeText) {
 	for i := range c.crew {
 		if text := c.crew[i].slow; text != "" && len(out) < maxListed {
-			out = append(out, NodeText{i, c.world.Nodes[i].Name, text})
+			out = append(out, nodeText{i, c.world.Nodes[i].Name, text})
 		}
 	}
 	return out
@@ -65,7 +65,7 @@ func (f *file) picture(p *Picture) {
 			p.Silent = append(p.Silent, i)
 		}
 		if d.ras != "" && len(p.RAS) < maxRAS {
-			p.RAS = append(p.RAS, NodeText{i, f.world.Nodes[i].Name, d.ras})
+			p.RAS = append(p.RAS, nodeText{i, f.world.Nodes[i].Name, d.ras})
 		}
 	}
 	p.Store = f.waits()

@@ -91,7 +91,7 @@ func (l library) read(s *Stacks) reading {
 	r, known := l[s]
 	if !known {
 		r.wait, r.sure = waitOf(s)
-		r.phase, r.where = PhaseOf(*s), whereOf(s)
+		r.phase, r.where = phaseOf(*s), whereOf(s)
 		l[s] = r
 	}
 	return r
@@ -184,7 +184,7 @@ func (m *member) atWork() bool { return m.use.busy() || m.work.busy() }
 
 // wakes reports whether its main thread looks for something now and then, which may arrive from outside of the job.
 func (m *member) wakes() bool {
-	return m.class == classIdle && (m.work == WorkWakes || m.use.switches > 2)
+	return m.class == classIdle && (m.work == workWakes || m.use.switches > 2)
 }
 
 // allIn reports whether the process was in one of these states in every sample, or in the last one, if it has ended.

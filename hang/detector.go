@@ -17,8 +17,8 @@ type DetectorConfig struct {
 
 // How far apart looks are. One that comes more than once again as late shows that the observer itself did not run.
 const (
-	Period        = time.Second
-	OutsidePeriod = 5 * time.Second
+	lookPeriod    = time.Second
+	outsidePeriod = 5 * time.Second
 )
 
 // Limits of the known pace of a worker.
@@ -94,9 +94,9 @@ func (d *Detector) lateness(now time.Duration) time.Duration {
 
 func (d *Detector) period() time.Duration {
 	if d.cfg.Outside {
-		return OutsidePeriod
+		return outsidePeriod
 	}
-	return Period
+	return lookPeriod
 }
 
 // meet finds a worker, or begins with it: its past is unknown.
@@ -182,7 +182,7 @@ func (d *Detector) Work(rank int) Work {
 	if w := d.workers[rank]; w != nil {
 		return w.toil.work()
 	}
-	return WorkNone
+	return workNone
 }
 
 // remember keeps the fields for the comparison with the next page, and how long the new steps took.
@@ -249,7 +249,7 @@ func (w *watched) why() string {
 func (d *Detector) suspectMissing(found []Suspicion, workers []Sample, store []StoreWait) []Suspicion {
 	for _, k := range store {
 		rank, named := rankInKey(k.Key)
-		limit := cmp.Or(d.cfg.Limit, StoreGrace)
+		limit := cmp.Or(d.cfg.Limit, storeGrace)
 		if k.Age < limit || !named && len(workers) == 0 {
 			continue
 		}

@@ -17,9 +17,9 @@ type lookout struct {
 }
 
 func newLookout(cfg DetectorConfig) *lookout {
-	l := &lookout{d: NewDetector(cfg), now: now0, period: Period, started: now0}
+	l := &lookout{d: NewDetector(cfg), now: now0, period: lookPeriod, started: now0}
 	if cfg.Outside {
-		l.period = OutsidePeriod
+		l.period = outsidePeriod
 	}
 	l.s = Sample{Worker: Worker{Rank: 3, PID: 7, Start: 1}, Proc: Proc{State: 'S'}}
 	if !cfg.Outside {

@@ -237,7 +237,7 @@ func TestWhoIsBehindIsNamed(t *testing.T) {
 			x.Proc.Switches += uint64(41 * i)
 			x.Proc.CPU += time.Duration(i) * 20 * time.Millisecond
 		}), KindBehind, "2", Low, soon, long, "polling in poll"},
-		{"was seen to look for something", newScene(2).behind(2, inUser("poll")).works(2, WorkWakes), KindBehind, "2", Low,
+		{"was seen to look for something", newScene(2).behind(2, inUser("poll")).works(2, workWakes), KindBehind, "2", Low,
 			soon, long, "polling in poll"},
 		{"rank 0", newScene(2).behind(0, inUser("hold")), KindBehind, "0", High, soon, soon, "rank 0 (node 0 gpu-00)"},
 		{"two", newScene(2).behind(1, inLoader()).behind(2, inUser("hold")), KindBehind, "1-2", High, soon, soon,
@@ -319,11 +319,11 @@ func TestWorkHasItsTime(t *testing.T) {
 		{"children compute", newScene(2).behind(0, inLoader()).edit(0, func(i int, x *Sample) {
 			x.Proc.TreeCPU += time.Duration(i) * time.Second
 		}), KindBusy, "0", Low, long, long, "computing in load_batch"},
-		{"a child copies", newScene(2).behind(0, inUser("f")).works(0, WorkChild), KindBusy, "0", Low, long, long,
+		{"a child copies", newScene(2).behind(0, inUser("f")).works(0, workChild), KindBusy, "0", Low, long, long,
 			"waiting for a child at work in f"},
-		{"downloads slowly", newScene(2).behind(0, inUser("f")).works(0, WorkNet), KindBusy, "0", Low, long, long,
+		{"downloads slowly", newScene(2).behind(0, inUser("f")).works(0, workNet), KindBusy, "0", Low, long, long,
 			"sending or receiving in f"},
-		{"reads slowly from storage", newScene(2).behind(0, inUser("f")).state(0, 'D').works(0, WorkIO), KindBusy, "0", Low,
+		{"reads slowly from storage", newScene(2).behind(0, inUser("f")).state(0, 'D').works(0, workIO), KindBusy, "0", Low,
 			long, long, "reading or writing in f"},
 		{"a loop in the data loader", newScene(2).behind(0, inLoader()).spins(0), KindBusy, "0", Low, long, long, ""},
 	})

@@ -31,7 +31,7 @@ func line(v Verdict) string {
 	case len(v.Suspects) == 0:
 		return ""
 	default:
-		text = who(v) + " " + fault(v) + ": " + what(v) + waiting(v)
+		text = suspectNames(v) + " " + fault(v) + ": " + suspectWork(v) + waiting(v)
 	}
 	if v.Confidence == Low {
 		text += " (uncertain: " + v.Doubt + ")"
@@ -80,8 +80,8 @@ func since(v Verdict) string {
 	return " for " + strconv.Itoa(int(v.Age.Seconds())) + " s"
 }
 
-// who names the suspects, with their node if it is one.
-func who(v Verdict) string {
+// suspectNames names the suspects, with their node if it is one.
+func suspectNames(v Verdict) string {
 	var ranks RankSet
 	first := v.Suspects[0]
 	one := true
@@ -96,8 +96,8 @@ func who(v Verdict) string {
 	return text
 }
 
-// what describes the work of the suspects; suspects with the same work are named together.
-func what(v Verdict) string {
+// suspectWork describes the work of the suspects; suspects with the same work are named together.
+func suspectWork(v Verdict) string {
 	var order []string
 	ranks := map[string]*RankSet{}
 	for _, s := range v.Suspects {

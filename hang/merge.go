@@ -229,14 +229,14 @@ func (m *merger) count(rank int, way []*Node) {
 	way[len(way)-1].End++
 }
 
-// MaxFolded is how many bytes Folded writes at most.
-const MaxFolded = 64 << 20
+// maxFolded is how many bytes Folded writes at most.
+const maxFolded = 64 << 20
 
 // Folded writes the tree as xpu_timer's viewer does, a line for each stack that ends:
 // func@source@stuck|leak;func@source@stuck|leak 1, the outermost function first. Stuck are the ranks that are in the
 // function, leak all others of the world, including ranks with no data (NoData). Characters of a name that would
-// break the format are replaced. It stops at the end of a line below MaxFolded bytes, and reports whether it has.
-func (t *Tree) Folded(w io.Writer) (cut bool, err error) { return t.folded(w, MaxFolded) }
+// break the format are replaced. It stops at the end of a line below maxFolded bytes, and reports whether it has.
+func (t *Tree) Folded(w io.Writer) (cut bool, err error) { return t.folded(w, maxFolded) }
 
 func (t *Tree) folded(w io.Writer, room int) (cut bool, err error) {
 	f := &folder{w: bufio.NewWriter(w), all: t.All, room: room}

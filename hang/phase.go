@@ -21,9 +21,9 @@ func (p Phase) lasting() bool {
 	return p == PhaseCompile || p == PhaseBuild || p == PhaseEval || p == PhaseCheckpoint
 }
 
-// PhaseOf is the phase by the names on the stacks, PhaseUnknown without one. The innermost name of the main thread
+// phaseOf is the phase by the names on the stacks, PhaseUnknown without one. The innermost name of the main thread
 // counts. Without one another thread's does, if the main thread may well wait for its work.
-func PhaseOf(s Stacks) Phase {
+func phaseOf(s Stacks) Phase {
 	main := s.Main()
 	if main != nil {
 		if p := phaseOfThread(main); p != PhaseUnknown {

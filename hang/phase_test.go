@@ -45,7 +45,7 @@ func TestPhases(t *testing.T) {
 		{"train", "/job/train.py", PhaseUnknown},
 		{"", "", PhaseUnknown},
 	} {
-		got := PhaseOf(*py(Frame{c.fn, c.file, 1}, Frame{"main", "/job/main.py", 1}))
+		got := phaseOf(*py(Frame{c.fn, c.file, 1}, Frame{"main", "/job/main.py", 1}))
 		require.Equal(t, c.want.String(), got.String(), "%s in %s", c.fn, c.file)
 	}
 }
@@ -53,15 +53,15 @@ func TestPhases(t *testing.T) {
 // The innermost phase counts, and another thread's only where the main thread has none.
 func TestPhaseOfSeveral(t *testing.T) {
 	s := py(Frame{"__next__", pip + "torch/utils/data/dataloader.py", 1}, Frame{"evaluate", "/job/train.py", 1})
-	require.Equal(t, PhaseData, PhaseOf(*s))
+	require.Equal(t, PhaseData, phaseOf(*s))
 
 	saver := Thread{Python: []Frame{{"save_checkpoint", "/job/async.py", 1}}}
 	s.Threads = append(s.Threads, saver)
-	require.Equal(t, PhaseData, PhaseOf(*s))
-	require.Equal(t, PhaseCheckpoint, PhaseOf(Stacks{Threads: []Thread{*inUser("wait").Main(), saver}}))
+	require.Equal(t, PhaseData, phaseOf(*s))
+	require.Equal(t, PhaseCheckpoint, phaseOf(Stacks{Threads: []Thread{*inUser("wait").Main(), saver}}))
 	loader := Thread{Python: []Frame{{"_pin_memory_loop", pip + "torch/utils/data/_utils/pin_memory.py", 1}}}
-	require.Equal(t, PhaseUnknown, PhaseOf(Stacks{Threads: []Thread{*inUser("f").Main(), loader}}), "that is always there")
-	require.Equal(t, PhaseUnknown, PhaseOf(Stacks{}))
+	require.Equal(t, PhaseUnknown, phaseOf(Stacks{Threads: []Thread{*inUser("f").Main(), loader}}), "that is always there")
+	require.Equal(t, PhaseUnknown, phaseOf(Stacks{}))
 	require.Equal(t, "unknown", Phase(200).String())
 }
 

@@ -50,9 +50,9 @@ func (p *play) run(on func() bool) {
 		if p.deaf != nil && p.deaf(p.now) {
 			continue
 		}
-		period := Period
+		period := lookPeriod
 		if p.job.outside {
-			period = OutsidePeriod
+			period = outsidePeriod
 		}
 		if (p.now-now0)%period == 0 {
 			p.look()
@@ -88,7 +88,7 @@ func (p *play) report(n int, r Report) {
 
 // answer takes the samples that are due, and sends them when there are all.
 func (p *play) answer() {
-	looks := map[What]int{AskEvidence: 3, AskPages: 1}[p.ask.What]
+	looks := map[askKind]int{AskEvidence: 3, AskPages: 1}[p.ask.What]
 	if looks == 0 || p.now-p.begun < time.Duration(2*p.taken())*time.Second {
 		return
 	}

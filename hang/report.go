@@ -57,22 +57,22 @@ type Summary struct {
 	Slow     string        `json:"slow,omitempty"`      // describes a straggler here, in a line
 }
 
-// What is a kind of Ask.
-type What string
+// askKind is a kind of Ask.
+type askKind string
 
 // The kinds of an Ask.
 const (
 	// AskEvidence: three samples two seconds apart, stacks of all threads between them, and all else that is known.
-	AskEvidence What = "evidence"
+	AskEvidence askKind = "evidence"
 	// AskPages: one sample, without stacks.
-	AskPages What = "pages"
+	AskPages askKind = "pages"
 	// AskStacks: one sample, the stacks of all threads and the flight recorder, of workers with or without a
 	// suspicion.
-	AskStacks What = "stacks"
+	AskStacks askKind = "stacks"
 	// TellVerdict: the case is decided; Line is the verdict, and Picture has the evidence.
-	TellVerdict What = "verdict"
+	TellVerdict askKind = "verdict"
 	// TellOver: the workers make progress again, or nothing hangs after all.
-	TellOver What = "over"
+	TellOver askKind = "over"
 )
 
 // Topic is that of the notices that carry an Ask.
@@ -85,7 +85,7 @@ type Ask struct {
 	Seq   uint64      `json:"seq"`
 	Case  uint64      `json:"case"` // the number of its case
 	Epoch job.EpochID `json:"epoch"`
-	What  What        `json:"what"`
+	What  askKind     `json:"what"`
 
 	// Line is the text for people, of TellVerdict and TellOver.
 	Line string `json:"line,omitempty"`
@@ -142,7 +142,7 @@ type Picture struct {
 	Began time.Time   `json:"began,omitzero"` // the first suspicion
 	Since time.Time   `json:"since,omitzero"` // the last progress, as the first suspicion had it
 	// Suspicions are those that hold now, 64 at most; Suspecting is how many nodes have some.
-	Suspicions []NodeSuspicion `json:"suspicions,omitempty"`
+	Suspicions []nodeSuspicion `json:"suspicions,omitempty"`
 	Suspecting int             `json:"suspecting,omitempty"`
 	// Verdict is the present result of the evidence; it counts when it is among Verdicts.
 	Verdict Verdict `json:"verdict"`
@@ -159,23 +159,23 @@ type Picture struct {
 	// Restarts are those for hangs in a row without progress between them.
 	Restarts int `json:"restarts,omitempty"`
 	// Slow are stragglers, as reported by their nodes; 64 at most.
-	Slow []NodeText `json:"slow,omitempty"`
+	Slow []nodeText `json:"slow,omitempty"`
 
 	// Evidence is by rank, without ranks that have none. It is left out unless it was asked for.
 	Evidence []Evidence  `json:"evidence,omitempty"`
 	Store    []StoreWait `json:"store,omitempty"`
-	RAS      []NodeText  `json:"ras,omitempty"` // 16 at most
+	RAS      []nodeText  `json:"ras,omitempty"` // 16 at most
 }
 
-// NodeSuspicion is a Suspicion of one node.
-type NodeSuspicion struct {
+// nodeSuspicion is a Suspicion of one node.
+type nodeSuspicion struct {
 	GroupRank int    `json:"group_rank"`
 	Node      string `json:"node"`
 	Suspicion
 }
 
-// NodeText is a text from one node.
-type NodeText struct {
+// nodeText is a text from one node.
+type nodeText struct {
 	GroupRank int    `json:"group_rank"`
 	Node      string `json:"node"`
 	Text      string `json:"text"`

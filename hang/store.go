@@ -79,8 +79,8 @@ func (c *court) absentTerms(culprits []*member) (t terms) {
 	return t
 }
 
-// StoreGrace is for how long a key may be waited for before that is suspicious.
-const StoreGrace = 10 * time.Second
+// storeGrace is for how long a key may be waited for before that is suspicious.
+const storeGrace = 10 * time.Second
 
 // rankInKey is the rank of a key of the default process group. Gloo has a key for every rank, NCCL's first one is
 // rank 0's. Keys of other groups count within them, and name no rank of the world.

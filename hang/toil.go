@@ -48,16 +48,16 @@ func (t *toil) work() Work {
 	often := func(n int) bool { return n > 0 && n*toilOften >= t.looks }
 	switch {
 	case often(t.child):
-		return WorkChild
+		return workChild
 	case often(t.net):
-		return WorkNet
+		return workNet
 	case often(t.io):
-		return WorkIO
+		return workIO
 	case t.wakes > 1 && t.wakes*wakeOften >= t.looks:
-		return WorkWakes
+		return workWakes
 	}
-	return WorkNone
+	return workNone
 }
 
 // busy work is done by the worker, or for it. One that only wakes up may be at nothing.
-func (w Work) busy() bool { return w == WorkIO || w == WorkNet || w == WorkChild }
+func (w Work) busy() bool { return w == workIO || w == workNet || w == workChild }

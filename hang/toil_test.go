@@ -14,38 +14,38 @@ func TestWorkOfAWorkerThatRests(t *testing.T) {
 		do   func(i int, p *Proc)
 		want Work
 	}{
-		{"nothing", func(int, *Proc) {}, WorkNone},
-		{"reads slowly", func(_ int, p *Proc) { p.IO += toilBytes; p.TreeIO += toilBytes }, WorkIO},
-		{"hardly reads", func(_ int, p *Proc) { p.IO += toilBytes - 1; p.TreeIO += toilBytes - 1 }, WorkNone},
+		{"nothing", func(int, *Proc) {}, workNone},
+		{"reads slowly", func(_ int, p *Proc) { p.IO += toilBytes; p.TreeIO += toilBytes }, workIO},
+		{"hardly reads", func(_ int, p *Proc) { p.IO += toilBytes - 1; p.TreeIO += toilBytes - 1 }, workNone},
 		{"writes a dump that was asked for", func(i int, p *Proc) {
 			if i == 13 || i == 14 {
 				p.IO, p.TreeIO = p.IO+1<<20, p.TreeIO+1<<20
 			}
-		}, WorkNone},
+		}, workNone},
 		{"writes every four seconds", func(i int, p *Proc) {
 			if i%4 == 0 {
 				p.IO, p.TreeIO = p.IO+1<<20, p.TreeIO+1<<20
 			}
-		}, WorkIO},
-		{"receives", func(_ int, p *Proc) { p.Net += toilBytes }, WorkNet},
-		{"keepalives", func(_ int, p *Proc) { p.Net += 200 }, WorkNone},
-		{"a child reads", func(_ int, p *Proc) { p.TreeIO += toilBytes }, WorkChild},
-		{"a child computes", func(_ int, p *Proc) { p.TreeCPU += 50 * time.Millisecond }, WorkChild},
-		{"a child looks after something", func(_ int, p *Proc) { p.TreeCPU += 10 * time.Millisecond }, WorkNone},
+		}, workIO},
+		{"receives", func(_ int, p *Proc) { p.Net += toilBytes }, workNet},
+		{"keepalives", func(_ int, p *Proc) { p.Net += 200 }, workNone},
+		{"a child reads", func(_ int, p *Proc) { p.TreeIO += toilBytes }, workChild},
+		{"a child computes", func(_ int, p *Proc) { p.TreeCPU += 50 * time.Millisecond }, workChild},
+		{"a child looks after something", func(_ int, p *Proc) { p.TreeCPU += 10 * time.Millisecond }, workNone},
 		{"the worker below a wrapper computes", func(_ int, p *Proc) {
 			p.CPU, p.TreeCPU = p.CPU+50*time.Millisecond, p.TreeCPU+50*time.Millisecond
-		}, WorkNone},
-		{"wakes up", func(_ int, p *Proc) { p.Switches += toilWakes }, WorkWakes},
+		}, workNone},
+		{"wakes up", func(_ int, p *Proc) { p.Switches += toilWakes }, workWakes},
 		{"wakes up every 16 s", func(i int, p *Proc) {
 			if i%wakeOften == 0 {
 				p.Switches += toilWakes
 			}
-		}, WorkWakes},
+		}, workWakes},
 		{"looks at a queue every 5 s", func(i int, p *Proc) {
 			if i%5 == 0 {
 				p.Switches += toilWakes - 1
 			}
-		}, WorkNone},
+		}, workNone},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newLookout(DetectorConfig{})
@@ -55,8 +55,8 @@ func TestWorkOfAWorkerThatRests(t *testing.T) {
 			}
 			require.Equal(t, c.want, l.d.Work(3))
 			l.look(func() { l.steps(time.Second) })
-			require.Equal(t, WorkNone, l.d.Work(3), "it goes on")
-			require.Equal(t, WorkNone, l.d.Work(99))
+			require.Equal(t, workNone, l.d.Work(3), "it goes on")
+			require.Equal(t, workNone, l.d.Work(99))
 		})
 	}
 }
@@ -71,7 +71,7 @@ func TestWorkIsForgotten(t *testing.T) {
 	for range 2 * toilLooks {
 		l.look(nil)
 	}
-	require.Equal(t, WorkNone, l.d.Work(3))
+	require.Equal(t, workNone, l.d.Work(3))
 }
 
 // A run learns how long it may pause. What comes before the first steps, or while nobody looks, is no pause.

@@ -139,11 +139,11 @@ type Work string
 
 // The kinds of Work.
 const (
-	WorkNone  Work = ""
-	WorkWakes Work = "wakes"   // its main thread looks for something, time and again
-	WorkIO    Work = "io"      // it reads or writes
-	WorkNet   Work = "network" // it sends or receives
-	WorkChild Work = "child"   // a descendant computes, reads or writes
+	workNone  Work = ""
+	workWakes Work = "wakes"   // its main thread looks for something, time and again
+	workIO    Work = "io"      // it reads or writes
+	workNet   Work = "network" // it sends or receives
+	workChild Work = "child"   // a descendant computes, reads or writes
 )
 
 // Evidence is one node's data about one worker for a Case.

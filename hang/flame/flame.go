@@ -15,8 +15,8 @@ import (
 	"dlrover-run/hang"
 )
 
-// MaxSize is how large a picture becomes, in bytes.
-const MaxSize = 1 << 20
+// maxSize is how large a picture becomes, in bytes.
+const maxSize = 1 << 20
 
 // Picture is the input of SVG.
 type Picture struct {
@@ -46,11 +46,11 @@ const (
 // spare is the room that a picture needs apart from its boxes: the head with the script, and the titles.
 const spare = 48 << 10
 
-// SVG writes the picture. However many ranks and functions there are it is below MaxSize: the widest functions and
+// SVG writes the picture. However many ranks and functions there are it is below maxSize: the widest functions and
 // the suspects' are drawn first, and the bottom line counts the functions that were left out.
 func SVG(w io.Writer, p Picture) error {
 	p.Sections = slices.DeleteFunc(slices.Clone(p.Sections), func(s Section) bool { return len(s.Tree.Roots) == 0 })
-	d := drawing{Picture: p, room: MaxSize - spare, y: 3 * rowHeight}
+	d := drawing{Picture: p, room: maxSize - spare, y: 3 * rowHeight}
 	d.heading()
 	for i, s := range p.Sections {
 		d.section(s, d.room/(len(p.Sections)-i))

@@ -63,7 +63,7 @@ func draw(t *testing.T, p Picture) (drawn, string) {
 	require.NoError(t, SVG(&b, p))
 	var d drawn
 	require.NoError(t, xml.Unmarshal(b.Bytes(), &d))
-	require.Less(t, b.Len(), MaxSize)
+	require.Less(t, b.Len(), maxSize)
 	return d, b.String()
 }
 
@@ -271,7 +271,7 @@ func TestPicturesStaySmall(t *testing.T) {
 	}
 	d, text := draw(t, p)
 	require.Regexp(t, `\d+ functions that are too narrow are left out`, d.Texts[len(d.Texts)-1])
-	require.Greater(t, len(text), MaxSize/2, "the room is used")
+	require.Greater(t, len(text), maxSize/2, "the room is used")
 	standing(t, d)
 	for _, rank := range []int{10, ranks} {
 		its := regexp.MustCompile(fmt.Sprintf(`\(1 rank, .*: %d;`, rank))

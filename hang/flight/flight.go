@@ -19,7 +19,7 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Bounds of a dump, and of the result of Parse.
+// Bounds of a dump, and of the result of parseDump.
 const (
 	maxBytes   = 64 << 20 // of a dump
 	maxLanes   = 1024     // process groups, and point-to-point operations of them
@@ -30,11 +30,11 @@ const (
 	maxDims    = 8
 )
 
-// Parse reads a dump: a pickle of protocol 2 to 5, or JSON. Of every process group it returns the oldest 4 collectives
-// that are not completed and the newest one that is, in the order in which they were called; point-to-point operations
-// are numbered by themselves and count as another group. It returns 64 entries at most, and leaves out completed ones
+// parseDump reads a dump: a pickle of protocol 2 to 5, or JSON. Of every process group it returns the oldest 4
+// collectives that are not completed and the newest one that is, in the order in which they were called; point-to-point
+// operations are numbered by themselves and count as another group. It returns 64 entries at most, and leaves out completed ones
 // first.
-func Parse(dump []byte) (hang.Flight, error) {
+func parseDump(dump []byte) (hang.Flight, error) {
 	if len(dump) > maxBytes {
 		return hang.Flight{}, fmt.Errorf("flight: a dump of %d bytes: at most %d are read", len(dump), maxBytes)
 	}
@@ -49,7 +49,7 @@ func Parse(dump []byte) (hang.Flight, error) {
 	return hang.Flight{Entries: c.chosen()}, nil
 }
 
-// chooser keeps the part of all collectives that Parse returns. It gets the oldest first.
+// chooser keeps the part of all collectives that parseDump returns. It gets the oldest first.
 type chooser struct {
 	lanes map[lane]*tail
 	added int

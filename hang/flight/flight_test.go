@@ -38,7 +38,7 @@ func TestDumpsOfPyTorch(t *testing.T) {
 	}
 	for _, name := range []string{"torch2.15-gloo.pickle", "torch2.15-gloo.json"} {
 		t.Run(name, func(t *testing.T) {
-			got, err := Parse(file(t, name))
+			got, err := parseDump(file(t, name))
 			require.NoError(t, err)
 			if filepath.Ext(name) == ".json" {
 				want[2].State = "completed"
@@ -75,7 +75,7 @@ func seqs(f hang.Flight) (out []string) {
 }
 
 func parse(t testing.TB, dump string) hang.Flight {
-	f, err := Parse([]byte(dump))
+	f, err := parseDump([]byte(dump))
 	require.NoError(t, err)
 	return f
 }
@@ -166,7 +166,7 @@ func TestRefused(t *testing.T) {
 		"large":            {strings.Repeat("\x80", maxBytes+1), "at most"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, err := Parse([]byte(c.dump))
+			f, err := parseDump([]byte(c.dump))
 			require.ErrorContains(t, err, c.why)
 			require.Empty(t, f)
 		})
@@ -177,7 +177,7 @@ func TestTooManyValues(t *testing.T) {
 	if testing.Short() {
 		t.Skip("two seconds with the race detector")
 	}
-	_, err := Parse([]byte("\x80\x02" + strings.Repeat("N", pickle.MaxValues+1) + "."))
+	_, err := parseDump([]byte("\x80\x02" + strings.Repeat("N", pickle.MaxValues+1) + "."))
 	require.ErrorContains(t, err, "more than")
 }
 
@@ -255,7 +255,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x07entries]\x94}\x94(\x8c\x05stateNuau."))
 	f.Add([]byte("\x80\x02}q\x00(X\x07\x00\x00\x00entries](h\x00eu."))
 	f.Fuzz(func(t *testing.T, dump []byte) {
-		got, err := Parse(dump)
+		got, err := parseDump(dump)
 		require.True(t, err == nil || got.Entries == nil)
 		require.LessOrEqual(t, len(got.Entries), maxEntries)
 		_, err = json.Marshal(got)
@@ -272,7 +272,7 @@ func BenchmarkParse(b *testing.B) {
 	b.SetBytes(int64(len(dump)))
 	b.ReportAllocs()
 	for b.Loop() {
-		_, err := Parse(dump)
+		_, err := parseDump(dump)
 		require.NoError(b, err)
 	}
 }

@@ -63,9 +63,9 @@ func (r *Recorder) set(user func(string) (string, bool), names []string, value s
 // warns of the older one, if the shim does not remove it.
 func (r *Recorder) Environ() []string { return r.environ }
 
-// ErrNone means that a worker has no flight recorder that can be asked: no process group of NCCL, or not yet, or it
+// errNone means that a worker has no flight recorder that can be asked: no process group of NCCL, or not yet, or it
 // has ended.
-var ErrNone = errors.New("flight: no flight recorder listens")
+var errNone = errors.New("flight: no flight recorder listens")
 
 const (
 	patience = 5 * time.Second
@@ -73,7 +73,7 @@ const (
 )
 
 // Read makes the recorder of a rank write a dump, and reads it. The rank answers within two seconds, or not at all:
-// after five, or when ctx ends, that is an error. Without a listener the error is ErrNone, at once.
+// after five, or when ctx ends, that is an error. Without a listener the error is errNone, at once.
 //
 // A dump needs the lock of the worker's interpreter (GIL). While another thread holds that forever, the recorder's
 // thread in the worker waits for it, which PyTorch before 2.8 takes for a watchdog that hangs: such a worker should
@@ -125,7 +125,7 @@ func same(before, now fs.FileInfo) bool {
 func trigger(pipe string) error {
 	fd, err := unix.Open(pipe, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENXIO) {
-		return ErrNone
+		return errNone
 	}
 	if err != nil {
 		return fmt.Errorf("flight: ask for a dump: open %s: %w", pipe, err)
@@ -147,5 +147,5 @@ func load(file string) (hang.Flight, error) {
 	if err != nil {
 		return hang.Flight{}, fmt.Errorf("flight: %w", err)
 	}
-	return Parse(dump)
+	return parseDump(dump)
 }

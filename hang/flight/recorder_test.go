@@ -79,10 +79,10 @@ func TestRead(t *testing.T) {
 func TestNobodyListens(t *testing.T) {
 	r, prefix := recorder(t)
 	_, err := r.Read(testContext(t), 0)
-	require.ErrorIs(t, err, ErrNone, "no fifo")
+	require.ErrorIs(t, err, errNone, "no fifo")
 	require.NoError(t, listen(t, prefix).Close())
 	_, err = r.Read(testContext(t), 0)
-	require.ErrorIs(t, err, ErrNone, "its worker has ended")
+	require.ErrorIs(t, err, errNone, "its worker has ended")
 }
 
 func TestNoAnswer(t *testing.T) {

@@ -27,15 +27,15 @@ const (
 	Tool
 )
 
-// Deadline is the time limit of a Read with no deadline in its context, or a later one.
-const Deadline = 5 * time.Second
+// readDeadline is the time limit of a Read with no deadline in its context, or a later one.
+const readDeadline = 5 * time.Second
 
 // grace is how long after its deadline a read may take that is slow, but not blocked.
 const grace = 250 * time.Millisecond
 
-// ErrAbandoned means that the memory of a process could not be read in time. As long as that read has not returned,
+// errAbandoned means that the memory of a process could not be read in time. As long as that read has not returned,
 // the process is not read again.
-var ErrAbandoned = errors.New("a read of its memory does not return")
+var errAbandoned = errors.New("a read of its memory does not return")
 
 // Reader reads stacks. It keeps its knowledge of interpreters, for the next process that runs the same one. Its
 // methods may be called at the same time.
@@ -70,17 +70,17 @@ func New() *Reader {
 // Read returns the stacks of a process: of every thread with Python frames, with Native or Tool of the others, too;
 // the main thread is there always, and first. An error means that nothing of the process can be read; Stacks.Error
 // describes other missing parts. A process that is no Python has an empty Interpreter. Read returns when ctx ends, or
-// at Deadline, with the stacks until then, and 250 ms later at the latest (ErrAbandoned).
+// at readDeadline, with the stacks until then, and 250 ms later at the latest (errAbandoned).
 func (r *Reader) Read(ctx context.Context, pid int, want ...Want) (hang.Stacks, error) {
 	start, err := startTime(pid)
 	if err != nil {
 		return hang.Stacks{}, explain(pid, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, Deadline)
+	ctx, cancel := context.WithTimeout(ctx, readDeadline)
 	defer cancel()
 	j, ok := r.begin(process{pid: pid, start: start})
 	if !ok {
-		return hang.Stacks{}, explain(pid, ErrAbandoned)
+		return hang.Stacks{}, explain(pid, errAbandoned)
 	}
 	go func() {
 		j.stacks, j.err = r.read(ctx, pid, wanted(want))
@@ -90,7 +90,7 @@ func (r *Reader) Read(ctx context.Context, pid int, want ...Want) (hang.Stacks, 
 	case <-j.returned:
 	case <-ctx.Done():
 		if !j.returnsWithin(grace) && r.abandon(j) {
-			return hang.Stacks{}, explain(pid, ErrAbandoned)
+			return hang.Stacks{}, explain(pid, errAbandoned)
 		}
 	}
 	return j.stacks, explain(pid, j.err)

@@ -40,12 +40,12 @@ func TestBlockedReadIsAbandoned(t *testing.T) {
 		r.open = func(int) (memoryFile, error) { return m, nil }
 		began := time.Now()
 		_, err := r.Read(t.Context(), x.pid)
-		require.ErrorIs(t, err, ErrAbandoned)
-		require.Equal(t, Deadline+grace, time.Since(began))
+		require.ErrorIs(t, err, errAbandoned)
+		require.Equal(t, readDeadline+grace, time.Since(began))
 
 		began = time.Now()
 		_, err = r.Read(t.Context(), x.pid)
-		require.ErrorIs(t, err, ErrAbandoned)
+		require.ErrorIs(t, err, errAbandoned)
 		require.Zero(t, time.Since(began))
 		require.Equal(t, int32(1), m.reads.Load())
 

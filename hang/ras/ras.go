@@ -18,8 +18,8 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// DefaultAddress is where NCCL listens.
-const DefaultAddress = "localhost:28028"
+// defaultAddress is where NCCL listens.
+const defaultAddress = "localhost:28028"
 
 // Bounds of an answer, in bytes.
 const (
@@ -28,8 +28,8 @@ const (
 	maxHead = 4 << 10
 )
 
-// ErrNone means that no process listens: no NCCL, an old one, or its workers have ended.
-var ErrNone = errors.New("ras: nobody listens")
+// errNone means that no process listens: no NCCL, an old one, or its workers have ended.
+var errNone = errors.New("ras: nobody listens")
 
 // Address is where workers with the variables of user listen, or "" when they have switched it off.
 func Address(user func(name string) (value string, ok bool)) string {
@@ -37,7 +37,7 @@ func Address(user func(name string) (value string, ok bool)) string {
 		return ""
 	}
 	addr, _ := user("NCCL_RAS_ADDR")
-	return cmp.Or(addr, DefaultAddress)
+	return cmp.Or(addr, defaultAddress)
 }
 
 // Query returns the verbose status of the job of the RAS that listens at addr, as text for people. Where several jobs
@@ -51,7 +51,7 @@ func Query(ctx context.Context, addr string) (string, error) {
 	defer cancel()
 	nc, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return "", ErrNone
+		return "", errNone
 	}
 	if err != nil {
 		return "", fmt.Errorf("ras: %w", err)

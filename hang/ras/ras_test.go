@@ -69,7 +69,7 @@ func TestNobodyListens(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
 	_, err = Query(t.Context(), l.Addr().String())
-	require.ErrorIs(t, err, ErrNone)
+	require.ErrorIs(t, err, errNone)
 }
 
 // What has come until the deadline is worth having.
@@ -109,7 +109,7 @@ func TestBothEndsOfALongStatusAreKept(t *testing.T) {
 
 func TestAddress(t *testing.T) {
 	for want, user := range map[string]map[string]string{
-		DefaultAddress: {"NCCL_RAS_ENABLE": "1"},
+		defaultAddress: {"NCCL_RAS_ENABLE": "1"},
 		"[::1]:1":      {"NCCL_RAS_ADDR": "[::1]:1"},
 		"":             {"NCCL_RAS_ADDR": "[::1]:1", "NCCL_RAS_ENABLE": "0"},
 	} {

@@ -144,13 +144,13 @@ func (in *interned) add(frames []hang.Frame) *int {
 	return &i
 }
 
-// MaxJSON is how large a hang_report.json may be that is read.
-const MaxJSON = 256 << 20
+// maxJSON is how large a hang_report.json may be that is read.
+const maxJSON = 256 << 20
 
 // ReadJSON reads the output of WriteJSON.
 func ReadJSON(r io.Reader) (Case, error) {
 	var d document
-	if err := json.NewDecoder(io.LimitReader(r, MaxJSON)).Decode(&d); err != nil {
+	if err := json.NewDecoder(io.LimitReader(r, maxJSON)).Decode(&d); err != nil {
 		return Case{}, fmt.Errorf("no %s: %w", JSONFile, err)
 	}
 	c := d.Case

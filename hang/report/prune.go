@@ -16,8 +16,8 @@ import (
 
 // Limits of the reports in a directory.
 const (
-	KeepOfJob = 16 // reports
-	Keep      = 64 // of all jobs
+	keepOfJob = 16 // reports
+	keepAll   = 64 // of all jobs
 	KeepFor   = 30 * 24 * time.Hour
 	// unfinished is how long the staging directory of a report may belong to a running writer.
 	unfinished = time.Hour
@@ -31,7 +31,7 @@ type old struct {
 }
 
 // Prune makes room in the directory of a report that was just written, at path. It removes reports that are older
-// than KeepFor, all but the newest KeepOfJob of one job, and all but the newest Keep. The report at path stays. A
+// than KeepFor, all but the newest keepOfJob of one job, and all but the newest keepAll. The report at path stays. A
 // directory stays as well unless it is this user's, has a report's name and only a report's files. Links are not
 // followed.
 func Prune(path string, now time.Time) error {
@@ -49,7 +49,7 @@ func Prune(path string, now time.Time) error {
 		if left[r.job]++; r.name == filepath.Base(path) {
 			continue
 		}
-		if i >= Keep || left[r.job] > KeepOfJob || now.Sub(r.at) > KeepFor {
+		if i >= keepAll || left[r.job] > keepOfJob || now.Sub(r.at) > KeepFor {
 			remove(root, r)
 		}
 	}

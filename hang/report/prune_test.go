@@ -43,22 +43,22 @@ func requireLeft(t *testing.T, dir string, want ...[]string) {
 func TestOldReportsAreRemoved(t *testing.T) {
 	dir, now := t.TempDir(), time.Unix(1790000000, 0)
 	others := written(t, dir, "b-1", now, 0.5, 29.9, 30.1)
-	mine := written(t, dir, "a", now, numbered(0, KeepOfJob+3)...)
+	mine := written(t, dir, "a", now, numbered(0, keepOfJob+3)...)
 	newest := written(t, dir, "a", now, 100) // its clock is wrong
 	require.NoError(t, Prune(newest[0], now))
-	requireLeft(t, dir, mine[:KeepOfJob], newest, others[:2])
+	requireLeft(t, dir, mine[:keepOfJob], newest, others[:2])
 	require.NoError(t, Prune(newest[0], now))
-	requireLeft(t, dir, mine[:KeepOfJob], newest, others[:2])
+	requireLeft(t, dir, mine[:keepOfJob], newest, others[:2])
 }
 
 func TestReportsOfManyJobsAreBounded(t *testing.T) {
 	dir, now := t.TempDir(), time.Unix(1790000000, 0)
 	var all []string
-	for i := range Keep + 5 {
+	for i := range keepAll + 5 {
 		all = append(all, written(t, dir, fmt.Sprint("job-", i), now, float64(i)/10)...)
 	}
 	require.NoError(t, Prune(all[0], now))
-	requireLeft(t, dir, all[:Keep])
+	requireLeft(t, dir, all[:keepAll])
 }
 
 // What is no report of this user, or has something of somebody's in it, is not touched, nor what links point at.
@@ -73,8 +73,8 @@ func TestOnlyReportsAreRemoved(t *testing.T) {
 	noted := written(t, dir, "noted", now, 90)[0]
 	require.NoError(t, os.WriteFile(filepath.Join(noted, "notes.txt"), []byte("mine"), 0o600))
 	linked := written(t, dir, "linked", now, 90)[0]
-	require.NoError(t, os.Remove(filepath.Join(linked, TraceFile)))
-	require.NoError(t, os.Symlink(filepath.Join(elsewhere, TraceFile), filepath.Join(linked, TraceFile)))
+	require.NoError(t, os.Remove(filepath.Join(linked, traceFile)))
+	require.NoError(t, os.Symlink(filepath.Join(elsewhere, traceFile), filepath.Join(linked, traceFile)))
 	if os.Geteuid() == 0 {
 		require.NoError(t, os.Chown(written(t, dir, "other", now, 90)[0], 12345, -1))
 	}

@@ -51,8 +51,8 @@ const (
 	NativeStacks  = "cpp_stack"
 	NativePicture = "cpp_stack.svg"
 	JSONFile      = "hang_report.json"
-	TextFile      = "hang_report.txt"
-	TraceFile     = "trace.json"
+	textFile      = "hang_report.txt"
+	traceFile     = "trace.json"
 )
 
 // Newest is the newest report in dir, which may be one itself, and when it was written; "": there is none.
@@ -194,7 +194,7 @@ type content struct {
 func (c Case) contents() []content {
 	trace := func(w io.Writer) error { return hang.WriteTrace(w, c.World, c.Evidence, c.Verdict) }
 	return append(c.stackContents(),
-		content{JSONFile, c.WriteJSON}, content{TextFile, c.WriteText}, content{TraceFile, trace})
+		content{JSONFile, c.WriteJSON}, content{textFile, c.WriteText}, content{traceFile, trace})
 }
 
 // stackContents are those that xpu_timer's viewer writes, too.

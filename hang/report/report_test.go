@@ -145,7 +145,7 @@ func TestReportIsADirectoryWithAllFiles(t *testing.T) {
 	path, err := Write(dir, stuck())
 	require.NoError(t, err)
 	require.Equal(t, filepath.Join(dir, "hang-job_7_x-1790000000-1.2.3"), path)
-	require.Equal(t, []string{NativeStacks, NativePicture, JSONFile, TextFile, PythonStacks, PythonPicture, TraceFile},
+	require.Equal(t, []string{NativeStacks, NativePicture, JSONFile, textFile, PythonStacks, PythonPicture, traceFile},
 		names(t, path))
 	link, err := os.Readlink(filepath.Join(dir, Latest))
 	require.NoError(t, err)
@@ -166,7 +166,7 @@ func TestReportIsADirectoryWithAllFiles(t *testing.T) {
 		require.NoError(t, xml.Unmarshal([]byte(svg), new(struct{})))
 		require.Contains(t, svg, "no data: 3")
 	}
-	require.True(t, json.Valid([]byte(read(t, path, TraceFile))))
+	require.True(t, json.Valid([]byte(read(t, path, traceFile))))
 }
 
 func TestTextSaysWhoAndWhere(t *testing.T) {
@@ -398,7 +398,7 @@ func TestFilesOfAnUmaskedProcess(t *testing.T) {
 	dir := t.TempDir()
 	path, err := Write(dir, stuck())
 	require.NoError(t, err)
-	info, err := os.Stat(filepath.Join(path, TextFile))
+	info, err := os.Stat(filepath.Join(path, textFile))
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 }

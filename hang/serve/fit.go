@@ -9,9 +9,9 @@ import (
 
 // Bounds of a report. Data beyond is cut off, not refused: the rest of it may name a culprit. Texts are in bytes.
 const (
-	// MaxBody and MaxPlain bound a report as it comes, and when it is unpacked.
-	MaxBody  = 1 << 20
-	MaxPlain = 8 << 20
+	// maxBody and maxPlain bound a report as it comes, and when it is unpacked.
+	maxBody  = 1 << 20
+	maxPlain = 8 << 20
 
 	maxTable    = 2 << 20 // all stacks, and all groups, of one report
 	maxWorkers  = 4096

@@ -67,13 +67,13 @@ func (h *Hub) receive(w http.ResponseWriter, req *http.Request, run, id string) 
 	return h.take(run, id, p)
 }
 
-// read takes a body of at most MaxBody. Large ones are read a few at a time, one of each launcher, and fewer are
+// read takes a body of at most maxBody. Large ones are read a few at a time, one of each launcher, and fewer are
 // unpacked; until then they wait in the kernel.
 func (h *Hub) read(w http.ResponseWriter, req *http.Request, who string) (*parcel, error) {
 	large := req.ContentLength < 0 || req.ContentLength > largeBody
 	if large {
 		if _, another := h.senders.LoadOrStore(who, nil); another {
-			return nil, fmt.Errorf("%w: another report of this launcher is being read", ErrBusy)
+			return nil, fmt.Errorf("%w: another report of this launcher is being read", errBusy)
 		}
 		defer h.senders.Delete(who)
 		if err := enter(req, h.reading); err != nil {
@@ -82,9 +82,9 @@ func (h *Hub) read(w http.ResponseWriter, req *http.Request, who string) (*parce
 		defer func() { <-h.reading }()
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
-	body, err := readAll(http.MaxBytesReader(w, req.Body, MaxBody), req.ContentLength)
+	body, err := readAll(http.MaxBytesReader(w, req.Body, maxBody), req.ContentLength)
 	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
-		return nil, fmt.Errorf("%w: the report has more than %d KiB", ErrBadRequest, MaxBody>>10)
+		return nil, fmt.Errorf("%w: the report has more than %d KiB", ErrBadRequest, maxBody>>10)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: read the report: %w", ErrBadRequest, err)
@@ -111,7 +111,7 @@ func enter(req *http.Request, places chan struct{}) error {
 	case places <- struct{}{}:
 		return nil
 	case <-expired.C:
-		return ErrBusy
+		return errBusy
 	case <-req.Context().Done():
 		return req.Context().Err()
 	}
@@ -120,7 +120,7 @@ func enter(req *http.Request, places chan struct{}) error {
 // readAll reads to the end. size is how much there probably is, -1 for unknown.
 func readAll(r io.Reader, size int64) ([]byte, error) {
 	var b bytes.Buffer
-	if size > 0 && size <= MaxBody {
+	if size > 0 && size <= maxBody {
 		b.Grow(int(size) + bytes.MinRead) // so that it does not grow again
 	}
 	_, err := b.ReadFrom(r)

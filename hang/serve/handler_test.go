@@ -113,7 +113,7 @@ func TestErrorsOverHTTP(t *testing.T) {
 	require.NoError(t, err)
 	h.Close()
 	_, err = over.Collect(t.Context(), "r")
-	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, errClosed)
 	old := Over(caller{http.NotFoundHandler()})
 	_, err = old.Post(t.Context(), "r", Report{})
 	require.ErrorIs(t, err, ErrBadRequest)
@@ -146,8 +146,8 @@ func TestBadReports(t *testing.T) {
 	}{
 		"no JSON":       {"", []byte("{"), "unexpected end"},
 		"a list":        {"", []byte("[]"), "cannot unmarshal"},
-		"a bomb":        {"gzip", zipped(strings.Repeat(" ", MaxPlain+1)), "more than 8 MiB when it is unpacked"},
-		"too large":     {"", bytes.Repeat([]byte(" "), MaxBody+1), "more than 1024 KiB"},
+		"a bomb":        {"gzip", zipped(strings.Repeat(" ", maxPlain+1)), "more than 8 MiB when it is unpacked"},
+		"too large":     {"", bytes.Repeat([]byte(" "), maxBody+1), "more than 1024 KiB"},
 		"half a zip":    {"gzip", zipped("{}")[:15], "EOF"},
 		"no zip":        {"gzip", []byte("{}"), "EOF"},
 		"odd encoding":  {"br", []byte("{}"), `encoding "br"`},
@@ -296,7 +296,7 @@ func TestLargeReportsAreMadeSmaller(t *testing.T) {
 			es[0].Samples[0].Page.StepTimes = []time.Duration{1, 2}
 			body, encoding, err := encode(Report{Evidence: es})
 			require.NoError(t, err)
-			require.Less(t, len(body), MaxBody)
+			require.Less(t, len(body), maxBody)
 			require.Equal(t, c.log, es[0].Log, "the caller's stays what it is")
 			p, err := decode(body, encoding)
 			require.NoError(t, err)

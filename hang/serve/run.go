@@ -139,7 +139,7 @@ func (r *run) collect(w hang.World) (uint64, error) {
 	r.stepLocked(r.used, hang.Collect{})
 	seq, recent := r.of.Collection()
 	if !recent {
-		return 0, fmt.Errorf("%w: the nodes were asked too often; try again in a minute", ErrBusy)
+		return 0, fmt.Errorf("%w: the nodes were asked too often; try again in a minute", errBusy)
 	}
 	return seq, nil
 }

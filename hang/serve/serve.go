@@ -53,10 +53,10 @@ type Transport interface {
 
 // Bounds of a Hub's memory.
 const (
-	// MaxHeld is about how many bytes of evidence are kept of all runs, and MaxRunHeld of one. Evidence beyond is
+	// maxHeld is about how many bytes of evidence are kept of all runs, and maxRunHeld of one. Evidence beyond is
 	// taken without its stacks, and then not at all.
-	MaxHeld    = 512 << 20
-	MaxRunHeld = 192 << 20
+	maxHeld    = 512 << 20
+	maxRunHeld = 192 << 20
 	// retention is how long the state of a run is kept that Config.Keep does not know.
 	retention = 10 * time.Minute
 )
@@ -85,7 +85,7 @@ type Config struct {
 	Keep func(run string) bool
 	Log  *slog.Logger
 
-	// In all but tests hang.Judge, MaxHeld and MaxRunHeld.
+	// In all but tests hang.Judge, maxHeld and maxRunHeld.
 	judge               func(hang.World, iter.Seq[hang.Evidence], []hang.StoreWait) hang.Verdict
 	maxHeld, maxRunHeld int
 }
@@ -122,11 +122,11 @@ func New(cfg Config) *Hub {
 	if cfg.judge == nil {
 		cfg.judge = hang.Judge
 	}
-	cfg.maxHeld, cfg.maxRunHeld = cmp.Or(cfg.maxHeld, MaxHeld), cmp.Or(cfg.maxRunHeld, MaxRunHeld)
+	cfg.maxHeld, cfg.maxRunHeld = cmp.Or(cfg.maxHeld, maxHeld), cmp.Or(cfg.maxRunHeld, maxRunHeld)
 	return &Hub{
 		cfg: cfg, unread: map[string]bool{},
-		runs: runhost.New[*run](runhost.Config{Closed: ErrClosed, Full: tooMuch("%d runs", runhost.MaxRuns),
-			Forgotten: func(string) error { return ErrClosed }}),
+		runs: runhost.New[*run](runhost.Config{Closed: errClosed, Full: tooMuch("%d runs", runhost.MaxRuns),
+			Forgotten: func(string) error { return errClosed }}),
 		decoding: make(chan struct{}, runtime.GOMAXPROCS(0)+1),
 		reading:  make(chan struct{}, maxReading), sending: make(chan struct{}, maxSending),
 	}

@@ -127,13 +127,13 @@ func TestWhoMayReport(t *testing.T) {
 	r.running = true
 	require.NoError(t, post("r", id(0), r.epoch))
 	h.Close()
-	require.ErrorIs(t, post("r", id(0), r.epoch), ErrClosed)
+	require.ErrorIs(t, post("r", id(0), r.epoch), errClosed)
 	_, err = h.Picture(t.Context(), "r", false)
-	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, errClosed)
 	h.Ended("r", r.epoch)
 	h.Forget("r")
 	_, err = h.Picture(t.Context(), "r", false)
-	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, errClosed)
 }
 
 // A notice may be lost; whoever reports is asked by the answer.
@@ -185,7 +185,7 @@ func TestCollectStacks(t *testing.T) {
 			answer(seq)
 			time.Sleep(6 * time.Second)
 		}
-		require.ErrorIs(t, err, ErrBusy)
+		require.ErrorIs(t, err, errBusy)
 	})
 }
 
@@ -231,7 +231,7 @@ func TestRunsAreBounded(t *testing.T) {
 		require.NoError(t, err)
 	}
 	_, err := h.open("one more")
-	require.ErrorIs(t, err, ErrLimit)
+	require.ErrorIs(t, err, errLimit)
 }
 
 // A Spec of another version is no reason to say nothing: it is logged once, and the launcher hears of it.

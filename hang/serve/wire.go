@@ -23,11 +23,11 @@ var (
 	ErrNotMember = errors.New("no report is asked of this launcher")
 	// ErrUnknownRun: no node of the run has reported anything.
 	ErrUnknownRun = errors.New("nothing is known of hangs")
-	// ErrLimit and ErrBusy: the service has too much to do; the latter passes.
-	ErrLimit = errors.New("the service keeps too much of hangs")
-	ErrBusy  = errors.New("the service has too much to do with hangs at once")
-	// ErrClosed: the service is shutting down.
-	ErrClosed = errors.New("the judge of hangs is shutting down")
+	// errLimit and errBusy: the service has too much to do; the latter passes.
+	errLimit = errors.New("the service keeps too much of hangs")
+	errBusy  = errors.New("the service has too much to do with hangs at once")
+	// errClosed: the service is shutting down.
+	errClosed = errors.New("the judge of hangs is shutting down")
 )
 
 var (
@@ -40,7 +40,7 @@ func notMember(run string, err error) error {
 }
 func unknownRun(run string) error { return fmt.Errorf("%w in run %q", ErrUnknownRun, run) }
 func tooMuch(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{ErrLimit}, args...)...)
+	return fmt.Errorf("%w: "+format, append([]any{errLimit}, args...)...)
 }
 
 // wireErrors are errors over HTTP. Those that the rendezvous has, too, have its codes.
@@ -49,9 +49,9 @@ func wireErrors() httperr.Table {
 		{Err: ErrBadRequest, Status: http.StatusBadRequest, Code: "bad_request"},
 		{Err: ErrNotMember, Status: http.StatusNotFound, Code: "unknown_node"},
 		{Err: ErrUnknownRun, Status: http.StatusNotFound, Code: "unknown_run"},
-		{Err: ErrLimit, Status: http.StatusTooManyRequests, Code: "limit"},
-		{Err: ErrBusy, Status: http.StatusServiceUnavailable, Code: "busy"},
-		{Err: ErrClosed, Status: http.StatusServiceUnavailable, Code: "closed"},
+		{Err: errLimit, Status: http.StatusTooManyRequests, Code: "limit"},
+		{Err: errBusy, Status: http.StatusServiceUnavailable, Code: "busy"},
+		{Err: errClosed, Status: http.StatusServiceUnavailable, Code: "closed"},
 	}
 }
 
@@ -194,7 +194,7 @@ func encodeAll(r Report) (body []byte, encoding string, err error) {
 		return body, "", nil
 	}
 	zipped := zip(body)
-	if len(body) > MaxPlain || len(zipped) > MaxBody {
+	if len(body) > maxPlain || len(zipped) > maxBody {
 		return nil, "", nil
 	}
 	return zipped, "gzip", nil
@@ -250,7 +250,7 @@ func (p *parcel) unpack(shared *interner) {
 
 // spent releases the tables, which are not needed any more.
 func (p *parcel) spent() {
-	if p.size() <= MaxBody {
+	if p.size() <= maxBody {
 		spare.Put(&tables{p.Stacks[:0], p.Groups[:0]})
 	}
 	p.tables = tables{}
@@ -311,7 +311,7 @@ var (
 )
 
 func release(room *bytes.Buffer) {
-	if room.Reset(); room.Cap() <= MaxBody {
+	if room.Reset(); room.Cap() <= maxBody {
 		rooms.Put(room)
 	}
 }
@@ -365,10 +365,10 @@ func unzip(room *bytes.Buffer, body []byte) error {
 	if err := z.Reset(bytes.NewReader(body)); err != nil {
 		return err
 	}
-	if n, err := room.ReadFrom(io.LimitReader(z, MaxPlain+1)); err != nil {
+	if n, err := room.ReadFrom(io.LimitReader(z, maxPlain+1)); err != nil {
 		return err
-	} else if n > MaxPlain {
-		return fmt.Errorf("the report has more than %d MiB when it is unpacked", MaxPlain>>20)
+	} else if n > maxPlain {
+		return fmt.Errorf("the report has more than %d MiB when it is unpacked", maxPlain>>20)
 	}
 	return nil
 }

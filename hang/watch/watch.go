@@ -14,8 +14,8 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Detector is hang.Detector.
-type Detector interface {
+// detector is hang.Detector.
+type detector interface {
 	// Look returns all that are suspected now.
 	Look(now time.Duration, workers []hang.Sample, store []hang.StoreWait) []hang.Suspicion
 	// Work is the observed work of a rank since its last progress.
@@ -39,7 +39,7 @@ type Config struct {
 	Pages     string // directory of the shim's pages; "": there are none
 	Parse     func([]byte) (hang.Page, error)
 	Groups    func([]byte) ([]hang.Group, error)
-	Detector  Detector
+	Detector  detector
 	// Store are the keys that are waited for, if this node has the workers' store.
 	Store func() []hang.StoreWait
 	// Stacks reads one process, Flight its flight recorder. They may be called by several goroutines.

@@ -35,7 +35,7 @@ func (s *script) Look(time.Duration, []hang.Sample, []hang.StoreWait) []hang.Sus
 	return nil
 }
 
-func (s *script) Work(int) hang.Work    { return hang.WorkNet }
+func (s *script) Work(int) hang.Work    { return hang.Work("network") }
 func (s *script) Paused() time.Duration { return time.Hour }
 
 // judge hears reports.
@@ -236,7 +236,7 @@ func TestEvidence(t *testing.T) {
 		for i, ev := range e.Evidence {
 			require.Equal(t, 10+i, ev.Rank)
 			require.Equal(t, "n", ev.Node)
-			require.Equal(t, hang.WorkNet, ev.Work)
+			require.Equal(t, hang.Work("network"), ev.Work)
 			require.NotNil(t, ev.Flight)
 			require.Len(t, ev.Samples, 3)
 			require.Equal(t, 4*time.Second, ev.Samples[2].At-ev.Samples[0].At)

@@ -151,7 +151,7 @@ func (s *Stacks) read(dir string, f file) {
 	b, err := openfile.Read(filepath.Join(dir, f.name), maxFile)
 	if err == nil {
 		var e hang.Evidence
-		if e, err = Parse(b); err == nil {
+		if e, err = parseFile(b); err == nil {
 			e.Rank = f.rank
 			s.Evidence = append(s.Evidence, e)
 			return
@@ -160,8 +160,8 @@ func (s *Stacks) read(dir string, f file) {
 	s.Notes = append(s.Notes, fmt.Sprintf("%s: %v", f.name, err))
 }
 
-// Parse reads one file. Threads that have both sorts of stacks come twice: the orders of both are kept.
-func Parse(b []byte) (hang.Evidence, error) {
+// parseFile reads one file. Threads that have both sorts of stacks come twice: the orders of both are kept.
+func parseFile(b []byte) (hang.Evidence, error) {
 	e := hang.Evidence{Stacks: &hang.Stacks{}}
 	var native []hang.Thread
 	var problems []string

@@ -30,7 +30,7 @@ func dump() message {
 }
 
 func TestParse(t *testing.T) {
-	e, err := Parse(dump())
+	e, err := parseFile(dump())
 	require.NoError(t, err)
 	require.Equal(t, hang.Evidence{
 		Worker:  hang.Worker{Rank: -1, PID: 1142},
@@ -48,7 +48,7 @@ func TestParse(t *testing.T) {
 }
 
 func TestWhatToolsComplainedAboutIsKept(t *testing.T) {
-	e, err := Parse(message{}.text(6, "pstack: no such process\n").text(8, "py-spy: denied"))
+	e, err := parseFile(message{}.text(6, "pstack: no such process\n").text(8, "py-spy: denied"))
 	require.NoError(t, err)
 	require.Equal(t, "pstack: no such process\n\npy-spy: denied", e.Stacks.Error)
 	require.Empty(t, e.Samples)
@@ -67,14 +67,14 @@ func TestWhatIsNoMessageIsRefused(t *testing.T) {
 		{0xff}, {0x08}, {0x0a, 0x05, 1}, {0x0b}, {0x00, 0x00}, {0x0d, 1}, {0x09, 1}, {0x0a, 0x02, 0x0a, 0x09},
 		message{}.within(2, message{}.within(7, message{0x0a})),
 	} {
-		_, err := Parse(b)
+		_, err := parseFile(b)
 		require.Error(t, err, "%v", []byte(b))
 	}
 	var many message
 	for range maxThreads + 1 {
 		many = many.within(1, message{0x50, 0})
 	}
-	_, err := Parse(many)
+	_, err := parseFile(many)
 	require.ErrorContains(t, err, "4096 threads")
 }
 
@@ -83,7 +83,7 @@ func TestDeepStacksAreCut(t *testing.T) {
 	for i := range maxFrames + 5 {
 		deep = deep.within(3, message{}.text(1, fmt.Sprintf("f%d", i)))
 	}
-	e, err := Parse(message{}.within(1, deep))
+	e, err := parseFile(message{}.within(1, deep))
 	require.NoError(t, err)
 	require.Len(t, e.Stacks.Threads[0].Native, maxFrames)
 	require.Equal(t, "f0", e.Stacks.Threads[0].Native[0].Func, "the innermost are kept")
@@ -99,7 +99,7 @@ func TestFormat(t *testing.T) {
 	e := hang.Evidence{Worker: hang.Worker{Rank: 3, PID: 1142}, Error: "late", Samples: []hang.Sample{
 		{Proc: hang.Proc{State: 'R'}}, {Proc: hang.Proc{State: 'D'}}},
 		Stacks: &hang.Stacks{Error: "not all", Threads: []hang.Thread{lead, main, {TID: 1151, Name: "idle"}}}}
-	got, err := Parse(Format(e))
+	got, err := parseFile(Format(e))
 	require.NoError(t, err)
 	unknown := []hang.Frame{{Func: "step", File: "t.py", Line: 3}, {Func: "??", File: "??"}}
 	require.Equal(t, hang.Evidence{
@@ -127,7 +127,7 @@ func TestFormat(t *testing.T) {
 // A rank of which nothing is known has no file, one that could not be read says why.
 func TestFormatOfLittle(t *testing.T) {
 	require.Nil(t, Format(hang.Evidence{Worker: hang.Worker{Rank: 1, PID: 7}, Stacks: &hang.Stacks{}}))
-	e, err := Parse(Format(hang.Evidence{Worker: hang.Worker{Rank: 1, PID: 7}, Error: "the process is gone"}))
+	e, err := parseFile(Format(hang.Evidence{Worker: hang.Worker{Rank: 1, PID: 7}, Error: "the process is gone"}))
 	require.NoError(t, err)
 	require.Equal(t, "the process is gone", e.Stacks.Error)
 }
@@ -135,10 +135,10 @@ func TestFormatOfLittle(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(dump()))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if e, err := Parse(b); err == nil {
+		if e, err := parseFile(b); err == nil {
 			e.Rank = 0
 			hang.Merge(hang.World{}, []hang.Evidence{e}, hang.MergeOptions{Native: true, States: true})
-			_, err := Parse(Format(e))
+			_, err := parseFile(Format(e))
 			require.NoError(t, err)
 		}
 	})

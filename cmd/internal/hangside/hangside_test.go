@@ -82,10 +82,10 @@ func TestSettings(t *testing.T) {
 	c, err := Settings(Off, "report", false, env("x"))
 	require.NoError(t, err)
 	require.Nil(t, c)
-	c, err = Settings(Outside, "restart", true, env("60"))
+	c, err = Settings(outside, "restart", true, env("60"))
 	require.NoError(t, err)
 	require.Equal(t, "action=restart after=1m0s", c.Spec.String())
-	_, err = Settings(Outside, "report", false, env("x"))
+	_, err = Settings(outside, "report", false, env("x"))
 	require.ErrorContains(t, err, "$XPU_TIMER_HANG_TIMEOUT")
 }
 

@@ -10,14 +10,14 @@ import (
 // How hangs are found.
 const (
 	Off     = "off"
-	Outside = "outside"
+	outside = "outside"
 )
 
 // Settings reads the options --hang and --hang-action, and XPU_TIMER_HANG_TIMEOUT; nil: no hang is looked for.
 func Settings(mode, action string, acts bool, env func(string) (string, bool)) (*Config, error) {
 	c := &Config{Spec: hang.Spec{Action: hang.Action(action)}}
 	switch {
-	case mode != Off && mode != Outside:
+	case mode != Off && mode != outside:
 		return nil, fmt.Errorf("--hang=%s: need outside or off: the shim of auto is the launcher's", mode)
 	case c.Spec.Validate() != nil:
 		return nil, fmt.Errorf("--hang-action=%s: need report, restart or stop", action)
