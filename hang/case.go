@@ -25,9 +25,9 @@ type Case struct {
 	world      World // of the newest epoch
 	live       bool  // its workers run
 	beganAt    time.Time
-	steps      uint64    // the most that a worker of this epoch is known to have made
-	crew       []crewman // by group rank
-	suspecting int       // nodes that suspect something
+	steps      uint64      // the most that a worker of this epoch is known to have made
+	crew       []nodeState // by group rank
+	suspecting int         // nodes that suspect something
 
 	state   State
 	file    *file // of the newest case or collection, nil for none
@@ -47,8 +47,8 @@ type Case struct {
 	longest time.Duration
 }
 
-// crewman is one node of the present world.
-type crewman struct {
+// nodeState is one node of the present world.
+type nodeState struct {
 	suspicions []Suspicion
 	heard      time.Time // time of the newest repetition
 	since      time.Time // its last progress
@@ -122,7 +122,7 @@ func (c *Case) begin(w World) {
 	}
 	c.over(c.world.Epoch)
 	c.world, c.live, c.beganAt, c.steps = w, true, c.now, 0
-	c.crew, c.suspecting = make([]crewman, len(w.Nodes)), 0
+	c.crew, c.suspecting = make([]nodeState, len(w.Nodes)), 0
 }
 
 // over keeps the file, for a caller that has yet to write the report.
@@ -182,7 +182,7 @@ func (c *Case) reconsider() {
 }
 
 // suspect replaces the earlier suspicions of a node.
-func (c *Case) suspect(m *crewman, ss []Suspicion) {
+func (c *Case) suspect(m *nodeState, ss []Suspicion) {
 	if len(m.suspicions) > 0 {
 		c.suspecting--
 	}
@@ -206,7 +206,7 @@ func (c *Case) suspect(m *crewman, ss []Suspicion) {
 // dated converts the ages of a report to the present time. A report is older than now by its delivery time and the
 // look before it. Without progress since the previous report, the age counts from that report. Otherwise each answer
 // would delay the deadline by its own delay.
-func (m *crewman) dated(now time.Time, ss []Suspicion) []Suspicion {
+func (m *nodeState) dated(now time.Time, ss []Suspicion) []Suspicion {
 	ss = slices.Clone(ss)
 	for i := range ss {
 		for _, old := range m.suspicions {

@@ -862,7 +862,7 @@ func TestCollection(t *testing.T) {
 	require.True(t, p.Collected)
 	require.Len(t, p.Evidence, 4)
 	require.NotNil(t, p.Evidence[0].Stacks)
-	require.Empty(t, s.judged, "nobody is accused")
+	require.Empty(t, s.judged, "no rank is blamed")
 	s.pass(keepTime+time.Second, -1)
 	require.Empty(t, s.c.Picture(true).Evidence)
 	for range 2 * maxAsks {

@@ -14,9 +14,9 @@ type file struct {
 	since time.Time     // the last progress, by the first node that suspected
 	wait  time.Duration // between began and the confirmation, at least
 
-	nodes   []dossier // by group rank
-	missing int       // nodes that have not answered the newest Ask
-	size    int       // of all evidence, see Case.Held
+	nodes   []nodeReport // by group rank
+	missing int          // nodes that have not answered the newest Ask
+	size    int          // of all evidence, see Case.Held
 
 	verdict  Verdict
 	judgedAt time.Time
@@ -24,8 +24,8 @@ type file struct {
 	told     int       // how often a verdict was
 }
 
-// dossier is one node's part of a file.
-type dossier struct {
+// nodeReport is one node's part of a file.
+type nodeReport struct {
 	answered  bool   // the newest Ask
 	collected bool   // the newest collection
 	evidence  packed // by rank, of ranks with some
@@ -37,7 +37,7 @@ type dossier struct {
 // newFile begins a file for the present world in place of the old one.
 func (c *Case) newFile() {
 	c.seq++
-	f := &file{id: c.seq, world: c.world, began: c.now, since: c.now, nodes: make([]dossier, len(c.world.Nodes))}
+	f := &file{id: c.seq, world: c.world, began: c.now, since: c.now, nodes: make([]nodeReport, len(c.world.Nodes))}
 	c.file = f
 }
 

@@ -43,7 +43,7 @@ type member struct {
 	groups  []Group
 	sockets []string
 	flight  *Flight
-	in      []*pgroup // of groups, those that the court knows
+	in      []*processGroup // of groups, those that the analysis knows
 
 	class class
 	wait  wait

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// pgroup is a process group as the judge sees it.
-type pgroup struct {
+// processGroup is a process group as the judge sees it.
+type processGroup struct {
 	Group
 	members []*member // ranks with evidence, by rank
 	unknown RankSet   // members without evidence
@@ -17,7 +17,7 @@ type pgroup struct {
 }
 
 // at is the sequence number of a member; a worker without a page has none.
-func (g *pgroup) at(m *member) (seq uint64, ok bool) {
+func (g *processGroup) at(m *member) (seq uint64, ok bool) {
 	if m.page == nil {
 		return 0, false
 	}
@@ -26,7 +26,7 @@ func (g *pgroup) at(m *member) (seq uint64, ok bool) {
 
 // lags reports whether m has not entered the newest collective of g. The page of a rank that cannot run may be old,
 // or the number may have been taken before the collective was really entered.
-func (g *pgroup) lags(m *member) bool {
+func (g *processGroup) lags(m *member) bool {
 	seq, ok := g.at(m)
 	return m.halted() || ok && seq < g.top
 }
@@ -36,18 +36,18 @@ func (m *member) halted() bool {
 	return m.class == classStopped || m.class == classBlocked || m.class == classEnded
 }
 
-// court is the world in front of the judge.
-type court struct {
+// analysis is the state of one call of Judge.
+type analysis struct {
 	world   World
-	ranks   RankSet   // of the world
-	members []*member // by rank, one for each rank with evidence
-	groups  []*pgroup // with at least two members, in a fixed order
+	ranks   RankSet         // of the world
+	members []*member       // by rank, one for each rank with evidence
+	groups  []*processGroup // with at least two members, in a fixed order
 	noData  RankSet
 	store   []StoreWait
 }
 
-func newCourt(w World, ev iter.Seq[Evidence], store []StoreWait) *court {
-	c := &court{world: w, ranks: w.Ranks(), store: store}
+func newAnalysis(w World, ev iter.Seq[Evidence], store []StoreWait) *analysis {
+	c := &analysis{world: w, ranks: w.Ranks(), store: store}
 	known, read := RankSet{}, library{}
 	for e := range ev {
 		if m := classify(&e, read); m.class != classUnknown {
@@ -65,7 +65,7 @@ func newCourt(w World, ev iter.Seq[Evidence], store []StoreWait) *court {
 }
 
 // member is nil for a rank without evidence.
-func (c *court) member(rank int) *member {
+func (c *analysis) member(rank int) *member {
 	i, found := slices.BinarySearchFunc(c.members, rank, func(m *member, rank int) int { return m.rank - rank })
 	if !found {
 		return nil
@@ -74,8 +74,8 @@ func (c *court) member(rank int) *member {
 }
 
 // meet finds the groups, and their members.
-func (c *court) meet() {
-	index := map[uint64]*pgroup{}
+func (c *analysis) meet() {
+	index := map[uint64]*processGroup{}
 	for _, m := range c.members {
 		for _, g := range m.groups {
 			if index[g.ID] == nil {
@@ -84,7 +84,7 @@ func (c *court) meet() {
 		}
 		c.unnamed(m, index)
 	}
-	c.groups = slices.DeleteFunc(c.groups, func(g *pgroup) bool {
+	c.groups = slices.DeleteFunc(c.groups, func(g *processGroup) bool {
 		return len(g.members) == 0 || len(g.members)+g.unknown.Len() < 2
 	})
 	for _, g := range c.groups {
@@ -103,8 +103,8 @@ func (c *court) meet() {
 
 // group takes the members of g. A member with no such group in its page has none or is older; it counts if it cannot
 // be asked anymore.
-func (c *court) group(g Group) *pgroup {
-	p := &pgroup{Group: g}
+func (c *analysis) group(g Group) *processGroup {
+	p := &processGroup{Group: g}
 	c.groups = append(c.groups, p)
 	ranks := ranksIn(g.Ranks)
 	p.whole = len(c.ranks.Without(ranks)) == 0
@@ -126,13 +126,13 @@ func (c *court) group(g Group) *pgroup {
 }
 
 // unnamed adds m to the groups that are on its page and have no description.
-func (c *court) unnamed(m *member, index map[uint64]*pgroup) {
+func (c *analysis) unnamed(m *member, index map[uint64]*processGroup) {
 	if m.page == nil {
 		return
 	}
 	for _, s := range m.page.Groups {
 		if g := index[s.ID]; g == nil {
-			index[s.ID] = &pgroup{Group: Group{ID: s.ID}, members: []*member{m}}
+			index[s.ID] = &processGroup{Group: Group{ID: s.ID}, members: []*member{m}}
 			c.groups = append(c.groups, index[s.ID])
 		} else if g.Ranks == "" {
 			g.members = append(g.members, m)
@@ -157,7 +157,7 @@ func ranksIn(text string) (s RankSet) {
 
 // blocking is the group that m waits in, nil if every other member of its groups has come as far as m. That which m has
 // entered last counts, unless the flight recorder knows better.
-func (c *court) blocking(m *member) (blocking *pgroup) {
+func (c *analysis) blocking(m *member) (blocking *processGroup) {
 	newest := time.Duration(-1)
 	recorded := m.recorded()
 	for _, g := range m.in {
@@ -177,7 +177,7 @@ func (c *court) blocking(m *member) (blocking *pgroup) {
 }
 
 // lacks reports whether m is there before others. Ended ranks are missed only by a rank that is seen to wait.
-func (g *pgroup) lacks(m *member) bool {
+func (g *processGroup) lacks(m *member) bool {
 	return slices.ContainsFunc(g.late, func(o *member) bool {
 		return o != m && (o.class != classEnded || m.class == classWaiting)
 	})
@@ -205,21 +205,21 @@ func (p *Page) since(group uint64) time.Duration {
 	return 0
 }
 
-// hunt is a walk through the graph of waiting ranks.
-type hunt struct {
-	c     *court
+// waitSearch is a walk through the graph of waiting ranks.
+type waitSearch struct {
+	c     *analysis
 	loose bool // a rank that rests in the user's code may be waiting
 	// culprits wait for no rank; stuck ones wait, and all others have arrived.
 	culprits, stuck, waiters []*member
 	circle                   []*member
-	group                    *pgroup // that in which a culprit is missed
+	group                    *processGroup // that in which a culprit is missed
 	seen                     map[*member]bool
-	gone                     map[*pgroup]bool
+	gone                     map[*processGroup]bool
 }
 
 // follow walks from all waiting ranks to the ranks that wait for no other.
-func (c *court) follow(loose bool) *hunt {
-	h := &hunt{c: c, loose: loose, seen: map[*member]bool{}, gone: map[*pgroup]bool{}}
+func (c *analysis) follow(loose bool) *waitSearch {
+	h := &waitSearch{c: c, loose: loose, seen: map[*member]bool{}, gone: map[*processGroup]bool{}}
 	for _, m := range c.members {
 		if g := c.blocking(m); g != nil && !h.ends(m) {
 			h.waiters = append(h.waiters, m)
@@ -236,7 +236,7 @@ func (c *court) follow(loose bool) *hunt {
 }
 
 // walk looks at the missing members of a group. Their own waits are looked at in their turn.
-func (h *hunt) walk(g *pgroup) {
+func (h *waitSearch) walk(g *processGroup) {
 	if h.gone[g] {
 		return
 	}
@@ -259,7 +259,7 @@ func (h *hunt) walk(g *pgroup) {
 }
 
 // ends reports whether m waits for no rank, but is waited for.
-func (h *hunt) ends(m *member) bool {
+func (h *waitSearch) ends(m *member) bool {
 	switch {
 	case m.halted():
 		return true
@@ -270,12 +270,12 @@ func (h *hunt) ends(m *member) bool {
 }
 
 // behind reports whether another member is ahead in one of its groups.
-func (c *court) behind(m *member) bool {
-	return slices.ContainsFunc(m.in, func(g *pgroup) bool { return g.lags(m) })
+func (c *analysis) behind(m *member) bool {
+	return slices.ContainsFunc(m.in, func(g *processGroup) bool { return g.lags(m) })
 }
 
 // circle leaves out, one after the other, ranks that wait but have no waiters.
-func (c *court) circle(waiters []*member) []*member {
+func (c *analysis) circle(waiters []*member) []*member {
 	for {
 		missed := map[*member]bool{}
 		for _, m := range waiters {

@@ -38,7 +38,7 @@ const firstSteps = 3
 // Verdict.Age is from the pages, 0 without; a caller that knows more sets it by Verdict.Aged. A verdict is not yet
 // confirmed: for that it takes a second look. The samples of that look are added to the evidence.
 func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
-	c := newCourt(w, ev, store)
+	c := newAnalysis(w, ev, store)
 	if c.anyMoved() {
 		return Verdict{NoData: c.noData.String()}
 	}
@@ -57,12 +57,12 @@ func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
 }
 
 // anyMoved reports progress of a rank: such a rank does not hang, and neither do its waiters.
-func (c *court) anyMoved() bool {
+func (c *analysis) anyMoved() bool {
 	return slices.ContainsFunc(c.members, func(m *member) bool { return m.moved })
 }
 
 // byCollectives goes by the sequence numbers: some have entered a collective that others have not.
-func (c *court) byCollectives() *Verdict {
+func (c *analysis) byCollectives() *Verdict {
 	h := c.follow(true)
 	if len(h.culprits) == 0 {
 		h = c.follow(false)
@@ -71,7 +71,7 @@ func (c *court) byCollectives() *Verdict {
 		return nil
 	}
 	culprits := c.urgent(h.culprits)
-	v := c.accuse(culprits, h.waiters, h.group)
+	v := c.blame(culprits, h.waiters, h.group)
 	switch {
 	case len(c.noData) > 0:
 		v.doubt("nothing is known of ranks " + c.noData.Brief(8))
@@ -91,7 +91,7 @@ func (m *member) seemsToWait() bool {
 }
 
 // byStacks uses the stacks where numbers are no help: a rank that does nothing while others wait is the culprit.
-func (c *court) byStacks() *Verdict {
+func (c *analysis) byStacks() *Verdict {
 	waiters := c.all(func(m *member) bool { return m.class == classWaiting && !m.wait.store })
 	culprits := c.all(func(m *member) bool { return m.halted() || m.class == classIdle && !m.asyncWait(c) })
 	if len(culprits) == 0 {
@@ -100,7 +100,7 @@ func (c *court) byStacks() *Verdict {
 	if len(waiters) == 0 || len(culprits) == 0 {
 		return nil
 	}
-	v := c.accuse(c.urgent(culprits), waiters, nil)
+	v := c.blame(c.urgent(culprits), waiters, nil)
 	c.doubtStacks(v, culprits, waiters)
 	if v.Confidence == Low && v.Kind == KindBusy && len(culprits) >= len(waiters) {
 		v.Tell = v.Deadline // those that only seem to be at work may wait for their devices
@@ -109,10 +109,10 @@ func (c *court) byStacks() *Verdict {
 }
 
 // asyncWait reports whether m has entered all collectives that others have, and rests where it might wait for them.
-func (m *member) asyncWait(c *court) bool { return m.maybe && len(m.in) > 0 && !c.behind(m) }
+func (m *member) asyncWait(c *analysis) bool { return m.maybe && len(m.in) > 0 && !c.behind(m) }
 
 // doubtStacks notes why a verdict by stacks alone may be wrong.
-func (c *court) doubtStacks(v *Verdict, culprits, waiters []*member) {
+func (c *analysis) doubtStacks(v *Verdict, culprits, waiters []*member) {
 	idle := func(m *member) bool { return !m.halted() && m.maybe }
 	abreast := func(m *member) bool { return !m.halted() && len(m.in) > 0 }
 	switch {
@@ -132,7 +132,7 @@ func (c *court) doubtStacks(v *Verdict, culprits, waiters []*member) {
 }
 
 // all returns the members with a property.
-func (c *court) all(is func(*member) bool) (ms []*member) {
+func (c *analysis) all(is func(*member) bool) (ms []*member) {
 	for _, m := range c.members {
 		if is(m) {
 			ms = append(ms, m)
@@ -142,7 +142,7 @@ func (c *court) all(is func(*member) bool) (ms []*member) {
 }
 
 // byOperation finds ranks that are in different collectives, although these have the same number.
-func (c *court) byOperation() *Verdict {
+func (c *analysis) byOperation() *Verdict {
 	for _, g := range c.meetings() {
 		if v := c.mismatch(g); v != nil {
 			return v
@@ -153,25 +153,25 @@ func (c *court) byOperation() *Verdict {
 
 // meetings are groups with all members waiting at the same place, and for no member of another group. Without pages
 // that is the world. If some are waited for, only their groups matter. The group that was entered last is first.
-func (c *court) meetings() []*pgroup {
+func (c *analysis) meetings() []*processGroup {
 	meets := func(m *member) bool { return m.class == classWaiting && !m.wait.store && !m.wait.p2p }
 	if len(c.groups) == 0 && len(c.members) > 1 && len(c.all(meets)) == len(c.members) {
-		return []*pgroup{{members: c.members, unknown: c.noData, whole: true}}
+		return []*processGroup{{members: c.members, unknown: c.noData, whole: true}}
 	}
 	stuck := c.follow(true).stuck
-	gs := slices.DeleteFunc(slices.Clone(c.groups), func(g *pgroup) bool {
+	gs := slices.DeleteFunc(slices.Clone(c.groups), func(g *processGroup) bool {
 		strange := slices.ContainsFunc(g.members, func(m *member) bool { return !meets(m) || c.blocking(m) != nil })
 		missed := slices.ContainsFunc(stuck, func(m *member) bool { return slices.Contains(m.in, g) })
 		return len(g.late) > 0 || strange || len(stuck) > 0 && !missed
 	})
-	slices.SortStableFunc(gs, func(a, b *pgroup) int {
+	slices.SortStableFunc(gs, func(a, b *processGroup) int {
 		return cmp.Or(cmp.Compare(a.age(), b.age()), cmp.Compare(len(b.members), len(a.members)))
 	})
 	return gs
 }
 
 // age is the time since its first member has entered the newest collective.
-func (g *pgroup) age() time.Duration {
+func (g *processGroup) age() time.Duration {
 	m := g.members[0]
 	if m.page == nil {
 		return 0
@@ -180,7 +180,7 @@ func (g *pgroup) age() time.Duration {
 }
 
 // mismatch sorts the members of a group by their operations: those that are in another one than most are suspected.
-func (c *court) mismatch(g *pgroup) *Verdict {
+func (c *analysis) mismatch(g *processGroup) *Verdict {
 	ops := map[string][]*member{}
 	for _, m := range g.members {
 		if op := m.operation(g); op != "" {
@@ -200,7 +200,7 @@ func (c *court) mismatch(g *pgroup) *Verdict {
 		op := m.operation(g)
 		return op == "" || slices.Contains(ops[op], most[0])
 	})
-	v := c.accuse(others, most, g)
+	v := c.blame(others, most, g)
 	v.Kind = KindMismatch
 	c.doubtMismatch(v, g, len(most))
 	v.Certain = v.Confidence == High && len(ops["backward"]) == 0 // which is of several collectives
@@ -208,7 +208,7 @@ func (c *court) mismatch(g *pgroup) *Verdict {
 }
 
 // doubtMismatch notes why most of a group, so many, may not be right.
-func (c *court) doubtMismatch(v *Verdict, g *pgroup, most int) {
+func (c *analysis) doubtMismatch(v *Verdict, g *processGroup, most int) {
 	switch {
 	case most*2 <= len(g.members):
 		v.doubt("no collective has the majority")
@@ -222,7 +222,7 @@ func (c *court) doubtMismatch(v *Verdict, g *pgroup, most int) {
 }
 
 // operation is the operation of m, as far as it is comparable with others: by the flight recorder, or by name.
-func (m *member) operation(g *pgroup) string {
+func (m *member) operation(g *processGroup) string {
 	if e := m.entry(g.Name); e != nil {
 		return e.Op
 	}
@@ -246,17 +246,17 @@ func (m *member) entry(group string) *FlightEntry {
 }
 
 // recorded reports whether the flight recorders of all members have an entry.
-func (g *pgroup) recorded() bool {
+func (g *processGroup) recorded() bool {
 	return !slices.ContainsFunc(g.members, func(m *member) bool { return m.entry(g.Name) == nil })
 }
 
 // byCircle finds groups that wait for each other.
-func (c *court) byCircle() *Verdict {
+func (c *analysis) byCircle() *Verdict {
 	h := c.follow(true)
 	if len(h.circle) < 2 {
 		return nil
 	}
-	v := c.accuse(h.circle, h.waiters, nil)
+	v := c.blame(h.circle, h.waiters, nil)
 	v.Kind, v.Waiting, v.In = KindDeadlock, "", ""
 	v.Deadline = max(v.Deadline, commMin, 8*c.p99())
 	v.doubt("who is wrong cannot be told from a circle")
@@ -265,7 +265,7 @@ func (c *court) byCircle() *Verdict {
 
 // byNetwork: all members of a group are in the same collective, and it does not end. If that is true of several
 // groups and none waits for another, all of them are meant.
-func (c *court) byNetwork() *Verdict {
+func (c *analysis) byNetwork() *Verdict {
 	gs := c.meetings()
 	if len(gs) == 0 {
 		return nil
@@ -274,7 +274,7 @@ func (c *court) byNetwork() *Verdict {
 	if together := c.together(gs); len(together) > len(waiters) {
 		g, waiters = nil, together
 	}
-	v := c.accuse(nil, waiters, g)
+	v := c.blame(nil, waiters, g)
 	v.Kind = KindComm
 	v.Deadline = max(v.Tell, commMin, 8*c.p99())
 	if c.outside() {
@@ -289,7 +289,7 @@ func (c *court) byNetwork() *Verdict {
 
 // blameSilent replaces a verdict on a network by one on ranks that the others may wait for, and that have no data:
 // their node may be lost, which the rendezvous finds out meanwhile.
-func (c *court) blameSilent(v *Verdict, ranks RankSet) {
+func (c *analysis) blameSilent(v *Verdict, ranks RankSet) {
 	for i, n := range c.world.Nodes {
 		for r := n.RankBase; r < n.RankBase+n.Slots; r++ {
 			if ranks.Has(r) {
@@ -306,18 +306,18 @@ func (c *court) blameSilent(v *Verdict, ranks RankSet) {
 }
 
 // byPeers: all wait, and some of them for one other rank, which numbers do not show.
-func (c *court) byPeers() *Verdict {
+func (c *analysis) byPeers() *Verdict {
 	peers := c.all(func(m *member) bool { return m.class == classWaiting && m.wait.p2p })
 	others := c.all(func(m *member) bool { return m.class == classWaiting && !m.wait.p2p && !m.wait.store })
 	if len(peers) == 0 || len(peers)+len(others) < len(c.members) {
 		return nil
 	}
 	if len(c.noData) > 0 {
-		v := c.accuse(nil, c.members, nil)
+		v := c.blame(nil, c.members, nil)
 		c.blameSilent(v, c.noData)
 		return v
 	}
-	v := c.accuse(peers, others, nil)
+	v := c.blame(peers, others, nil)
 	v.Kind = KindDeadlock
 	if len(others) > 0 {
 		v.Kind = KindMismatch
@@ -331,7 +331,7 @@ func (c *court) byPeers() *Verdict {
 const sameTime = 2 * time.Second
 
 // together are the members of groups that came to a halt at the same time as the first.
-func (c *court) together(gs []*pgroup) []*member {
+func (c *analysis) together(gs []*processGroup) []*member {
 	in := map[*member]bool{}
 	for _, g := range gs {
 		if g.age()-gs[0].age() <= sameTime && g.age() > 0 {
@@ -344,12 +344,12 @@ func (c *court) together(gs []*pgroup) []*member {
 }
 
 // byUnknown names the ranks that others wait for, and that wait for something unknown.
-func (c *court) byUnknown() *Verdict {
+func (c *analysis) byUnknown() *Verdict {
 	h := c.follow(true)
 	if len(h.stuck) == 0 {
 		return nil
 	}
-	v := c.accuse(h.stuck, h.waiters, nil)
+	v := c.blame(h.stuck, h.waiters, nil)
 	v.Deadline = max(v.Deadline, commMin, 8*c.p99())
 	if slices.ContainsFunc(h.stuck, func(m *member) bool { return !m.inOwnKernel() }) {
 		v.doubt("it waits for something that is not known")
@@ -364,7 +364,7 @@ func (m *member) inOwnKernel() bool {
 }
 
 // byThemselves looks at ranks without waiters: with pages it is known that they have made progress once.
-func (c *court) byThemselves() *Verdict {
+func (c *analysis) byThemselves() *Verdict {
 	if slices.ContainsFunc(c.members, func(m *member) bool { return m.class == classWaiting }) {
 		return nil
 	}
@@ -375,7 +375,7 @@ func (c *court) byThemselves() *Verdict {
 		return nil
 	}
 	ended := c.all(func(m *member) bool { return m.class == classEnded })
-	v := c.accuse(alone, nil, nil)
+	v := c.blame(alone, nil, nil)
 	v.Kind = KindAlone
 	v.Deadline = max(v.Deadline, phaseMin)
 	if len(ended) == 0 || len(ended)+len(alone) < len(c.members) {
@@ -386,7 +386,7 @@ func (c *court) byThemselves() *Verdict {
 }
 
 // outside reports whether no rank has a page.
-func (c *court) outside() bool {
+func (c *analysis) outside() bool {
 	return !slices.ContainsFunc(c.members, func(m *member) bool { return m.page != nil })
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // byStore goes by the keys that ranks wait for: process groups begin with an exchange of them.
-func (c *court) byStore() *Verdict {
+func (c *analysis) byStore() *Verdict {
 	for _, w := range c.store {
 		waiters := c.waitersOf(w)
 		if len(waiters) == 0 {
@@ -23,7 +23,7 @@ func (c *court) byStore() *Verdict {
 }
 
 // waitersOf are the ranks that wait for a key, or for the next one: by their connections, and by their stacks.
-func (c *court) waitersOf(w StoreWait) []*member {
+func (c *analysis) waitersOf(w StoreWait) []*member {
 	return c.all(func(m *member) bool {
 		return m.wait.store ||
 			slices.ContainsFunc(m.sockets, func(s string) bool { return slices.Contains(w.Waiters, s) })
@@ -31,16 +31,16 @@ func (c *court) waitersOf(w StoreWait) []*member {
 }
 
 // missing are ranks that wait for nothing: none leaves before all have arrived.
-func (c *court) missing(waiters []*member) []*member {
+func (c *analysis) missing(waiters []*member) []*member {
 	return c.all(func(m *member) bool {
 		return m.halted() || m.class != classWaiting && !slices.Contains(waiters, m)
 	})
 }
 
 // absent is the verdict on ranks that have not come to a process group.
-func (c *court) absent(w StoreWait, culprits, waiters []*member) *Verdict {
+func (c *analysis) absent(w StoreWait, culprits, waiters []*member) *Verdict {
 	culprits = c.urgent(culprits)
-	v := c.accuse(culprits, waiters, nil)
+	v := c.blame(culprits, waiters, nil)
 	t := c.absentTerms(culprits)
 	v.Kind, v.Age, v.Tell, v.Deadline = KindMissing, w.Age, t.tell, t.deadline
 	v.In = cmp.Or(v.In, "init_process_group")
@@ -60,7 +60,7 @@ func (c *court) absent(w StoreWait, culprits, waiters []*member) *Verdict {
 }
 
 // absentTerms: the store shows a missing rank sooner than the time of first steps.
-func (c *court) absentTerms(culprits []*member) (t terms) {
+func (c *analysis) absentTerms(culprits []*member) (t terms) {
 	for _, m := range culprits {
 		mine := both(namedByStore)
 		switch {

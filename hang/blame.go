@@ -16,7 +16,7 @@ func both(d time.Duration) terms { return terms{d, d} }
 // terms returns the deadlines of a rank that others wait for. An idle rank is reported at once. A rank that may be at
 // work gets the time limit of its phase. A rank that only spins is reported, but no action follows. Case decides when
 // anything is done.
-func (c *court) terms(m *member) terms {
+func (c *analysis) terms(m *member) terms {
 	quick := both(c.base())
 	if c.early() {
 		quick = both(max(quick.deadline, limitFirst))
@@ -42,7 +42,7 @@ func (c *court) terms(m *member) terms {
 }
 
 // base is the earliest time for a verdict: the normal limit, and then a second look.
-func (c *court) base() time.Duration {
+func (c *analysis) base() time.Duration {
 	p99 := c.p99()
 	return adaptive(p99) + max(10*time.Second, 2*p99)
 }
@@ -51,7 +51,7 @@ func (c *court) base() time.Duration {
 func adaptive(p99 time.Duration) time.Duration { return min(max(4*p99, limitMin), limitMax) }
 
 // p99 of the steps of the slowest rank.
-func (c *court) p99() (worst time.Duration) {
+func (c *analysis) p99() (worst time.Duration) {
 	for _, m := range c.members {
 		worst = max(worst, m.p99)
 	}
@@ -82,7 +82,7 @@ func quantile99(ds []time.Duration) time.Duration {
 
 // early reports whether there are pages, and no rank has done the first steps. A job without an optimizer has no
 // steps; after the time limit of first steps its state counts as normal.
-func (c *court) early() bool {
+func (c *analysis) early() bool {
 	if c.outside() {
 		return false
 	}
@@ -95,7 +95,7 @@ func (c *court) early() bool {
 const clockTick = 10 * time.Millisecond
 
 // young reports whether there are no pages, and the process was started a short time ago.
-func (c *court) young(m *member) bool {
+func (c *analysis) young(m *member) bool {
 	return c.outside() && m.at-time.Duration(m.start)*clockTick < youngAge
 }
 
@@ -111,7 +111,7 @@ func (p *Page) longest(phase Phase) (longest time.Duration) {
 
 // urgent are the culprits that need no more time than others: a rank that sleeps is not excused by another one that
 // writes a checkpoint.
-func (c *court) urgent(culprits []*member) []*member {
+func (c *analysis) urgent(culprits []*member) []*member {
 	soon := slices.DeleteFunc(slices.Clone(culprits), func(m *member) bool { return c.terms(m).tell >= phaseMin })
 	if len(soon) == 0 {
 		return culprits
@@ -119,8 +119,8 @@ func (c *court) urgent(culprits []*member) []*member {
 	return soon
 }
 
-// accuse begins a verdict on the culprits, for whom the others wait in a group, nil if that is unknown.
-func (c *court) accuse(culprits, waiters []*member, g *pgroup) *Verdict {
+// blame begins a verdict on the culprits, for whom the others wait in a group, nil if that is unknown.
+func (c *analysis) blame(culprits, waiters []*member, g *processGroup) *Verdict {
 	v := &Verdict{Kind: kindOf(culprits), Confidence: High, Age: c.age(culprits, waiters)}
 	t := both(c.base())
 	for i, m := range culprits {
@@ -165,7 +165,7 @@ func kindOf(culprits []*member) Kind {
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
 
 // age is the time since the newest progress of any of these ranks. Each counts by the clock of its own node.
-func (c *court) age(lists ...[]*member) time.Duration {
+func (c *analysis) age(lists ...[]*member) time.Duration {
 	age := time.Duration(0)
 	for _, m := range slices.Concat(lists...) {
 		if m.page == nil || m.page.progress() == 0 {
@@ -194,7 +194,7 @@ func ranksOf(members, without []*member) (s RankSet) {
 
 // place names the operation that most waiters for g are in, as all_reduce #246, and the name of g unless all are in
 // it.
-func (c *court) place(waiters []*member, g *pgroup) (in, group string) {
+func (c *analysis) place(waiters []*member, g *processGroup) (in, group string) {
 	count := map[string]int{}
 	for _, m := range waiters {
 		if op := m.doingIn(g); op != "" && (g == nil || slices.Contains(g.members, m)) {
@@ -222,7 +222,7 @@ func (c *court) place(waiters []*member, g *pgroup) (in, group string) {
 const shownSeq = 1 << 26
 
 // doingIn is the operation that m is in.
-func (m *member) doingIn(g *pgroup) string {
+func (m *member) doingIn(g *processGroup) string {
 	if g != nil {
 		if e := m.entry(g.Name); e != nil {
 			return e.Op
@@ -234,7 +234,7 @@ func (m *member) doingIn(g *pgroup) string {
 	return m.wait.op
 }
 
-func (c *court) suspect(m *member) Suspect {
+func (c *analysis) suspect(m *member) Suspect {
 	_, groupRank := c.world.NodeOf(m.rank)
 	if groupRank < 0 {
 		groupRank = m.groupRank
