@@ -220,8 +220,8 @@ type deafJudge struct {
 	err error
 }
 
-func (d *deafJudge) Post(context.Context, string, serve.Report) (serve.Ask, error) {
-	return serve.Ask{}, d.err
+func (d *deafJudge) Post(context.Context, string, hang.Report) (hang.Ask, error) {
+	return hang.Ask{}, d.err
 }
 
 // Hang detection that is off because versions differ is said once; that a world has ended is no news.

@@ -15,7 +15,7 @@ func BenchmarkDecode(b *testing.B) {
 		stacks.Threads = append(stacks.Threads, hang.Thread{Name: fmt.Sprint(t), Main: t == 0, State: 'S', Python: frames("f",
 			25)})
 	}
-	r := Report{Ask: 1}
+	r := hang.Report{Ask: 1}
 	for i := range 8 {
 		w := hang.Worker{Rank: i, PID: 4000 + i, Start: 123456}
 		e := hang.Evidence{Worker: w, Stacks: stacks, Groups: []hang.Group{{ID: 7, Name: "0", Ranks: "0-79999"}}}

@@ -26,7 +26,7 @@ type rdzv struct {
 	running bool
 	worlds  int // that were asked for
 
-	asks   chan Ask
+	asks   chan hang.Ask
 	notes  []hang.Note
 	orders []hang.Order
 	doubts int
@@ -35,7 +35,7 @@ type rdzv struct {
 func newRdzv(action hang.Action, nodes int) *rdzv {
 	return &rdzv{
 		spec: hang.Spec{Action: action}, epoch: job.EpochID{Term: 7, Round: 1}, nodes: nodes, running: true,
-		asks: make(chan Ask, 100),
+		asks: make(chan hang.Ask, 100),
 	}
 }
 
@@ -52,7 +52,7 @@ func (r *rdzv) config() Config {
 			return r.spec, nil
 		},
 		Seat: r.seat, World: r.world,
-		Notify: func(_ string, a Ask) { r.asks <- a },
+		Notify: func(_ string, a hang.Ask) { r.asks <- a },
 		Note:   func(_ string, n hang.Note) { r.locked(func() { r.notes = append(r.notes, n) }) },
 		Order:  func(_ string, o hang.Order) { r.locked(func() { r.orders = append(r.orders, o) }) },
 		Doubt:  func(string, string) { r.locked(func() { r.doubts++ }) },
@@ -138,8 +138,8 @@ func frames(name string, n int) (fs []hang.Frame) {
 	return fs
 }
 
-func (r *rdzv) suspicion(node int, age time.Duration) Report {
-	return Report{
+func (r *rdzv) suspicion(node int, age time.Duration) hang.Report {
+	return hang.Report{
 		ID: id(node), Epoch: r.epoch, Suspicions: []hang.Suspicion{{Rank: 2 * node, Age: age, Limit: 10 * time.Second}},
 	}
 }

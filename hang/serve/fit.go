@@ -35,7 +35,7 @@ const (
 
 // fit cuts r to the bounds, and makes its texts fit for terminals. Stacks and groups are cut when they are unpacked;
 // data of a launcher in this process is not cut.
-func fit(r *Report) {
+func fit(r *hang.Report) {
 	r.Suspicions = cut(r.Suspicions, maxWorkers)
 	for i := range r.Suspicions {
 		s := &r.Suspicions[i]

@@ -53,15 +53,15 @@ func (h *Hub) serveReport(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-func (h *Hub) receive(w http.ResponseWriter, req *http.Request, run, id string) (Ask, error) {
+func (h *Hub) receive(w http.ResponseWriter, req *http.Request, run, id string) (hang.Ask, error) {
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Now().Add(bodyTime + waitTime))
 	if _, err := h.cfg.Seat(run, id); err != nil {
-		return Ask{}, notMember(run, err)
+		return hang.Ask{}, notMember(run, err)
 	}
 	p, err := h.read(w, req, run+"\x00"+id)
 	if err != nil {
-		return Ask{}, err
+		return hang.Ask{}, err
 	}
 	defer p.spent()
 	return h.take(run, id, p)
@@ -189,13 +189,13 @@ const perLine = 64
 
 // pictureLine is one line of a Picture with evidence: the first, or any other.
 type pictureLine struct {
-	Picture *Picture `json:"picture,omitempty"`
+	Picture *hang.Picture `json:"picture,omitempty"`
 	tables
 	Evidence []wireEvidence `json:"evidence,omitempty"`
 	End      bool           `json:"end,omitempty"` // nothing is missing
 }
 
-func sendPicture(enc *json.Encoder, p Picture, all iter.Seq[hang.Evidence], before func()) error {
+func sendPicture(enc *json.Encoder, p hang.Picture, all iter.Seq[hang.Evidence], before func()) error {
 	before()
 	if err := enc.Encode(pictureLine{Picture: &p}); err != nil {
 		return err

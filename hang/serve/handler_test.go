@@ -100,9 +100,9 @@ func TestErrorsOverHTTP(t *testing.T) {
 	r := newRdzv(hang.ActReport, 1)
 	h := New(r.config())
 	over := Over(caller{h.Handler()})
-	_, err := over.Post(t.Context(), "r", Report{ID: "stranger", Epoch: r.epoch})
+	_, err := over.Post(t.Context(), "r", hang.Report{ID: "stranger", Epoch: r.epoch})
 	require.ErrorIs(t, err, ErrNotMember)
-	_, err = over.Post(t.Context(), "r", Report{ID: id(0)})
+	_, err = over.Post(t.Context(), "r", hang.Report{ID: id(0)})
 	require.ErrorIs(t, err, ErrNotMember)
 	require.ErrorContains(t, err, "another epoch")
 	for _, evidence := range []bool{false, true} {
@@ -115,7 +115,7 @@ func TestErrorsOverHTTP(t *testing.T) {
 	_, err = over.Collect(t.Context(), "r")
 	require.ErrorIs(t, err, errClosed)
 	old := Over(caller{http.NotFoundHandler()})
-	_, err = old.Post(t.Context(), "r", Report{})
+	_, err = old.Post(t.Context(), "r", hang.Report{})
 	require.ErrorIs(t, err, ErrBadRequest)
 	require.ErrorContains(t, err, "an older version?")
 	other := Over(caller{http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") })})
@@ -228,7 +228,7 @@ func TestReportsAreCutToTheirBounds(t *testing.T) {
 	es[0].Samples = append(es[0].Samples, make([]hang.Sample, 100)...)
 	es[1].Samples[0].Page.StepTimes = make([]time.Duration, 1000)
 	es[0].Groups = make([]hang.Group, 1000)
-	rep := Report{
+	rep := hang.Report{
 		Evidence: es, RAS: "a\n\x1b" + long, Partial: long, Ask: 1,
 		Store:      []hang.StoreWait{{Key: long, Waiters: make([]string, 1000)}},
 		Suspicions: []hang.Suspicion{{Age: -5, Limit: 1 << 62, Why: "x\r\ny"}},
@@ -260,7 +260,7 @@ func TestReportsAreCutToTheirBounds(t *testing.T) {
 	require.Len(t, e.Groups, maxGroups)
 
 	es[0].Stacks.Error = ""
-	body, encoding, err = encode(Report{Evidence: es})
+	body, encoding, err = encode(hang.Report{Evidence: es})
 	require.NoError(t, err)
 	p, err = decode(body, encoding)
 	require.NoError(t, err)
@@ -294,7 +294,7 @@ func TestLargeReportsAreMadeSmaller(t *testing.T) {
 			es[0].Log, es[0].Stacks = c.log, &hang.Stacks{Interpreter: c.stack}
 			es[0].Samples = append(es[0].Samples, es[0].Samples[0])
 			es[0].Samples[0].Page.StepTimes = []time.Duration{1, 2}
-			body, encoding, err := encode(Report{Evidence: es})
+			body, encoding, err := encode(hang.Report{Evidence: es})
 			require.NoError(t, err)
 			require.Less(t, len(body), maxBody)
 			require.Equal(t, c.log, es[0].Log, "the caller's stays what it is")
@@ -316,7 +316,7 @@ func TestLargeReportsAreMadeSmaller(t *testing.T) {
 // Whatever comes is refused, or can be judged.
 func FuzzReports(f *testing.F) {
 	r := newRdzv(hang.ActStop, 2)
-	good, _, _ := encode(Report{Epoch: r.epoch, Ask: 1, Evidence: evidence(0, 1)[:1]})
+	good, _, _ := encode(hang.Report{Epoch: r.epoch, Ask: 1, Evidence: evidence(0, 1)[:1]})
 	f.Add(good)
 	f.Add([]byte(`{"epoch":{"term":7,"round":1},"suspicions":[{"rank":1,"age":9}],"stack_table":[1,{}],` +
 		`"group_table":["x"],` +

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"time"
 
+	"dlrover-run/hang"
 	"dlrover-run/rendezvous/api/httperr"
 )
 
@@ -37,7 +38,7 @@ func Over(c Caller) Transport { return remote{c} }
 type remote struct{ Caller }
 
 // Post implements Transport.
-func (r remote) Post(ctx context.Context, run string, rep Report) (a Ask, err error) {
+func (r remote) Post(ctx context.Context, run string, rep hang.Report) (a hang.Ask, err error) {
 	body, encoding, err := encode(rep)
 	if err != nil {
 		return a, err
@@ -54,7 +55,7 @@ func (r remote) Collect(ctx context.Context, run string) (uint64, error) {
 }
 
 // Picture implements Transport.
-func (r remote) Picture(ctx context.Context, run string, evidence bool) (p Picture, err error) {
+func (r remote) Picture(ctx context.Context, run string, evidence bool) (p hang.Picture, err error) {
 	if !evidence {
 		err = r.exchange(ctx, run, "hang", "", nil, &p)
 		return p, err
@@ -103,7 +104,7 @@ func received(resp *http.Response) error {
 }
 
 // receivePicture reads the output of sendPicture.
-func receivePicture(dec *json.Decoder) (p Picture, err error) {
+func receivePicture(dec *json.Decoder) (p hang.Picture, err error) {
 	var shared interner
 	var known tables
 	shared.of(1)

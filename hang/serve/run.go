@@ -47,19 +47,19 @@ func (h *Hub) newRun(id string, spec hang.Spec) *run {
 }
 
 // take delivers a report of the node with the seat, and returns the question to that node.
-func (r *run) take(s Seat, p *parcel) (Ask, error) {
+func (r *run) take(s Seat, p *parcel) (hang.Ask, error) {
 	if err := r.meet(s.Epoch); err != nil {
-		return Ask{}, err
+		return hang.Ask{}, err
 	}
 	r.Lock()
 	defer r.Unlock()
 	if r.Err() != nil {
-		return Ask{}, r.Err()
+		return hang.Ask{}, r.Err()
 	}
 	r.used = time.Now()
 	r.stepLocked(r.used, hang.CaseTick{}) // or events of the rendezvous would follow the report
 	if e, live := r.of.Epoch(); !live || e != s.Epoch {
-		return Ask{}, notMember(r.id, errOtherEpoch)
+		return hang.Ask{}, notMember(r.id, errOtherEpoch)
 	}
 	r.hub.stats.reported()
 	r.unpackLocked(s.GroupRank, p)
@@ -144,11 +144,11 @@ func (r *run) collect(w hang.World) (uint64, error) {
 	return seq, nil
 }
 
-func (r *run) picture(evidence bool) (Picture, iter.Seq[hang.Evidence], error) {
+func (r *run) picture(evidence bool) (hang.Picture, iter.Seq[hang.Evidence], error) {
 	r.Lock()
 	defer r.Unlock()
 	if r.Err() != nil {
-		return Picture{}, nil, r.Err()
+		return hang.Picture{}, nil, r.Err()
 	}
 	if !evidence {
 		return r.of.Picture(false), nil, nil

@@ -29,23 +29,16 @@ import (
 	"dlrover-run/internal/runhost"
 )
 
-// The types of the messages between the nodes and the judge are hang's.
-type (
-	Report  = hang.Report
-	Ask     = hang.Ask
-	Picture = hang.Picture
-)
-
 // Transport carries a node's reports to the judge of its run. A Hub is a Transport.
 type Transport interface {
 	// Post delivers a report, which belongs to the receiver from then on. The answer is another question of the judge
 	// to this node, as in a notice; Seq is 0 if there is none. A report may be repeated. ErrNotMember: the launcher
 	// is in no running world, or in one of another epoch (yet); it repeats its suspicions with the epoch of its
 	// newest directive.
-	Post(ctx context.Context, run string, r Report) (Ask, error)
+	Post(ctx context.Context, run string, r hang.Report) (hang.Ask, error)
 	// Picture is the known state of the run's hangs, with evidence only if that is set: the caller must not write to
 	// memory that it refers to. ErrUnknownRun: no node has reported anything.
-	Picture(ctx context.Context, run string, evidence bool) (Picture, error)
+	Picture(ctx context.Context, run string, evidence bool) (hang.Picture, error)
 	// Collect asks all nodes of the run for stacks, though nothing may hang, and returns the Ask.Seq of that. Picture has
 	// them when its Collection is that and Collected is set, which is within 20 seconds. ErrNotMember: no workers run.
 	Collect(ctx context.Context, run string) (uint64, error)
@@ -74,7 +67,7 @@ type Config struct {
 	// knows none.
 	Saved func(run string) (step int64, known bool)
 	// Notify sends an Ask to all nodes of the run.
-	Notify func(run string, a Ask)
+	Notify func(run string, a hang.Ask)
 	// Note takes a line for the run's timeline.
 	Note func(run string, n hang.Note)
 	// Order gives an order to the run.
@@ -164,31 +157,31 @@ func (h *Hub) Forget(run string) {
 }
 
 // Post implements Transport.
-func (h *Hub) Post(_ context.Context, run string, r Report) (Ask, error) {
+func (h *Hub) Post(_ context.Context, run string, r hang.Report) (hang.Ask, error) {
 	fit(&r)
 	return h.take(run, r.ID, &parcel{report: r})
 }
 
 // take delivers the data from a node.
-func (h *Hub) take(run, id string, p *parcel) (Ask, error) {
+func (h *Hub) take(run, id string, p *parcel) (hang.Ask, error) {
 	seat, err := h.cfg.Seat(run, id)
 	switch {
 	case err != nil:
-		return Ask{}, notMember(run, err)
+		return hang.Ask{}, notMember(run, err)
 	case seat.Epoch != p.report.Epoch:
-		return Ask{}, notMember(run, errOtherEpoch)
+		return hang.Ask{}, notMember(run, errOtherEpoch)
 	case !seat.Running:
-		return Ask{}, notMember(run, errStopped)
+		return hang.Ask{}, notMember(run, errStopped)
 	}
 	r, err := h.open(run)
 	if err != nil {
-		return Ask{}, err
+		return hang.Ask{}, err
 	}
 	return r.take(seat, p)
 }
 
 // Picture implements Transport.
-func (h *Hub) Picture(_ context.Context, run string, evidence bool) (Picture, error) {
+func (h *Hub) Picture(_ context.Context, run string, evidence bool) (hang.Picture, error) {
 	p, all, err := h.pictures(run, evidence)
 	if err == nil && evidence {
 		p.Evidence = slices.Collect(all)
@@ -197,10 +190,10 @@ func (h *Hub) Picture(_ context.Context, run string, evidence bool) (Picture, er
 }
 
 // pictures returns a picture and its evidence apart; the evidence is made on demand.
-func (h *Hub) pictures(run string, evidence bool) (Picture, iter.Seq[hang.Evidence], error) {
+func (h *Hub) pictures(run string, evidence bool) (hang.Picture, iter.Seq[hang.Evidence], error) {
 	r, err := h.runs.Find(run, unknownRun)
 	if err != nil {
-		return Picture{}, nil, err
+		return hang.Picture{}, nil, err
 	}
 	return r.picture(evidence)
 }

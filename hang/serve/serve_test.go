@@ -91,9 +91,9 @@ func TestNextEpochIsAnotherCase(t *testing.T) {
 		require.NoError(t, err)
 		old := r.epoch
 		r.epoch.Epoch++
-		_, err = h.Post(t.Context(), "r", Report{ID: id(0), Epoch: old})
+		_, err = h.Post(t.Context(), "r", hang.Report{ID: id(0), Epoch: old})
 		require.ErrorIs(t, err, ErrNotMember)
-		_, err = h.Post(t.Context(), "r", Report{ID: id(0), Epoch: r.epoch})
+		_, err = h.Post(t.Context(), "r", hang.Report{ID: id(0), Epoch: r.epoch})
 		require.NoError(t, err)
 		p, err := h.Picture(t.Context(), "r", false)
 		require.NoError(t, err)
@@ -110,7 +110,7 @@ func TestWhoMayReport(t *testing.T) {
 	r := newRdzv(hang.ActReport, 2)
 	h := New(r.config())
 	post := func(run, who string, e job.EpochID) error {
-		_, err := h.Post(t.Context(), run, Report{ID: who, Epoch: e})
+		_, err := h.Post(t.Context(), run, hang.Report{ID: who, Epoch: e})
 		return err
 	}
 	require.ErrorIs(t, post("r", "id9", r.epoch), ErrNotMember)
@@ -150,7 +150,7 @@ func TestWhoHasMissedTheNoticeIsAsked(t *testing.T) {
 		a, err = h.Post(t.Context(), "r", rep)
 		require.NoError(t, err)
 		require.Zero(t, a)
-		a, err = h.Post(t.Context(), "r", Report{ID: id(1), Epoch: r.epoch, Summary: &hang.Summary{}})
+		a, err = h.Post(t.Context(), "r", hang.Report{ID: id(1), Epoch: r.epoch, Summary: &hang.Summary{}})
 		require.NoError(t, err)
 		require.Equal(t, hang.AskEvidence, a.What)
 	})
@@ -163,7 +163,7 @@ func TestCollectStacks(t *testing.T) {
 		defer h.Close()
 		answer := func(seq uint64) {
 			for i := range 2 {
-				rep := Report{ID: id(i), Epoch: r.epoch, Ask: seq, Evidence: evidence(i, 1)}
+				rep := hang.Report{ID: id(i), Epoch: r.epoch, Ask: seq, Evidence: evidence(i, 1)}
 				_, err := h.Post(t.Context(), "r", rep)
 				require.NoError(t, err)
 			}
@@ -171,7 +171,7 @@ func TestCollectStacks(t *testing.T) {
 		seq, err := h.Collect(t.Context(), "r")
 		require.NoError(t, err)
 		a := <-r.asks
-		require.Equal(t, Ask{Seq: seq, Case: a.Case, Epoch: r.epoch, What: hang.AskStacks}, a)
+		require.Equal(t, hang.Ask{Seq: seq, Case: a.Case, Epoch: r.epoch, What: hang.AskStacks}, a)
 		answer(seq)
 		p, err := h.Picture(t.Context(), "r", true)
 		require.NoError(t, err)

@@ -144,7 +144,7 @@ func (p *packer) row(kind string, table *[]json.RawMessage, before int, v any) (
 
 // encode returns the wire format of a report; it is compressed if it is not small. Data that exceeds a request is
 // left out: first logs and recorders, then stacks.
-func encode(r Report) (body []byte, encoding string, err error) {
+func encode(r hang.Report) (body []byte, encoding string, err error) {
 	r.Evidence = slices.Clone(r.Evidence)
 	for i := range r.Evidence {
 		r.Evidence[i].Samples = thinned(r.Evidence[i].Samples)
@@ -179,7 +179,7 @@ func thinned(ss []hang.Sample) []hang.Sample {
 }
 
 // encodeAll returns a nil body if it would be too large.
-func encodeAll(r Report) (body []byte, encoding string, err error) {
+func encodeAll(r hang.Report) (body []byte, encoding string, err error) {
 	p := newPacker()
 	w := wireReport{Report: r}
 	w.Report.Evidence = nil
@@ -210,7 +210,7 @@ func zip(data []byte) []byte {
 
 // parcel is a report with its stacks and groups not decoded yet.
 type parcel struct {
-	report Report
+	report hang.Report
 	tables
 	refs []ref // of report.Evidence
 }

@@ -77,7 +77,7 @@ func (s *Service) saved(run string) (step int64, known bool) {
 }
 
 // askNodes tells all nodes of a run something by a notice.
-func (s *Service) askNodes(run string, a hangs.Ask) {
+func (s *Service) askNodes(run string, a hang.Ask) {
 	var body strings.Builder
 	enc := json.NewEncoder(&body)
 	enc.SetEscapeHTML(false) // <module> is long enough

@@ -73,7 +73,7 @@ func (n *trainer) follow(ctx context.Context) rendezvous.Directive {
 		}
 		c.Directive, c.Notices = news.Seq, news.NoticeSeq
 		for _, notice := range news.Notices {
-			var a hangs.Ask
+			var a hang.Ask
 			require.NoError(n.t, json.Unmarshal([]byte(notice.Body), &a))
 			switch a.What {
 			case hang.AskEvidence, hang.AskPages:
