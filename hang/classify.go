@@ -47,8 +47,8 @@ type member struct {
 
 	class class
 	wait  wait
-	// maybe: the main thread rests in code of the user's, perhaps until another thread, or something asynchronous that it
-	// has begun, is done with waiting for other ranks.
+	// maybe: the main thread rests in the user's code. It may wait for another thread, or something asynchronous that
+	// it has begun, which waits for other ranks.
 	maybe bool
 	eager bool // its main thread was running, or about to, in every sample: others may keep it from the CPU
 	gil   bool // it does not let go of the interpreter's lock

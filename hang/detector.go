@@ -59,10 +59,9 @@ func NewDetector(cfg DetectorConfig) *Detector {
 	return &Detector{cfg: cfg, workers: map[int]*watched{}}
 }
 
-// Look takes a look at all workers of the node, and at the keys that are waited for in the store if it is served
-// here. It returns all that are suspected now, by rank; the caller compares them with the suspicions of the look
-// before. A store wait that names a rank suspects this one, wherever it runs. now is CLOCK_MONOTONIC, and must not go
-// back.
+// Look takes a look at all workers of the node, and at the keys that are waited for in a store that is served here.
+// It returns all present suspicions, by rank; the caller compares them with those before. A store wait that names a
+// rank suspects this rank, wherever it runs. now is CLOCK_MONOTONIC, and must not go back.
 func (d *Detector) Look(now time.Duration, workers []Sample, store []StoreWait) (found []Suspicion) {
 	late := d.lateness(now)
 	d.looks++

@@ -16,7 +16,7 @@ const PageSize = 4096
 const PageWanted = 104
 
 // A page is the report of the shim in a worker: the file l<LOCAL_RANK>.page of the epoch's directory, mapped by the
-// worker. It consists of 512 words of 8 bytes, little endian, each written by one aligned store, so a reader gets
+// worker. It consists of 512 words of 8 bytes, little endian. Each is written by one aligned store, so a reader gets
 // every word whole, but not all words of the same moment. Times are nanoseconds of CLOCK_MONOTONIC unless noted
 // otherwise.
 //

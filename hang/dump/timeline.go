@@ -42,9 +42,9 @@ type result struct {
 	Error string `json:"error"`
 }
 
-// Timeline has the worker that has the page of a local rank in a directory record its next steps with PyTorch's
-// profiler, and write them to a path as a trace of Chrome's format. It returns when that is there. A note gives the
-// reason if the trace has less than was wanted.
+// Timeline requests a timeline from the worker that has the page of a local rank in a directory. The worker records
+// its next steps with PyTorch's profiler, and writes a trace of Chrome's format to a path. Timeline returns when that
+// is there. A note gives the reason if the trace has less than was wanted.
 func Timeline(ctx context.Context, pages string, local, steps int, to string) (note string, err error) {
 	t := &timeline{page: filepath.Join(pages, fmt.Sprintf("l%d.page", local)), word: uint64(time.Now().UnixNano())}
 	t.request = filepath.Join(pages, fmt.Sprintf("l%d.timeline", local))

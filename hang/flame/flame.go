@@ -325,7 +325,7 @@ func (l *layout) class(b *box) string {
 }
 
 // label is func@source@stuck|leak, escaped. If it does not fit, directories of the path are left out first, then all
-// of it, then the ranks that are not in the function, so that the ranks in it remain.
+// of it. The ranks that are not in the function are next, so that the ranks in it remain.
 func (l *layout) label(b *box) string {
 	fits := int(b.w / charWidth)
 	if fits < 3 {

@@ -31,8 +31,8 @@ const (
 )
 
 // parseDump reads a dump: a pickle of protocol 2 to 5, or JSON. Of every process group it returns the oldest 4
-// collectives that are not completed and the newest one that is, in the order in which they were called; point-to-point
-// operations are numbered by themselves and count as another group. It returns 64 entries at most, and leaves out completed ones
+// collectives that are not completed and the newest one that is, in the order of the calls. Point-to-point operations
+// are numbered by themselves and count as another group. It returns 64 entries at most, and leaves out completed ones
 // first.
 func parseDump(dump []byte) (hang.Flight, error) {
 	if len(dump) > maxBytes {

@@ -76,7 +76,7 @@ const (
 // after five, or when ctx ends, that is an error. Without a listener the error is errNone, at once.
 //
 // A dump needs the lock of the worker's interpreter (GIL). While another thread holds that forever, the recorder's
-// thread in the worker waits for it, which PyTorch before 2.8 takes for a watchdog that hangs: such a worker should
+// thread in the worker waits for it. PyTorch before 2.8 takes that for a watchdog that hangs: such a worker should
 // not be asked.
 func (r *Recorder) Read(ctx context.Context, rank int) (*hang.Flight, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)

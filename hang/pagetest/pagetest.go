@@ -12,8 +12,8 @@ const (
 	groups, stepTimes, stepSlots, spans, spanSlots = 128, 1280, 192, 2816, 80
 )
 
-// Bytes returns a page that hang.ReadPage reads as p, if p has no more entries than a page, and no more step times than
-// steps. Times of phases are whole microseconds.
+// Bytes returns a page that hang.ReadPage reads as p. p must not have more entries than a page, or more step times
+// than steps. Times of phases are whole microseconds.
 func Bytes(p hang.Page) []byte {
 	b := make([]byte, hang.PageSize)
 	copy(b, "DLRHANG1")

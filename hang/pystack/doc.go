@@ -20,6 +20,6 @@
 // # Reads that do not return
 //
 // Reading memory waits for a lock of the process, which a driver may hold for long, or forever. The caller of Read
-// never waits for it: after the deadline the read is abandoned, its goroutine remains until the kernel lets it go,
-// and until then the process is not read again. The wait can be killed, so the reader can end.
+// never waits for it: after the deadline the read is abandoned. Its goroutine remains until the kernel lets it go, and
+// until then the process is not read again. The wait can be killed, so the reader can end.
 package pystack

@@ -51,8 +51,8 @@ type thread struct {
 	Native *int `json:"native,omitempty"`
 }
 
-// WriteJSON writes hang_report.json, which ReadJSON reads. Of the rings of steps and phases in the pages only the
-// newest of each rank is written, and none of ranks behind the first hang.MaxTraceRanks.
+// WriteJSON writes hang_report.json, which ReadJSON reads. Of the rings of steps and phases it writes the newest of
+// each rank, and none of ranks behind the first hang.MaxTraceRanks.
 func (c Case) WriteJSON(w io.Writer) error {
 	d := document{Case: c, NoData: c.noData().String(), Groups: []group{}, Ranks: []rank{},
 		ProcessGroups: []hang.Group{}}
