@@ -119,7 +119,7 @@ func (c *analysis) urgent(culprits []*member) []*member {
 	return soon
 }
 
-// blame begins a verdict on the culprits, for whom the others wait in a group, nil if that is unknown.
+// blame begins a verdict on the culprits; g is the group in which the others wait for them, nil if unknown.
 func (c *analysis) blame(culprits, waiters []*member, g *processGroup) *Verdict {
 	v := &Verdict{Kind: kindOf(culprits), Confidence: High, Age: c.age(culprits, waiters)}
 	t := both(c.base())

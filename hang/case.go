@@ -43,7 +43,7 @@ type Case struct {
 	told   []Told
 	lapsed uint64 // the case that was reported, and then lapsed; 0: none
 	trials progress
-	// longest is for how long the run has made no progress and then has gone on by itself.
+	// longest is for how long the run has made no progress and then has resumed by itself.
 	longest time.Duration
 }
 
@@ -270,7 +270,7 @@ func (c *Case) expire() {
 	}
 }
 
-// advance goes on for as long as something is due.
+// advance continues while something is due.
 func (c *Case) advance() {
 	for before := State(""); c.state != before; {
 		before = c.state
@@ -329,7 +329,7 @@ func (c *Case) say(a Ask) Ask {
 	return a
 }
 
-// judge makes a verdict of evidence that has just come in.
+// judge makes a verdict of evidence that has just arrived.
 func (c *Case) judge() {
 	c.file.find(c.now, c.opinion())
 	c.plan()
@@ -421,7 +421,7 @@ func (c *Case) lastProgress() time.Time {
 	return last
 }
 
-// look confirms the verdict if it is due and still fresh; otherwise it asks anew.
+// look confirms the verdict if it is due and still fresh; otherwise it asks again.
 func (c *Case) look() {
 	fresh := c.now.Sub(c.file.judgedAt) < freshTime
 	if decisive(c.file.verdict.Kind) && reached(c.due, c.now) && fresh {

@@ -23,7 +23,7 @@ type (
 	Collect struct{}
 	// Over: the epoch has ended.
 	Over struct{ Epoch job.EpochID }
-	// CaseTick: the time that Next named has come.
+	// CaseTick: the time of Next is reached.
 	CaseTick struct{}
 )
 
@@ -91,7 +91,7 @@ const (
 
 // Bounds.
 const (
-	longestPause  = time.Hour // that counts for how long the next one may take
+	longestPause  = time.Hour // the most that counts of a pause
 	maxFruitless  = 3         // restarts for hangs without progress between them; then the run is stopped
 	maxTold       = 16        // verdicts that are kept
 	maxRetold     = 3         // verdicts of one case that are reported

@@ -199,7 +199,7 @@ func (f *file) waits() (out []StoreWait) {
 	return out
 }
 
-// markProgress remembers how far all workers have come.
+// markProgress remembers the progress of all workers.
 func (f *file) markProgress() {
 	for i := range f.nodes {
 		f.nodes[i].marks = f.nodes[i].evidence

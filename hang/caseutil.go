@@ -46,7 +46,7 @@ type progress struct {
 	best  achievement
 }
 
-// achievement is how far a run has come. Steps count from the start of the workers, which is the newest checkpoint's if
+// achievement is the progress of a run. Steps count from the start of the workers, which is the newest checkpoint's if
 // one is known; so they are compared only while that is the same. If none is known, the user may have some: fewer steps
 // are no progress in the same place only, and not after a long time.
 type achievement struct {
@@ -57,7 +57,7 @@ type achievement struct {
 	where string // the suspects, and their operation
 }
 
-// fruitless is how many restarts there were without progress, if the run has come as far as now.
+// fruitless is how many restarts there were without progress, if the run is as far as now.
 func (p *progress) fruitless(now achievement) int {
 	if p.count == 0 || now.beyond(p.best) {
 		return 0
@@ -83,7 +83,7 @@ func (a achievement) beyond(b achievement) bool {
 	return a.steps > 0 || a.long
 }
 
-// achieved is how far the present epoch has come.
+// achieved is the progress of the present epoch.
 func (c *Case) achieved() (a achievement) {
 	if c.cfg.Saved != nil {
 		a.saved, a.known = c.cfg.Saved()

@@ -15,7 +15,7 @@ type DetectorConfig struct {
 	Outside bool
 }
 
-// How far apart looks are. One that comes more than once again as late shows that the observer itself did not run.
+// How far apart looks are. A look that is late by more than the period shows that the observer itself did not run.
 const (
 	lookPeriod    = time.Second
 	outsidePeriod = 5 * time.Second
@@ -160,7 +160,7 @@ func (w *watched) works(s *Sample) bool {
 	return w.hasMoved(s)
 }
 
-// Paused is the longest time without progress after which a worker of the node has gone on.
+// Paused is the longest time without progress after which a worker of the node has resumed.
 func (d *Detector) Paused() time.Duration { return d.paused }
 
 // trained reports whether the last progress was not one of its first, before which preparations may take any time.

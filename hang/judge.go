@@ -14,7 +14,7 @@ const (
 	limitMax   = 300 * time.Second
 	limitFirst = 600 * time.Second // before the first steps
 
-	namedByStore = 25 * time.Second // a rank that has not come to its process group, and does nothing
+	namedByStore = 25 * time.Second // a rank that has not joined its process group, and does nothing
 	phaseMin     = 600 * time.Second
 	spinMax      = 300 * time.Second // a loop that may be an endless one
 	commMin      = 60 * time.Second
@@ -61,7 +61,7 @@ func (c *analysis) anyMoved() bool {
 	return slices.ContainsFunc(c.members, func(m *member) bool { return m.moved })
 }
 
-// byCollectives goes by the sequence numbers: some have entered a collective that others have not.
+// byCollectives compares the sequence numbers: some have entered a collective that others have not.
 func (c *analysis) byCollectives() *Verdict {
 	h := c.follow(true)
 	if len(h.culprits) == 0 {
@@ -327,10 +327,10 @@ func (c *analysis) byPeers() *Verdict {
 	return v
 }
 
-// sameTime is how far apart collectives of groups may have begun that came to a halt together.
+// sameTime is how far apart collectives of groups may have begun that stopped together.
 const sameTime = 2 * time.Second
 
-// together are the members of groups that came to a halt at the same time as the first.
+// together are the members of groups that stopped at the same time as the first.
 func (c *analysis) together(gs []*processGroup) []*member {
 	in := map[*member]bool{}
 	for _, g := range gs {

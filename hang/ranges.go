@@ -25,7 +25,7 @@ func ParseRanks(s string) ([]int, error) {
 
 // eachRange calls f with the ranges of a text. They are disjoint and grow, so there are MaxRanks ranks at most.
 func eachRange(s string, f func(first, last int)) error {
-	next := 0 // the smallest rank that may come
+	next := 0 // the smallest rank that may follow
 	for piece := range strings.SplitSeq(s, ",") {
 		if s == "" {
 			return nil

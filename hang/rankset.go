@@ -16,7 +16,7 @@ type RankRun struct {
 // RankSet is a set of ranks: ascending runs with a gap before each but the first. The zero value is empty.
 type RankSet []RankRun
 
-// RanksOf returns the set of these ranks, which may come in any order and more than once.
+// RanksOf returns the set of these ranks, which may be in any order and repeated.
 func RanksOf(ranks ...int) (s RankSet) {
 	for _, r := range ranks {
 		s.Add(r)
@@ -24,7 +24,7 @@ func RanksOf(ranks ...int) (s RankSet) {
 	return s
 }
 
-// Add costs nothing worth mentioning where ranks come in ascending order.
+// Add costs nothing worth mentioning where ranks are in ascending order.
 func (s *RankSet) Add(rank int) {
 	runs := *s
 	if n := len(runs); n > 0 && rank >= runs[n-1].First {

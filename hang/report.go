@@ -16,7 +16,7 @@ type Report struct {
 	// Suspicions are all that hold now. Without any the workers of the node make progress, or may take their time:
 	// earlier suspicions are withdrawn. They are to be repeated every RepeatEvery while they hold.
 	Suspicions []Suspicion `json:"suspicions,omitempty"`
-	// Paused is the longest time without progress after which a worker of this epoch on the node has gone on.
+	// Paused is the longest time without progress after which a worker of this epoch on the node has resumed.
 	Paused time.Duration `json:"paused,omitempty"`
 	// Summary is how the workers are doing, see Summaries.
 	Summary *Summary `json:"summary,omitempty"`
@@ -113,11 +113,11 @@ type Action string
 // The actions of a Spec.
 const (
 	ActReport  Action = "report"  // nothing; people are notified
-	ActRestart Action = "restart" // the workers are started anew; that spends a restart
+	ActRestart Action = "restart" // the workers are restarted; that spends a restart
 	ActStop    Action = "stop"    // the run ends as failed
 )
 
-// State is how far a case has come.
+// State is the progress of a case.
 type State string
 
 // The states of a case.

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// byStore goes by the keys that ranks wait for: process groups begin with an exchange of them.
+// byStore uses the keys that ranks wait for: process groups begin with an exchange of them.
 func (c *analysis) byStore() *Verdict {
 	for _, w := range c.store {
 		waiters := c.waitersOf(w)
@@ -37,7 +37,7 @@ func (c *analysis) missing(waiters []*member) []*member {
 	})
 }
 
-// absent is the verdict on ranks that have not come to a process group.
+// absent is the verdict on ranks that have not joined a process group.
 func (c *analysis) absent(w StoreWait, culprits, waiters []*member) *Verdict {
 	culprits = c.urgent(culprits)
 	v := c.blame(culprits, waiters, nil)

@@ -167,7 +167,7 @@ func (s *Server) serve(ctx context.Context, c net.Conn) {
 	}
 	_ = c.SetReadDeadline(time.Time{})
 	s.wg.Go(func() {
-		_, _ = in.ReadByte() // nothing comes but the end
+		_, _ = in.ReadByte() // only the end of the connection arrives
 		cancel()
 	})
 	var r Request

@@ -23,7 +23,7 @@ type Picture struct {
 	Title, Subtitle string
 	Sections        []Section    // from top to bottom; those without stacks are left out
 	NoData          hang.RankSet // named below the title
-	Suspects        hang.RankSet // the functions that they are in come first; theirs alone have a frame
+	Suspects        hang.RankSet // their functions are first, and only these have a frame
 }
 
 // Section is one flame graph of a picture. The width of a function is how many stacks it is on, the outermost one is at
@@ -229,8 +229,8 @@ const maxLabel = 90
 // boxSize is the size of a box without its texts, in bytes, at most.
 const boxSize = 190
 
-// fit keeps as many boxes as there is room for. A box without the one below it would hang in the air: the order sees to
-// it that the one below comes first.
+// fit keeps as many boxes as there is room for. A box without the one below it would have no support: the order ensures
+// that the one below is first.
 func (l *layout) fit(room int) {
 	for i := range l.boxes {
 		b := &l.boxes[i]

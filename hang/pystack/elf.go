@@ -66,7 +66,7 @@ func fileID(f *os.File) imageID {
 
 var errELF = errors.New("no ELF file, or not all of it")
 
-// parseELF reads the headers of a file, which it goes on to use.
+// parseELF reads the headers of a file. The result reads from r later.
 func parseELF(r io.ReaderAt) (*elf.File, error) {
 	f, err := elf.NewFile(r)
 	if err != nil {
@@ -101,8 +101,8 @@ func biasOf(loads []load, m mapping) (uint64, bool) {
 	return 0, false
 }
 
-// symbolTable is a section of symbols; names is the one of their names. debug/elf would read all symbols into memory:
-// 450 MB for PyTorch's.
+// symbolTable is a section of symbols; names is the section of their names. debug/elf would read all symbols into
+// memory: 450 MB for PyTorch's.
 type symbolTable struct{ symbols, names *elf.Section }
 
 // tablesOf are the tables of a file, the one that stripping leaves first.

@@ -27,7 +27,7 @@ type stackReader struct {
 	codes  map[uint64]*code
 }
 
-// walk returns the frames from the innermost one on. With an error it returns those before it.
+// walk returns the frames from the innermost one on. With an error it returns the frames before it.
 func (r *stackReader) walk(frame uint64) ([]hang.Frame, error) {
 	var frames []hang.Frame
 	pages := &paged{memory: r.mem}

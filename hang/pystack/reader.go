@@ -18,7 +18,7 @@ type Want uint
 
 // Values of Want.
 const (
-	// Native are the native frames of threads that are blocked in the kernel, Python's or not. They come from a search
+	// Native are the native frames of threads that are blocked in the kernel, Python's or not. They are found by a search
 	// of the stack (hang.Thread.Approximate) and cost a few milliseconds.
 	Native Want = 1 << iota
 	// Tool lets eu-stack find the native frames, of running threads too, where it is installed and safe: no thread is

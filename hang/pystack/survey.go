@@ -62,7 +62,7 @@ func (s *survey) python() {
 		if err != nil {
 			s.problem("thread %d: %v", th.TID, err)
 		}
-		// A thread has a state in each interpreter that it is in. They come with the newest first: the one called last.
+		// A thread has a state in each interpreter that it is in. The newest, called last, is first.
 		th.Python = shorten(append(th.Python, frames...))
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 // Bounds of a report. Data beyond is cut off, not refused: the rest of it may name a culprit. Texts are in bytes.
 const (
-	// maxBody and maxPlain bound a report as it comes, and when it is unpacked.
+	// maxBody and maxPlain bound a report as received, and after unpacking.
 	maxBody  = 1 << 20
 	maxPlain = 8 << 20
 

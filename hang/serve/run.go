@@ -25,7 +25,7 @@ type run struct {
 	of     *hang.Case
 	shared interner
 	held   int       // bytes of evidence, as booked in the hub
-	used   time.Time // when something was heard last
+	used   time.Time // time of the last request
 }
 
 func (h *Hub) newRun(id string, spec hang.Spec) *run {
@@ -67,7 +67,7 @@ func (r *run) take(s Seat, p *parcel) (hang.Ask, error) {
 	return r.of.Pending(s.GroupRank), nil
 }
 
-// meet makes the world of an epoch known to the Case. Of thousands of nodes that report at once one fetches it.
+// meet passes the world of an epoch to the Case. Of thousands of nodes that report at once one fetches it.
 func (r *run) meet(e job.EpochID) error {
 	if r.knows(e) {
 		return nil

@@ -13,7 +13,7 @@ package shim
 
 import "embed"
 
-// Files are the shim; their root goes on PYTHONPATH.
+// Files are the shim; their root is for PYTHONPATH.
 //
 //go:embed sitecustomize.py _dlrover_hang/*.py
 var Files embed.FS

@@ -17,7 +17,7 @@ const (
 	looks     = 3
 	readers   = 8               // processes with stacks that are read at the same time
 	stackTime = 4 * time.Second // for one of them
-	restTime  = 5 * time.Second // for all that is asked of others: NCCL, PyTorch
+	restTime  = 5 * time.Second // for requests to NCCL and PyTorch
 	silent    = 3 * time.Second // a shim thread that has not run for so long does not get the interpreter's lock
 )
 
@@ -276,6 +276,6 @@ func (w *Watcher) readGroups(ev []hang.Evidence) {
 		if err != nil {
 			continue
 		}
-		ev[i].Groups, _ = w.cfg.Groups(b) // half written: the shim writes it anew
+		ev[i].Groups, _ = w.cfg.Groups(b) // half written: the shim writes it again
 	}
 }

@@ -57,7 +57,7 @@ func (l *looker) try(ctx context.Context, deep bool) (after []tracked, stuck int
 	}
 }
 
-// leave goes on without a process. The goroutine that is stuck with it keeps its sampler.
+// leave continues without a process. The goroutine that is stuck with it keeps its sampler.
 func (l *looker) leave(pid int) {
 	l.sampler = l.sampler.another()
 	l.state = slices.Clone(l.state)

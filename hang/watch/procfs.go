@@ -52,7 +52,7 @@ func (p *procfs) file(pid int, name string) ([]byte, error) {
 	return p.read(string(p.path))
 }
 
-// read goes by the system calls: the runtime's poller costs more than the reading.
+// read uses system calls directly: the runtime's poller costs more than the reading.
 func (p *procfs) read(path string) ([]byte, error) {
 	fd, err := uninterrupted(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {

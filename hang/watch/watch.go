@@ -20,7 +20,7 @@ type detector interface {
 	Look(now time.Duration, workers []hang.Sample, store []hang.StoreWait) []hang.Suspicion
 	// Work is the observed work of a rank since its last progress.
 	Work(rank int) hang.Work
-	// Paused is the longest time without progress after which a worker has gone on.
+	// Paused is the longest time without progress after which a worker has resumed.
 	Paused() time.Duration
 }
 
@@ -33,8 +33,8 @@ type Config struct {
 	PIDs      []int // of the workers, by local rank
 	// First is when the first look is due, Every how often one is after that.
 	First, Every time.Duration
-	// Summaries is how often the judge hears from this node that nothing has changed; 0: never. It hears of workers that
-	// become slow within hang.SummaryEvery.
+	// Summaries is how often this node reports to the judge that nothing has changed; 0: never. Workers that become slow
+	// are reported within hang.SummaryEvery.
 	Summaries time.Duration
 	Pages     string // directory of the shim's pages; "": there are none
 	Parse     func([]byte) (hang.Page, error)
@@ -79,8 +79,8 @@ type Watcher struct {
 	straggler hang.Straggler
 	newest    []hang.Sample
 	progress  []time.Duration // when each worker was last seen to make some
-	told      time.Duration   // when the judge heard something last
-	next      time.Duration   // when it hears a summary if there is news
+	told      time.Duration   // when the last report was sent
+	next      time.Duration   // when a summary is due if there is news
 	due       time.Duration   // and when in any case
 	slow      string          // the newest one's description of a straggler
 

@@ -160,7 +160,7 @@ func (s *Stacks) read(dir string, f file) {
 	s.Notes = append(s.Notes, fmt.Sprintf("%s: %v", f.name, err))
 }
 
-// parseFile reads one file. Threads that have both sorts of stacks come twice: the orders of both are kept.
+// parseFile reads one file. Threads that have both sorts of stacks are listed twice: the orders of both are kept.
 func parseFile(b []byte) (hang.Evidence, error) {
 	e := hang.Evidence{Stacks: &hang.Stacks{}}
 	var native []hang.Thread

@@ -171,7 +171,7 @@ func (s *side) post(ctx context.Context, r hang.Report) error {
 	return err
 }
 
-// hear follows an ask, which comes by one way or two.
+// hear handles an Ask, which may arrive twice.
 func (s *side) hear(a hang.Ask) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
