@@ -23,11 +23,11 @@ type adapter struct {
 	wg      sync.WaitGroup
 	acl     *storeACL
 	bar     func(ctx context.Context, reason string) error
-	// farewell is dropped once this node has said good-bye itself; nil without one.
+	// farewell is dropped once this node has left the run itself. It may be nil.
 	farewell *farewell
-	// progress is how far this node's workers have come; nil: nobody knows.
+	// progress returns the progress of this node's workers. It is nil if the progress is not known.
 	progress func() job.Progress
-	// findings are told before this node says good-bye.
+	// findings are sent before this node leaves.
 	findings *findings
 }
 
@@ -115,7 +115,7 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 	return a.report(ctx, rendezvous.Ready{ID: a.session.ID(), EpochID: d.EpochID, Addr: addr, Port: port})
 }
 
-// readyWorker tells where the first worker will serve the store.
+// readyWorker reports where the first worker will serve the store.
 func (a *adapter) readyWorker(ctx context.Context, d launcher.Directive, addr string) error {
 	port, err := workerPort()
 	if err != nil {
@@ -161,8 +161,8 @@ func (a *adapter) Success(ctx context.Context, d launcher.Directive) error {
 	return a.report(ctx, rendezvous.Success{ID: a.session.ID(), EpochID: d.EpochID})
 }
 
-// report delivers; a daemon that does not know this node any more will say what to
-// do through the directives, so that is no error.
+// report delivers an event. A daemon that does not know this node any more answers through the directives, so that
+// is no error.
 func (a *adapter) report(ctx context.Context, ev rendezvous.Event) error {
 	err := a.session.Report(ctx, ev)
 	if errors.Is(err, rendezvous.ErrUnknownNode) {
@@ -232,7 +232,7 @@ func (a *adapter) Leave(ctx context.Context, reason string, fs []verdict.Failure
 	return verdict.Unpack(e), classify(err)
 }
 
-// classify gives errors of the rendezvous the reason that the exit status shall tell.
+// classify gives an error of the rendezvous the reason for the exit status.
 func classify(err error) error {
 	reason := policy.Unclassified
 	switch {

@@ -9,8 +9,8 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// numaAffinity is DLRover's --numa-affinity: every worker gets the CPUs of its accelerator's NUMA node, and its memory
-// comes from there. What cannot be bound is told, and runs as it would without the option.
+// numaAffinity implements DLRover's --numa-affinity: every worker gets the CPUs of its accelerator's NUMA node, and
+// its memory comes from there. A worker that cannot be bound is reported, and runs as it would without the option.
 func (r *resolver) numaAffinity() error {
 	if !r.c.Bool("numa-affinity") {
 		if r.c.IsSet("membind-policy") {
@@ -42,7 +42,7 @@ func (r *resolver) places() ([]numa.Place, error) {
 	return numa.Near(r.host.root, devices, r.s.slots, allowed)
 }
 
-// tellUnbound names the workers whose place is not known, and why that of the first one is not.
+// tellUnbound names the workers without a known place, and the reason for the first one.
 func (r *resolver) tellUnbound(places []numa.Place) {
 	var ranks []int
 	for i, p := range places {

@@ -16,7 +16,8 @@ import (
 	"dlrover-run/launcher/policy"
 )
 
-// become runs the workers' Python in place of a job, and passes signals on to it. What it leaves behind the guard ends.
+// become runs the workers' Python in place of a job, and passes signals on to it. The guard ends the processes that
+// it leaves behind.
 func (as *invocation) become(host hostFacts, in *inbox.Inbox, stdout io.Writer) int {
 	r := resolver{env: as.variables(os.LookupEnv), host: host}
 	python, err := r.python()
@@ -30,7 +31,7 @@ func (as *invocation) become(host hostFacts, in *inbox.Inbox, stdout io.Writer) 
 	for _, n := range as.command.Notes {
 		fmt.Fprintf(os.Stderr, "%s: %s\n", as.Name, text.EscapeLine(n))
 	}
-	runtime.LockOSThread() // the child is told of the end of this thread
+	runtime.LockOSThread() // Pdeathsig is sent when this thread ends
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(python, as.command.Become...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -44,7 +45,7 @@ func (as *invocation) become(host hostFacts, in *inbox.Inbox, stdout io.Writer) 
 	}
 	done := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // the state says more
+		_ = cmd.Wait() // cmd.ProcessState has the details
 		close(done)
 	}()
 	for {

@@ -14,8 +14,8 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// budgetFeature bounds what recovery may cost, and says when the job has succeeded. The rendezvous counts; this
-// launcher only tells how far its workers have come.
+// budgetFeature limits the cost of recovery and decides when the job has succeeded. The rendezvous counts; this
+// launcher only reports the progress of its workers.
 func budgetFeature() feature {
 	var b rendezvous.Budget
 	return feature{
@@ -149,7 +149,7 @@ func (j *nodeJob) progress() job.Progress {
 	return p
 }
 
-// firstStep tells the rendezvous of the first step of an epoch, from the node of rank 0.
+// firstStep reports the first step of an epoch to the rendezvous, from the node of rank 0.
 type firstStep struct{ job *nodeJob }
 
 // Name implements launcher.Part.

@@ -23,7 +23,7 @@ import (
 	"dlrover-run/switchbox/metax"
 )
 
-// nodeChecks is the part of the launcher that examines this node when it is told to.
+// nodeChecks is the part of the launcher that examines this node at the rendezvous's request.
 type nodeChecks struct {
 	checkSettings
 	job     *nodeJob
@@ -34,7 +34,7 @@ type nodeChecks struct {
 	shown   bool
 }
 
-// openNodeChecks finds out what can be wrong with the options on this node.
+// openNodeChecks finds the options that this node cannot satisfy.
 func openNodeChecks(j *nodeJob, k checkSettings) (*nodeChecks, error) {
 	c := &nodeChecks{checkSettings: k, job: j, log: j.log}
 	var err error
@@ -42,12 +42,12 @@ func openNodeChecks(j *nodeJob, k checkSettings) (*nodeChecks, error) {
 	return c, unusableOption(err)
 }
 
-// noDevices says that detection has found nothing that this job uses.
+// noDevices is the message if detection has found no device that this job uses.
 const noDevices = "no accelerator was found that this job uses; looked for " + proc.DeviceFiles +
 	"; what --accelerator names is tested all the same"
 
-// adaptor is what examines the devices of this node, nil if there is nothing to examine. The error is one of the user's
-// pairs.
+// adaptor returns the function that examines the devices of this node, nil if there is nothing to examine. The error
+// is about the user's --switchbox-pairs.
 func (c *nodeChecks) adaptor() (func(context.Context) switchbox.Report, error) {
 	switch {
 	case c.kind == "metax" && c.box != nil:
@@ -79,10 +79,10 @@ func (c *nodeChecks) metax() (func(context.Context) switchbox.Report, error) {
 	}, metax.Validate(cfg)
 }
 
-// gpucheckTime is what gpucheck may take; it says itself what hangs.
+// gpucheckTime limits gpucheck, which reports by itself if a call hangs.
 const gpucheckTime = 25 * time.Second
 
-// nvidia asks gpucheck, a program of its own, because the driver may do to it what it likes.
+// nvidia runs gpucheck, a separate program, because the driver may hang or kill its caller.
 func (c *nodeChecks) nvidia(ctx context.Context) switchbox.Report {
 	ctx, cancel := context.WithTimeout(ctx, gpucheckTime+5*time.Second)
 	defer cancel()
@@ -113,7 +113,7 @@ func (c *nodeChecks) gpucheckArgs() []string {
 	return args
 }
 
-// joined prepares what has to know how the others are reached.
+// joined starts the parts that need the address at which other nodes reach this one.
 func (c *nodeChecks) joined(j *nodeJob) {
 	cfg := nodecheck.Config{
 		Run: j.s.runID, Spec: c.spec, Alone: j.s.params.Max == 1, Health: c.health, HealthTime: c.spec.Timeout,
@@ -196,7 +196,7 @@ func (c *nodeChecks) configure(cfg *launcher.Config) {
 	cfg.StayWhenBarred = c.serves() && c.job.s.params.Max > 1
 }
 
-// serves: this launcher serves the rendezvous of other nodes.
+// serves reports whether this launcher serves the rendezvous of other nodes.
 func (c *nodeChecks) serves() bool { return c.job.endpoint.served != nil && c.job.s.backend != local }
 
 // Check implements launcher.Checker.
@@ -222,13 +222,13 @@ func (c *nodeChecks) Check(ctx context.Context, _ launcher.Directive) (launcher.
 		c.log.Warn("this node takes part in spite of its check", "verdict", r.State, "reason", r.Reason)
 	}
 	if c.only && !c.spec.ReportOnly && !r.Excluded && !r.Reaches() {
-		r.Excluded, r.Again = true, true // nobody trains; the exit status says what was found
+		r.Excluded, r.Again = true, true // no node trains; the exit status reports the result
 	}
 	return launcher.CheckResult{Passed: !r.Excluded, Again: r.Again, Reason: r.Reason, Aspect: r.Aspect(), Until: r.Until,
 		Covered: r.Covered, Domain: r.Domain}, nil
 }
 
-// print shows the verdict on this node, with what was found where no table will have it.
+// print shows the verdict on this node, and the findings where no table will have them.
 func (c *nodeChecks) print(v netcheck.Verdict) {
 	self := netcheck.Node{Name: c.job.s.node.Name}
 	fmt.Printf("%s: %s: %s\n", self.Name, v.State, cmp.Or(v.Reason, "nothing was found against it"))
@@ -270,7 +270,7 @@ func (c *nodeChecks) close() error {
 	return nil
 }
 
-// show prints what the nodes have found out about each other.
+// show prints the measurements between the nodes.
 func (c *nodeChecks) show() {
 	ctx, cancel := context.WithTimeout(context.Background(), showTimeout)
 	defer cancel()

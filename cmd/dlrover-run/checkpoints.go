@@ -23,8 +23,8 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// checkpointClient is what training processes import to save checkpoints. It stands before the user's path: of a
-// package with one of its names there, the client itself gives way.
+// checkpointClient is the module that training processes import to save checkpoints. It stands before the user's
+// path. If the user has a package of the same name, the client itself gives way to it.
 var checkpointClient = pythonTree{
 	Source: pytree.Source{Name: "checkpoint-client", Files: python.Files},
 	what:   "checkpoint client", loss: "workers cannot import dlrover",
@@ -39,13 +39,13 @@ type ckptSettings struct {
 	sidecar    string
 }
 
-// checkpoints keeps what the workers save in memory, with a daemon.
+// checkpoints keeps the workers' saves in memory, with a daemon.
 type checkpoints struct {
 	ckptSettings
 	s        *settings
 	opening  sync.WaitGroup
 	daemon   *ckptd.Supervisor // nil: workers save by themselves; known when opening is over
-	signaled bool              // the job was told to end; belongs to the launcher's loop
+	signaled bool              // the job was ordered to end; belongs to the launcher's loop
 	unsaved  error             // why saves may not be on disk at the end; known after End
 }
 
@@ -102,7 +102,7 @@ func isDir(path string) bool {
 	return err == nil && fi.IsDir()
 }
 
-// planCheckpoints is what --dry-run prints of it.
+// planCheckpoints is the feature's part of the --dry-run output.
 type planCheckpoints struct {
 	ShmDir           string `json:"shm_dir"`
 	Sidecar          string `json:"sidecar,omitempty"`
@@ -111,7 +111,7 @@ type planCheckpoints struct {
 	WriteRate        string `json:"write_rate,omitempty"`
 }
 
-// openCheckpoints takes the runtime directory beside whatever else is done until this node has joined.
+// openCheckpoints creates the runtime directory in the background; joined waits for it.
 func openCheckpoints(j *nodeJob, k ckptSettings) *checkpoints {
 	c := &checkpoints{ckptSettings: k, s: j.s}
 	j.python.add(checkpointClient)
@@ -176,7 +176,7 @@ func (c *checkpoints) Environ(e launcher.Epoch, _ int) []string {
 	if c.daemon != nil {
 		env = append(env, "DLROVER_CKPT_RUNTIME="+c.daemon.Dir())
 	}
-	if p := c.s.params; p.Max > p.Min { // what ElasticTrainer keeps the batch size of
+	if p := c.s.params; p.Max > p.Min { // ElasticTrainer keeps the batch size of MAX nodes
 		env = append(env, fmt.Sprintf("DLROVER_MAX_NODES=%d", p.Max))
 	}
 	return env
@@ -194,9 +194,9 @@ func (c *checkpoints) Starting(e launcher.Epoch) {
 	})
 }
 
-// Stopped implements launcher.Stopper: what the workers left in memory is to be saved. A node that leaves is
-// not a failure that the next workers recover from, so --no-save-at-breakpoint does not count; nor does it on the nodes
-// that stay, without which there is no whole step.
+// Stopped implements launcher.Stopper: it has the daemon save the workers' state from memory. A node that leaves is
+// not a failure that the next workers recover from, so --no-save-at-breakpoint does not count. Nor does it count on
+// the nodes that stay, because the whole step needs their shards.
 func (c *checkpoints) Stopped(why launcher.StopInfo) {
 	c.signaled = c.signaled || why.Leaving
 	if c.daemon != nil && (c.breakpoint || c.signaled || why.CauseKind == job.CauseLeave) {
@@ -219,7 +219,7 @@ func (c *checkpoints) Saved(ctx context.Context) bool {
 		slices.ContainsFunc(st.Segments, func(s checkpointd.SegmentStatus) bool { return !s.Copy })
 }
 
-// End implements launcher.Ender: it waits for what is on its way to the disk.
+// End implements launcher.Ender: it waits for the saves that are being written to disk.
 func (c *checkpoints) End(e launcher.Ending) {
 	c.opening.Wait() // this node may not have joined
 	if c.daemon != nil {

@@ -13,8 +13,7 @@ import (
 // scrapeBudget bounds how long a scrape waits for the checkpoint daemon.
 const scrapeBudget = time.Second
 
-// ckptMetrics asks the checkpoint daemon at every scrape. Without a daemon there is
-// nothing to tell.
+// ckptMetrics asks the checkpoint daemon at every scrape. Without a daemon it has no metrics.
 type ckptMetrics struct{ daemon *ckptd.Supervisor }
 
 func (c ckptMetrics) tell(s *exposition.Scrape) {
@@ -22,7 +21,7 @@ func (c ckptMetrics) tell(s *exposition.Scrape) {
 	defer cancel()
 	st, err := c.daemon.Status(ctx)
 	if err != nil || st == nil {
-		return // it is being started, or nobody has needed it
+		return // it is being started, or no worker has needed it
 	}
 	ckptStatus(s, *st, time.Now())
 }
@@ -66,7 +65,7 @@ func ckptCounters(s *exposition.Scrape, n checkpointd.Counters) {
 	}
 }
 
-// ckptRanks tells how old the newest save of each rank in memory and on disk is.
+// ckptRanks reports the age of each rank's newest save in memory and on disk.
 func ckptRanks(s *exposition.Scrape, st checkpointd.Status, now time.Time) {
 	bytes := 0.0
 	for _, seg := range st.Segments {

@@ -20,8 +20,8 @@ const description = `Starts --nproc-per-node copies of a training script on this
 other nodes of the job, restarts what fails, and says which rank failed first
 and why. It takes torchrun's command line; PET_<OPTION> variables give defaults.`
 
-// parse reads the command line and the PET_ environment. Nil without an error means that what was asked for has been
-// printed.
+// parse reads the command line and the PET_ environment. It returns nil without an error if the requested text, such
+// as the help, has been printed.
 func parse(args []string, env argv.LookupEnv, stdout io.Writer) (*argv.Line, error) {
 	opts := argv.Options()
 	line, err := argv.Parse(opts, args, env)

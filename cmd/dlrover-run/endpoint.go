@@ -64,10 +64,10 @@ func (e *endpoint) order(ctx context.Context, run string, o rendezvous.Order) er
 	return e.client.Order(ctx, run, o)
 }
 
-// observer hears what happens to the runs that are served here.
+// observer is called with every note of the runs that are served here.
 type observer = func(run string, n rendezvous.Note)
 
-// openEndpoint binds what this node serves. Nothing is sent yet. Lines of runsLog name their run themselves.
+// openEndpoint binds the servers of this node. Nothing is sent yet. Lines of runsLog name their run themselves.
 func openEndpoint(
 	ctx context.Context, s *settings, h hostFacts, log, runsLog *slog.Logger, observe observer,
 ) (*endpoint, error) {
@@ -96,8 +96,8 @@ func openEndpoint(
 	return e, nil
 }
 
-// mayBeServedByAnother: a second launcher on the endpoint's host is a node like any
-// other, unless the user made this one the host.
+// mayBeServedByAnother reports whether a second launcher on the endpoint's host is an ordinary node. It is, unless
+// the user made this one the host.
 func (s *settings) mayBeServedByAnother() bool {
 	return s.backend == c10d && s.isHost == nil && s.params.Max > 1
 }
@@ -114,8 +114,8 @@ func reachable(s *settings) string {
 	return s.host
 }
 
-// takenByStranger is what to say when the endpoint's port was taken on this host all the time that a node waits for the
-// rendezvous, and err is all that came of it.
+// takenByStranger is the error if the endpoint's port was taken on this host as long as the node waited for the
+// rendezvous, and the wait ended with err.
 func (e *endpoint) takenByStranger(err error, s *settings) error {
 	return fmt.Errorf("port %d of this host is taken%s, and no rendezvous is served at %s after %s; "+
 		"end what has the port, or give all nodes another one (%w)",
@@ -150,7 +150,7 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 	e.port = l.Addr().(*net.TCPAddr).Port
 	e.where = net.JoinHostPort(s.host, strconv.Itoa(e.port))
 	if l.Addr().(*net.TCPAddr).IP.IsLoopback() && !token.Loopback(s.node.Addr) {
-		s.node.Addr = "127.0.0.1" // nobody reaches the workers' store by another address
+		s.node.Addr = "127.0.0.1" // no node reaches the workers' store by another address
 	}
 	e.served, e.svc = served, served.Hub
 	if s.backend == local && s.token == "" {
@@ -166,7 +166,7 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 	return nil
 }
 
-// newPeers is nil where nobody is served by the name of a host.
+// newPeers returns nil if no peer is admitted by the name of its host.
 func (s *settings) newPeers(log *slog.Logger) *api.Peers {
 	if s.backend == local || len(s.peers.Names) == 0 {
 		return nil
@@ -174,7 +174,7 @@ func (s *settings) newPeers(log *slog.Logger) *api.Peers {
 	return api.NewPeers(api.PeersConfig{Names: s.peers.Names, Text: s.peers.String(), Log: log})
 }
 
-// Descriptors that connections leave to everything else: what a launcher has open, and what it needs for a worker.
+// Descriptors that connections leave free: for the launcher's own files, and for each worker.
 const (
 	reservedFiles  = 128
 	filesForWorker = 16
@@ -185,7 +185,7 @@ func (e *endpoint) limit(l net.Listener, s *settings, log *slog.Logger) net.List
 	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles+filesForWorker*s.slots+len(s.node.Ports)), log)
 }
 
-// bindAddr: without a token, and without known hosts, nothing but this machine may speak to us.
+// bindAddr is the address to listen on. Without a token, and without known hosts, it is on loopback.
 func (e *endpoint) bindAddr(s *settings) string {
 	host := ""
 	if s.backend == local || token.Loopback(s.host) || !s.networked() {
@@ -255,8 +255,7 @@ func (e *endpoint) background(f func() error) {
 	go func() { e.done <- f() }() // close waits for it
 }
 
-// linger keeps serving until every other node has heard how the job ended, or a
-// signal says that it is enough.
+// linger keeps serving until every other node has received the end of the job, or a signal stops it.
 func (e *endpoint) linger(budget time.Duration, enough <-chan os.Signal) {
 	if e.served == nil {
 		return

@@ -15,8 +15,8 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// eventWriter writes what happens on this node into the event log; docs/reference/events.md has the names and fields.
-// Without one it writes nothing.
+// eventWriter writes the events of this node to the event log; docs/reference/events.md has their names and fields.
+// Without a log it writes nothing.
 type eventWriter struct{ log *eventlog.Log }
 
 func eventLogFeature() feature {
@@ -125,7 +125,7 @@ func (w eventWriter) Decided(i launcher.DecideInfo) {
 		slog.String("rule", i.Failure.Policy))
 }
 
-// logRule writes what a log rule has found.
+// logRule writes a finding of a log rule.
 func (w eventWriter) logRule(f logrule.Finding) {
 	w.log.Event("log-rule", slog.String("rule", f.Rule.Name), slog.Int("rank", f.Rank), slog.String("found", f.Text),
 		slog.Bool("over", f.Over), slog.String("action", string(f.Rule.Action)))
@@ -144,7 +144,7 @@ func (w eventWriter) warmStart(i warm.Start) {
 		slog.Float64("took", i.Took.Seconds()))
 }
 
-// exec writes that a command is executed beside a worker.
+// exec writes that a command is executed next to a worker.
 func (w eventWriter) exec(c node.Command) {
 	w.log.Event("exec", slog.Int("rank", c.Rank), slog.Int("local_rank", c.LocalRank), slog.Int("pid", c.PID),
 		slog.String("from", c.From), slog.Any("command", c.Args))
@@ -156,7 +156,7 @@ func (w eventWriter) execEnded(c node.Command, e streams.Exit) {
 		slog.String("why", e.Error))
 }
 
-// rendezvous writes what happens in the rendezvous that this node serves.
+// rendezvous writes the events of the rendezvous that this node serves.
 func (w eventWriter) rendezvous(n rendezvous.Note) {
 	w.log.Event("rendezvous-"+string(n.Event), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch),
 		slog.String("who", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes))

@@ -11,18 +11,17 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// farewell keeps ready what the guard says to the rendezvous when the launcher is killed, and the launcher when the
-// guard is: that this node is lost. Nil, and all of its methods with it, does nothing.
+// farewell keeps the death notice of this node ready. The guard sends it to the rendezvous when the launcher is
+// killed, and the launcher when the guard is killed. The methods of nil do nothing.
 type farewell struct {
 	link    *guard.Link
 	session atomic.Pointer[api.Session] // nil: not yet
 
 	mu      sync.Mutex
-	request []byte // nil: nothing is to be said any more
+	request []byte // nil: there is nothing to send any more
 }
 
-// newFarewell is that of a launcher whose rendezvous is served elsewhere: where this process serves it, nobody is left
-// to be told.
+// newFarewell returns nil if this process serves the rendezvous: then no receiver would be left.
 func newFarewell(link *guard.Link, e *endpoint, run, id string) *farewell {
 	if link == nil || e.client == nil {
 		return nil
@@ -37,7 +36,7 @@ func newFarewell(link *guard.Link, e *endpoint, run, id string) *farewell {
 	return f
 }
 
-// dialed: the farewell goes where the last connection went.
+// dialed directs the farewell to the peer of the last connection.
 func (f *farewell) dialed(peer net.Addr) {
 	tcp, ok := peer.(*net.TCPAddr)
 	if !ok {
@@ -62,14 +61,14 @@ func zoneOf(a netip.Addr) uint32 {
 	return uint32(i.Index)
 }
 
-// joined: who says the farewell also tells the session.
+// joined sets the session that say abandons.
 func (f *farewell) joined(s *api.Session) {
 	if f != nil {
 		f.session.Store(s)
 	}
 }
 
-// drop: this node has said good-bye itself, or has no reason to.
+// drop withdraws the farewell: this node has left by itself, or has no reason to leave.
 func (f *farewell) drop() {
 	if f == nil {
 		return
@@ -80,7 +79,7 @@ func (f *farewell) drop() {
 	f.link.SetDeathNotice(guard.DeathNotice{})
 }
 
-// say is for a launcher whose guard was killed.
+// say sends the farewell for a launcher whose guard was killed.
 func (f *farewell) say() {
 	if f == nil {
 		return

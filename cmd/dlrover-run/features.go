@@ -7,15 +7,16 @@ import (
 	"dlrover-run/launcher/logs"
 )
 
-// feature is something that launchers do beside starting workers. It has a file of its own and a row in the table
-// below. What its functions share is the closure's that made it; those that are nil have nothing to do.
+// feature is a task of the launcher apart from starting workers. It has its own file and a row in the table below.
+// Its functions share the variables of the closure that made it. A nil function has nothing to do.
 type feature struct {
 	name string
 	// settings reads and checks the feature's options.
 	settings func(*resolver) error
-	// plan adds to what --dry-run prints.
+	// plan adds to the --dry-run output.
 	plan func(*plan)
-	// open prepares what can fail, before anyone is contacted. Who was not asked for returns nil, and costs nothing.
+	// open prepares everything that can fail, before any other node is contacted. It returns nil for a feature that was
+	// not requested.
 	open func(*nodeJob) (launcher.Part, error)
 }
 
@@ -45,21 +46,22 @@ func features() []feature {
 	}
 }
 
-// What the part of a feature may implement, beside launcher.Observer and the interfaces of launcher.Part.
+// The part of a feature may implement these, in addition to launcher.Observer and the interfaces of launcher.Part.
 type (
 	// configurer changes how workers are run.
 	configurer interface{ configure(*launcher.Config) }
-	// tapper sees the workers' output, from a worker's start on. Who wants to see it only now and then follows the logs.
+	// tapper gets the workers' output, from a worker's start on. A part that reads it only now and then follows the
+	// logs.
 	tapper interface {
 		tap(id logs.WorkerID, stream logs.Std) logs.Tap
 	}
-	// sideTapper gets the output of the processes beside the workers.
+	// sideTapper gets the output of the side processes.
 	sideTapper interface{ sideTap(name string) logs.Tap }
 	// joiner acts when this node has joined its run.
 	joiner interface{ joined(*nodeJob) }
-	// releaser gives back what workers and the processes beside them have used, when all of them have ended.
+	// releaser frees the resources of workers and side processes when all of them have ended.
 	releaser interface{ release() }
-	// closer gives back the rest, when the other nodes have been told as well.
+	// closer frees the rest, when the other nodes have been notified as well.
 	closer interface{ close() error }
 )
 

@@ -12,19 +12,19 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// findings tells the run, and by that who keeps what is known of nodes, what this launcher has found in its workers'
-// output. Nothing runs while there is nothing to tell. The methods of nil have nothing to do.
+// findings reports to the run this launcher's findings in its workers' output. The run passes them to the store of
+// node health. Nothing runs while there is nothing to report. The methods of nil do nothing.
 type findings struct {
 	send func(ctx context.Context, text string) error
 	log  *slog.Logger
 
 	mu    sync.Mutex
-	said  map[said]time.Time // when it was found, of what is told or will be
+	said  map[said]time.Time // the time of each finding that is or will be reported
 	queue []string
-	done  chan struct{} // closed when all is told; nil: nobody tells
+	done  chan struct{} // closed when all is sent; nil: no goroutine sends
 }
 
-// said is what is told once in saidTime.
+// said is the key of a finding that is reported once in saidTime.
 type said struct {
 	rule     string
 	hardware bool
@@ -36,7 +36,7 @@ const (
 	sayTries   = 5
 	sayTime    = 10 * time.Second // of one try
 	sayPause   = 3 * time.Second
-	flushLimit = time.Second // how long a good-bye waits for what is to be told
+	flushLimit = time.Second // how long a node that leaves waits for its findings to be sent
 )
 
 func newFindings(j *nodeJob) *findings {
@@ -52,7 +52,7 @@ func newFindings(j *nodeJob) *findings {
 	}}
 }
 
-// add has a finding of a log rule told, unless the same rule was told lately.
+// add queues a finding of a log rule, unless the same rule was reported lately.
 func (f *findings) add(rule string, rank int, text string) {
 	if f == nil {
 		return
@@ -71,7 +71,7 @@ func (f *findings) add(rule string, rank int, text string) {
 	}
 }
 
-// tell tells what is queued.
+// tell sends the queue.
 func (f *findings) tell() {
 	for {
 		f.mu.Lock()
@@ -105,7 +105,7 @@ func (f *findings) deliver(text string) {
 	}
 }
 
-// flush waits until all is told, or for flushLimit.
+// flush waits until all is sent, or for flushLimit.
 func (f *findings) flush() {
 	if f == nil {
 		return

@@ -25,11 +25,11 @@ const (
 // hangSettings are the options of the feature.
 type hangSettings struct {
 	mode   hangMode
-	why    string // what has chosen the mode; "" by default
+	why    string // the option or variable that has chosen the mode; "" by default
 	action hang.Action
 	limit  time.Duration // XPU_TIMER_HANG_TIMEOUT; 0: adaptive
 	files  string        // XPU_TIMER_TIMELINE_PATH
-	// xpuTimer: the job was started with xpu_timer in mind, so what its users look for is there, too.
+	// xpuTimer is set if the job was started for xpu_timer, so its files are written as well.
 	xpuTimer bool
 }
 
@@ -81,7 +81,7 @@ func (r *resolver) hangs() (k hangSettings, err error) {
 	return k, err
 }
 
-// hangMode is what the user says, or what other options and variables need.
+// hangMode is the user's choice, or the mode that other options and variables need.
 func (r *resolver) hangMode() (m hangMode, why string, err error) {
 	if r.c.IsSet("hang") {
 		m = hangMode(r.c.String("hang"))
@@ -105,7 +105,7 @@ func (r *resolver) hangMode() (m hangMode, why string, err error) {
 	return hangOutside, "", nil
 }
 
-// xpuTimer is what shows that xpu_timer is meant: its launcher's name, or one of its variables; "" for nothing.
+// xpuTimer is the sign that the user means xpu_timer: its launcher's name, or one of its variables; "" for none.
 func (r *resolver) xpuTimer() string {
 	if r.s.called.Name == guarded.XPUTimerLaunch || r.c.Bool("no-python") && byXPUTimer(r.c.Args()) {
 		return guarded.XPUTimerLaunch
@@ -118,7 +118,7 @@ func (r *resolver) xpuTimer() string {
 	return ""
 }
 
-// planHang is what --dry-run prints.
+// planHang is the feature's part of the --dry-run output.
 type planHang struct {
 	Mode    hangMode    `json:"mode"`
 	From    string      `json:"mode_from"`

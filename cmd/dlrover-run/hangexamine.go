@@ -11,20 +11,20 @@ import (
 	"dlrover-run/launcher"
 )
 
-// Bounds of what is said about workers that are about to be stopped.
+// Bounds of the text about workers that are about to be stopped.
 const (
 	saidGroups = 8
 	saidFrames = 4
 )
 
-// Examine implements launcher.Examiner: it says what the living were doing when a collective timed out.
+// Examine implements launcher.Examiner: it logs the activity of the living workers when a collective timed out.
 func (h *hangs) Examine(ctx context.Context, e launcher.Epoch, pids []int, why string) {
 	for _, line := range doing(watch.New(h.config(e, pids)).Once(ctx)) {
 		h.log.Warn("before the stop: "+line, "round", e.Round, "epoch", e.Epoch, "why", text.EscapeLine(why))
 	}
 }
 
-// doing tells what ranks are in, those in the same functions in one line.
+// doing describes the activity of ranks, those in the same functions in one line.
 func doing(ev []hang.Evidence) (lines []string) {
 	groups := hang.GroupStacks(ev, false)
 	for i, g := range groups {

@@ -11,8 +11,9 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// keep writes what is known of a verdict to files: the stacks of this node's ranks for who looks for xpu_timer's files,
-// and, on the node of group rank 0, the evidence of all nodes. That is the newer one, and so what the viewer takes.
+// keep writes the evidence of a verdict to files. Every node may write the stacks of its ranks, for readers of
+// xpu_timer's files. The node of group rank 0 writes the evidence of all nodes. That file is newer, so the viewer
+// takes it.
 func (h *hangs) keep(a hang.Ask, first bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), hangtell.KeepTime)
 	defer cancel()
@@ -63,7 +64,7 @@ func (h *hangs) writeStacktraces(dir string, e job.EpochID) {
 	h.log.Info("the stacks of this node's workers are written", "dir", dir)
 }
 
-// directory is where files about hangs belong; "" if there is no such place, which has been said.
+// directory is the place for files about hangs; "" if there is none, which has been logged.
 func (h *hangs) directory() string {
 	logs := h.job.s.logs.dir
 	if logs == os.DevNull {

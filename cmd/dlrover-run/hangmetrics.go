@@ -11,7 +11,7 @@ import (
 	"dlrover-run/hang"
 )
 
-// hangMetrics is what the metrics tell of hangs on this node, as of the newest look. The methods of nil do nothing.
+// hangMetrics holds the metrics of hangs on this node, as of the newest look. The methods of nil do nothing.
 type hangMetrics struct {
 	job, pod, ip string
 
@@ -37,7 +37,7 @@ func newHangMetrics(s *settings) *hangMetrics {
 		verdicts: map[hang.Kind]int{}}
 }
 
-// looked takes what the observer has seen.
+// looked takes the observer's samples and suspicions.
 func (m *hangMetrics) looked(samples []hang.Sample, suspected []hang.Suspicion) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -74,10 +74,10 @@ func (m *hangMetrics) verdict(a hang.Ask) {
 		m.verdicts[a.Kind]++
 	}
 	if !a.Counts() {
-		return // what alerts and DLRover's master act upon is not told early
+		return // alerts and DLRover's master act upon the metric, so it waits for a verdict that counts
 	}
 	waiting, _ := hang.ParseRanks(a.Waiting)
-	for rank, r := range m.ranks { // what was told of many ranks is not all of them
+	for rank, r := range m.ranks { // a.Waiting may be shortened if there are many ranks
 		r.hung = r.hung || slices.Contains(a.Suspects, rank)
 		r.waits = r.waits || r.suspected || slices.Contains(waiting, rank)
 	}
@@ -94,13 +94,13 @@ func (m *hangMetrics) over() {
 	}
 }
 
-// State of a worker, as dlrover_hang_state tells it.
+// State of a worker, the value of dlrover_hang_state.
 const (
 	hangInit = iota // no step yet
 	hangRuns
 	hangSuspect
 	hangHung
-	_         // slow: launchers do not tell it
+	_         // slow: launchers do not report it
 	hangPhase // it does something else than training
 )
 
@@ -121,7 +121,7 @@ func (r *hangRank) state() int {
 	return hangRuns
 }
 
-// tell implements what metrics.with wants.
+// tell implements the callback of metrics.with.
 func (m *hangMetrics) tell(s *exposition.Scrape) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -168,7 +168,7 @@ func still(r *hangRank) float64 {
 // toldGroups bounds the series of a worker.
 const toldGroups = 8
 
-// tellGroups tells the groups in which most has been done.
+// tellGroups reports the groups with the most collectives done.
 func (m *hangMetrics) tellGroups(s *exposition.Scrape, groups []hang.GroupState, rank exposition.Label) {
 	groups = slices.Clone(groups)
 	slices.SortFunc(groups, func(a, b hang.GroupState) int {

@@ -34,8 +34,8 @@ import (
 	"dlrover-run/rendezvous/tcpstore"
 )
 
-// hangShim is what tells of steps, collectives and phases from within the workers. Its sitecustomize runs the user's,
-// so it has to be found before that.
+// hangShim reports steps, collectives and phases from within the workers. Its sitecustomize runs the user's, so
+// Python has to find it first.
 var hangShim = pythonTree{
 	Source: pytree.Source{Name: "hang-shim", Files: shim.Files},
 	what:   "shim of hang detection", loss: "hangs are found from outside only",
@@ -44,17 +44,17 @@ var hangShim = pythonTree{
 // lookAuto is how often workers are looked at that have a shim.
 const lookAuto = time.Second
 
-// hangs is the part of the launcher that observes its workers, and does what the judge of the run asks for.
+// hangs is the part of the launcher that observes its workers and follows the requests of the run's judge.
 type hangs struct {
 	hangSettings
 	job     *nodeJob
 	log     *slog.Logger
 	judge   func() serve.Transport // for when this node has joined
 	pages   *hangPages             // nil but with the shim
-	metrics *hangMetrics           // nil: nobody asks for them
+	metrics *hangMetrics           // nil: metrics are off
 	stacks  func() *pystack.Reader
-	writing sync.WaitGroup // of what is written after a verdict
-	refused sync.Once      // it was said that the judge cannot be spoken to
+	writing sync.WaitGroup // of the files that are written after a verdict
+	refused sync.Once      // an unreachable judge has been logged
 
 	mu      sync.Mutex
 	epoch   launcher.Epoch // the newest
@@ -64,7 +64,7 @@ type hangs struct {
 	present present
 
 	stacktraces stacktraces
-	dumps       *dump.Server // nil: nobody can ask for one
+	dumps       *dump.Server // nil: there is no server for dump requests
 }
 
 func openHangs(j *nodeJob, k hangSettings) *hangs {
@@ -80,7 +80,7 @@ func openHangs(j *nodeJob, k hangSettings) *hangs {
 // Name implements launcher.Part.
 func (h *hangs) Name() string { return "hang detection" }
 
-// judgeOf is where the judge of the job is: beside the rendezvous.
+// judgeOf returns the connection to the job's judge, at the daemon that serves the rendezvous.
 func judgeOf(e *endpoint) serve.Transport {
 	if e.served != nil {
 		return e.served.Hangs
@@ -88,7 +88,7 @@ func judgeOf(e *endpoint) serve.Transport {
 	return serve.Over(e.client)
 }
 
-// joined begins to tell the metrics, and to answer who wants a dump.
+// joined starts the metrics and the server for dumps.
 func (h *hangs) joined(j *nodeJob) {
 	h.serveDumps()
 	if j.metrics != nil {
@@ -114,7 +114,7 @@ func (h *hangs) Environ(launcher.Epoch, int) []string {
 	return append(h.recorder().Environ(), "DLROVER_HANG_DIR="+dir)
 }
 
-// asked is what has the shim installed in a process that only imports: without a rank it claims no page.
+// asked is the environment that installs the shim in a process that only imports: without a rank it claims no page.
 func (h *hangs) asked() []string {
 	if h.pages == nil {
 		return nil
@@ -165,7 +165,7 @@ func (h *hangs) attend(p present) {
 	h.present = p
 }
 
-// leave: they do not any more, unless those of another epoch do.
+// leave notes that these workers run no more, unless workers of another epoch do.
 func (h *hangs) leave(e launcher.Epoch) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -225,7 +225,7 @@ func (h *hangs) trace(ctx context.Context, pid int) (hang.Stacks, error) {
 	return h.stacks().Read(ctx, pid, pystack.Tool)
 }
 
-// storeWaits are what the workers wait for in the store that this launcher serves.
+// storeWaits are the keys that the workers wait for in the store of this launcher.
 func (h *hangs) storeWaits() []hang.StoreWait {
 	return ofStore(h.job.endpoint.store.Waits(), time.Now())
 }
@@ -248,7 +248,7 @@ func storeSockets(p job.Place) func([]int) map[int][]string {
 		hosts = append(hosts, a)
 	}
 	return func(pids []int) map[int][]string {
-		ends, _ := sockets.Local(pids, uint16(p.MasterPort), hosts...) // what there is
+		ends, _ := sockets.Local(pids, uint16(p.MasterPort), hosts...) // on an error, use the connections found so far
 		by := map[int][]string{}
 		for pid, list := range ends {
 			for _, end := range list {
@@ -262,7 +262,7 @@ func storeSockets(p job.Place) func([]int) map[int][]string {
 // postTime bounds one attempt to reach the judge.
 const postTime = 20 * time.Second
 
-// post delivers a report, and hears what the judge asks in return.
+// post delivers a report, and follows the judge's request in return.
 func (h *hangs) post(ctx context.Context, r hang.Report) error {
 	ctx, cancel := context.WithTimeout(ctx, postTime)
 	defer cancel()
@@ -278,12 +278,13 @@ func (h *hangs) post(ctx context.Context, r hang.Report) error {
 		return nil
 	case errors.Is(err, serve.ErrNotMember):
 		h.log.Debug("the judge of hangs does not want to hear of these workers", "err", err)
-		return nil // what holds is told again
+		return nil // the watcher repeats a report that still holds
 	}
 	return err
 }
 
-// misread: the judge does not understand our reports, or the Spec of the run, which older ones call no member.
+// misread reports whether the judge does not understand our reports, or the Spec of the run. Older judges answer the
+// latter with ErrNotMember.
 func misread(err error) bool {
 	return errors.Is(err, serve.ErrBadRequest) ||
 		errors.Is(err, serve.ErrNotMember) && strings.Contains(err.Error(), hang.ErrSpec.Error()+` "`)
@@ -322,8 +323,7 @@ func (h *hangs) hear(a hang.Ask) {
 	}
 }
 
-// tellLocked says the verdict. The node of group rank 0 keeps the evidence, and each one what it has collected for who
-// looks for files of xpu_timer.
+// tellLocked logs the verdict. The node of group rank 0 keeps the evidence; with xpuTimer, every node keeps its own.
 func (h *hangs) tellLocked(a hang.Ask) {
 	h.teller.Verdict(h.log, a)
 	h.metrics.verdict(a)
@@ -334,7 +334,7 @@ func (h *hangs) tellLocked(a hang.Ask) {
 	h.writing.Go(func() { h.keep(a, first) })
 }
 
-// End implements launcher.Ender: what is being written comes to its end.
+// End implements launcher.Ender: it waits for the files that are being written.
 func (h *hangs) End(e launcher.Ending) {
 	done := make(chan struct{})
 	go func() {
@@ -365,7 +365,7 @@ type hangPages struct {
 	log     *slog.Logger
 	mu      sync.Mutex
 	present string       // the epoch's; "": there is none
-	newest  job.Progress // of the newest epoch whose pages are gone
+	newest  job.Progress // of the newest epoch without pages
 }
 
 // progress is that of the newest epoch: the most steps of a worker that has a page.
@@ -395,8 +395,8 @@ func (p *hangPages) progressLocked() (n job.Progress) {
 	return n
 }
 
-// newHangPages takes a directory in shared memory, so that a page costs no disk anything. What a launcher that is
-// killed leaves there is removed by the next one.
+// newHangPages creates a directory in shared memory, so that a page costs no disk write. The next launcher removes
+// the directory of one that was killed.
 func newHangPages(base string, log *slog.Logger) *hangPages {
 	p := &hangPages{log: log}
 	root, err := shm.Create(base, "hang-"+strings.ToLower(rand.Text()))
@@ -442,7 +442,7 @@ func (p *hangPages) dir() string {
 // dumps is where flight recorders write, until the launcher ends.
 func (p *hangPages) dumps() string { return filepath.Join(p.root.Path(), "flight") }
 
-// end removes the pages of an epoch whose workers have ended.
+// end removes the pages of an epoch after its workers have ended.
 func (p *hangPages) end() {
 	if p == nil {
 		return

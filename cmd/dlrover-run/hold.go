@@ -23,7 +23,7 @@ import (
 // holdSettings are the options of a job that waits, goes on with something else, or leaves.
 type holdSettings struct {
 	Held      bool     `json:"held,omitempty"`
-	Meanwhile []string `json:"meanwhile,omitempty"` // argv of what runs while the run is held
+	Meanwhile []string `json:"meanwhile,omitempty"` // argv of the command that runs while the run is held
 	OnResume  string   `json:"resume_command,omitempty"`
 	LeaveOn   string   `json:"leave_on,omitempty"`
 	Grace     string   `json:"leave_grace,omitempty"`
@@ -59,7 +59,7 @@ func holdFeature() feature {
 
 // Bounds of --leave-grace.
 const (
-	defaultLeaveGrace = 30 * time.Second // a pod's, unless its terminationGracePeriodSeconds says otherwise
+	defaultLeaveGrace = 30 * time.Second // the default terminationGracePeriodSeconds of a pod
 	maxLeaveGrace     = 24 * time.Hour
 	maxLeaveMargin    = 2 * time.Second
 )
@@ -80,7 +80,7 @@ func (r *resolver) hold() (k holdSettings, err error) {
 		}
 	}
 	r.s.node.Can = append(r.s.node.Can, rendezvous.CanHold, rendezvous.CanLeave)
-	if r.s.token != "" { // whoever can write to the rendezvous without one must not have commands executed
+	if r.s.token != "" { // without a token, anyone could have commands executed through the rendezvous
 		r.s.node.Can = append(r.s.node.Can, rendezvous.CanCommand)
 	}
 	return k, nil
@@ -109,8 +109,8 @@ func (r *resolver) onResume(k *holdSettings) (err error) {
 	return c.Validate()
 }
 
-// leaveGrace decides when a node that leaves has to be gone. Who gives the workers a time of their own, and none to the
-// node, bounds nothing else.
+// leaveGrace sets the deadline of a node that leaves. A user who sets only the workers' shutdown timeout limits
+// nothing else.
 func (r *resolver) leaveGrace(k *holdSettings) (err error) {
 	grace := defaultLeaveGrace
 	switch {
@@ -162,8 +162,7 @@ func (l *leaveNotice) close() error {
 	return nil
 }
 
-// resolveCommand finds what a command of the run executes on this node. A program that is a Python file is executed by
-// the workers' Python.
+// resolveCommand finds the program of a command of the run on this node. The workers' Python executes a Python file.
 func (s *settings) resolveCommand(c job.Command) (p launcher.Program, err error) {
 	if len(c.Program) == 0 {
 		p = launcher.Program{Path: s.program.path, Args: s.program.args, Own: s.program.own}

@@ -20,7 +20,7 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// hostFacts is what resolve needs to know of this machine.
+// hostFacts are the facts about this machine that resolve needs.
 type hostFacts struct {
 	id       string // random, of this process
 	root     fs.FS  // the file system, for /sys, /proc and /dev
@@ -95,7 +95,7 @@ func ownAddresses() map[netip.Addr]bool {
 	return own
 }
 
-// networkAddresses are what our workers may be seen as by other nodes.
+// networkAddresses are the addresses from which other nodes may see our workers.
 func networkAddresses() []string {
 	var out []string
 	for a := range ownAddresses() {

@@ -23,8 +23,8 @@ const (
 	answerLength = 64 << 10
 )
 
-// awaitLeaveNotice waits for a file to appear, or for a URL to answer with status 200, and says so in a few words; ""
-// when ctx ends before.
+// awaitLeaveNotice waits for a file to appear, or for a URL to answer with status 200. It returns a short
+// description, "" when ctx ends before.
 func awaitLeaveNotice(ctx context.Context, from string, log *slog.Logger) string {
 	look, every := func() bool { _, err := os.Stat(from); return err == nil }, lookAtFile
 	if !filepath.IsAbs(from) {
@@ -61,8 +61,8 @@ func noticeClient() *http.Client {
 	return c
 }
 
-// noticeAt reports whether a URL gives notice: with status 200, unless the body says no in a word, as that of Google's
-// cloud does. 404 is no notice; every other answer is an error.
+// noticeAt reports whether a URL gives notice. Status 200 does, unless the body is a word for no, as that of
+// Google's cloud may be. Status 404 does not; every other answer is an error.
 func noticeAt(ctx context.Context, c *http.Client, from string) (bool, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
 	if err != nil {

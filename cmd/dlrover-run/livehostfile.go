@@ -17,7 +17,7 @@ import (
 type liveHostfile struct {
 	path    string
 	private string          // the directory to remove with it; "": the user has named the path
-	known   []hostfile.Host // under whose names the nodes are listed
+	known   []hostfile.Host // the names to list the nodes by
 	fixed   bool            // these have the ranks of the nodes
 	log     *slog.Logger
 }
@@ -53,7 +53,7 @@ func liveHostfileFeature() feature {
 	}
 }
 
-// openLiveHostfile finds out whether the file can be written, but leaves what is there until the nodes are known.
+// openLiveHostfile checks that the file can be written, but does not change it until the nodes are known.
 func openLiveHostfile(path string, log *slog.Logger) (*liveHostfile, error) {
 	h := &liveHostfile{log: log}
 	if path == "auto" {

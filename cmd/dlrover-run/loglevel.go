@@ -6,8 +6,8 @@ import (
 	"dlrover-run/launcher"
 )
 
-// logLevel lets somebody who watches a job change what its launchers say: a notice of the topic log-level holds until
-// the next one.
+// logLevel lets a user who watches a job change its launchers' log level: a notice of the topic log-level holds
+// until the next one.
 type logLevel struct {
 	level *slog.LevelVar
 	log   *slog.Logger
@@ -20,12 +20,12 @@ func logLevelFeature() feature {
 	}
 }
 
-// logLevels are what a notice may say.
+// logLevels are the valid bodies of a notice.
 var logLevels = map[string]slog.Level{
 	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
 }
 
-// maxQuoted bounds what is quoted of a level that is none, in bytes.
+// maxQuoted bounds the quotation of an invalid level, in bytes.
 const maxQuoted = 40
 
 // Name implements launcher.Part.

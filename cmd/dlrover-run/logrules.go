@@ -18,12 +18,12 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// logRules watches what workers print.
+// logRules watches the workers' output.
 type logRules struct {
 	j     *nodeJob
 	rules []logrule.Rule
 
-	unread sync.Once // that output went by unread has been said
+	unread sync.Once // skipped output has been logged
 
 	mu      sync.Mutex
 	workers []*watchedLog // of the newest epoch, by local rank
@@ -52,7 +52,7 @@ func logRulesFeature() feature {
 // maxRulesFile bounds --log-rules, in bytes.
 const maxRulesFile = 1 << 20
 
-// logRules are those of the command line, then those of the file.
+// logRules are the rules of the command line, then those of the file.
 func (r *resolver) logRules() (rules []logrule.Rule, err error) {
 	for _, text := range r.c.Strings("log-rule") {
 		one, err := logrule.Parse(text)
@@ -81,7 +81,7 @@ func (r *resolver) logRules() (rules []logrule.Rule, err error) {
 	return rules, nil
 }
 
-// planRule is what --dry-run prints of a rule.
+// planRule is the --dry-run output of a rule.
 type planRule struct {
 	Name    string         `json:"name"`
 	Pattern string         `json:"pattern"`
@@ -117,7 +117,7 @@ type watchedLog struct {
 
 	mu    sync.Mutex
 	rules *logrule.Worker
-	found []logrule.Finding // not told yet
+	found []logrule.Finding // not reported yet
 	due   time.Duration     // when Watch looks for lines that have stayed away
 	share share
 }
@@ -130,7 +130,7 @@ func (w *watchedLog) clock(t time.Time) time.Duration { return t.Sub(w.begun) }
 // Name implements launcher.Part.
 func (l *logRules) Name() string { return "log rules" }
 
-// Starting implements launcher.Starter. What is still read of earlier workers is theirs.
+// Starting implements launcher.Starter. Output of earlier workers that is still read counts as theirs.
 func (l *logRules) Starting(e launcher.Epoch) {
 	now, news := time.Now(), make(chan struct{}, 1)
 	workers := make([]*watchedLog, l.j.s.slots)
@@ -185,8 +185,8 @@ func (s *tappedStream) Feed(b []byte, now time.Time) {
 // flooded is how much is read at once of a worker that prints faster than it is read.
 const flooded = 32 << 10
 
-// share is the time that the reading of a worker's output may spend on rules while that is flooded: a tenth, and a
-// burst. What comes beyond that goes by unread, so that the worker does not wait for rules.
+// share is the time that the reading of a worker's output may spend on rules while the worker floods it: a tenth,
+// and a burst. Output beyond that is skipped, so that the worker does not wait for rules.
 type share struct {
 	since   time.Time
 	spent   time.Duration
@@ -211,7 +211,7 @@ func (s *share) left(now time.Time) bool {
 
 func (s *share) spend(d time.Duration) { s.spent += d }
 
-// take returns what was found, and whether output went by unread since the last call.
+// take returns the findings, and whether output was skipped since the last call.
 func (w *watchedLog) take(now time.Time) (found []logrule.Finding, skipped bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -261,8 +261,8 @@ func (l *logRules) Watch(ctx context.Context, e launcher.Epoch, pids []int, c la
 	}
 }
 
-// late is how much later than asked for shows that the launcher did not run: then the line may have come, and whoever
-// reads it gets as long again.
+// late is the delay of a wake-up that shows that the launcher did not run. The line may have come meanwhile, so its
+// reader gets as long again.
 const late = time.Second
 
 func nextOf(workers []*watchedLog) (next time.Time) {
@@ -274,7 +274,7 @@ func nextOf(workers []*watchedLog) (next time.Time) {
 	return next
 }
 
-// Stopped implements launcher.Stopper: what was found in the last lines is told, and acted upon no more.
+// Stopped implements launcher.Stopper: findings in the last lines are reported, but lead to no action.
 func (l *logRules) Stopped(why launcher.StopInfo) {
 	if why.Early {
 		return
@@ -285,7 +285,7 @@ func (l *logRules) Stopped(why launcher.StopInfo) {
 	l.tell(workers, func(logrule.Finding, int) {})
 }
 
-// tell says what was found, and has act do the rest.
+// tell logs the findings, and calls act for the rest.
 func (l *logRules) tell(workers []*watchedLog, act func(f logrule.Finding, local int)) {
 	now := time.Now()
 	for local, w := range workers {

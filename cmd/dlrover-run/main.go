@@ -101,7 +101,7 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 	return launch(started, &s, host, in, link)
 }
 
-// refuse says why nothing was started.
+// refuse reports why nothing was started.
 func refuse(err error, s *settings) int {
 	var unusable *unusableError
 	if errors.As(err, &unusable) {
@@ -121,14 +121,14 @@ type nodeJob struct {
 	level    *slog.LevelVar // of log
 	log      *slog.Logger
 	runsLog  *slog.Logger // as log, for lines that name their run themselves
-	events   eventWriter  // of nobody, unless asked for
+	events   eventWriter  // writes nothing without --event-log
 	logs     *logs.Logs
 	procs    *proc.Supervisor
 	endpoint *endpoint
 	adapter  *adapter
 	findings *findings
 	farewell atomic.Pointer[farewell] // nil: none is ready
-	metrics  *metrics                 // nil: nobody asks for them
+	metrics  *metrics                 // nil: metrics are off
 	python   *pythonPath
 	parts    []launcher.Part // of the features that were asked for
 	ended    bool            // the parts are
@@ -235,7 +235,7 @@ func (j *nodeJob) barSelf(ctx context.Context, reason string) error {
 // first before it tries to serve again: the first may be ending.
 const retryServing = 2 * time.Second
 
-// join binds what this node serves and introduces it to the rendezvous.
+// join binds the servers of this node and introduces it to the rendezvous.
 func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (*api.Session, error) {
 	for begin := time.Now(); ; {
 		var err error
@@ -285,7 +285,7 @@ func (j *nodeJob) open() (err error) {
 	return nil
 }
 
-// orphaned ends what the launcher has started, while it tells the rendezvous that this node is lost.
+// orphaned ends the launcher's processes, while it reports to the rendezvous that this node is lost.
 func (j *nodeJob) orphaned() {
 	f := j.farewell.Load()
 	var told sync.WaitGroup
@@ -340,7 +340,7 @@ func (j *nodeJob) agentConfig(host hostFacts) launcher.Config {
 	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
 	cfg.Logger = j.log
 	if j.s.called.command.Alone {
-		cfg.Substitute = func(arg string, _ int) string { return arg } // the command is nobody's template
+		cfg.Substitute = func(arg string, _ int) string { return arg } // the command has no placeholders
 	}
 	forParts(j.parts, func(o launcher.Observer) { cfg.Observers = append(cfg.Observers, o) })
 	cfg.Observers = append(cfg.Observers, &thrift{})
@@ -365,8 +365,8 @@ func (s *settings) agent(host hostFacts) launcher.Config {
 	}
 }
 
-// workerEnv is what workers inherit, all but the job token, which is for launchers (a --dry-run still has it), and what
-// the command line of another launcher gives them.
+// workerEnv is the environment that workers inherit. It lacks the job token, which is for launchers (a --dry-run
+// still has it), and it has the variables of another launcher's command line.
 func (s *settings) workerEnv() []string {
 	env := os.Environ()
 	if len(s.called.command.Env) > 0 {
@@ -407,7 +407,7 @@ func (j *nodeJob) interruptible(cancel context.CancelCauseFunc) (stop func()) {
 	return func() { close(quit); <-gone }
 }
 
-// conclude says how the job ended.
+// conclude logs the end of the job.
 func (j *nodeJob) conclude(res launcher.Result) {
 	j.events.ended(res)
 	switch {
@@ -430,7 +430,7 @@ func (s *settings) jobName() string {
 	return "job " + s.runID
 }
 
-// copyErrorFile hands the root cause to whoever launched this launcher, as torchrun does.
+// copyErrorFile hands the root cause to the launcher of this launcher, as torchrun does.
 func (j *nodeJob) copyErrorFile(f verdict.Failure) {
 	to := os.Getenv("TORCHELASTIC_ERROR_FILE")
 	if to == "" || f.ErrorFile == "" {
@@ -476,7 +476,7 @@ func (j *nodeJob) close(res launcher.Result) {
 	j.closeFeatures()
 }
 
-// awaitSaves ends the parts of a job whose workers have succeeded. That of a job whose last save is lost has not.
+// awaitSaves ends the parts of a job after its workers have succeeded. A job that has lost its last save has failed.
 func (j *nodeJob) awaitSaves(res launcher.Result) launcher.Result {
 	j.endParts(res)
 	forParts(j.parts, func(c *checkpoints) { j.unsaved = c.unsaved })
@@ -506,7 +506,7 @@ func (j *nodeJob) endParts(res launcher.Result) {
 	wg.Wait()
 }
 
-// maxDrain bounds the wait for the last checkpoints of a job that was not told to end.
+// maxDrain bounds the wait for the last checkpoints of a job that was not ordered to end.
 const maxDrain = 10 * time.Minute
 
 // drainBudget is how long the last checkpoints may take: of a node that leaves, until it has to be gone; a signal

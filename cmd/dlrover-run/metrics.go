@@ -28,7 +28,7 @@ type metrics struct {
 	exits  map[exit]int
 	world  int
 	spent  int
-	more   []func(*exposition.Scrape) // what parts tell
+	more   []func(*exposition.Scrape) // the metrics of parts
 }
 
 // exit is how a worker ended.
@@ -37,7 +37,7 @@ type exit struct {
 	stopped bool // by the launcher
 }
 
-// scrapers bounds the connections at --metrics-addr, which asks nobody who he is.
+// scrapers bounds the connections at --metrics-addr, which has no authentication.
 const scrapers = 64
 
 func metricsFeature() feature {
@@ -87,7 +87,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// with has every later scrape call tell, too, which may be called by several goroutines at once.
+// with adds a callback for every later scrape. Several goroutines may call it at once.
 func (m *metrics) with(tell func(*exposition.Scrape)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -100,7 +100,7 @@ func (m *metrics) tell(s *exposition.Scrape) {
 	}
 }
 
-// tellOwn tells all but what it returns, which may take time.
+// tellOwn writes the launcher's own metrics and returns the callbacks of the parts, which may take time.
 func (m *metrics) tellOwn(s *exposition.Scrape) (more []func(*exposition.Scrape)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

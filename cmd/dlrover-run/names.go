@@ -23,7 +23,7 @@ import (
 // The program answers to the names of other launchers with their command lines. Each becomes one of its own; from there
 // on the name matters for messages only.
 
-// invocation is the name that the program was called by, and what the command line behind it has become.
+// invocation is the name that the program was called by, and the meaning of the command line behind it.
 type invocation struct {
 	native.Launcher
 	command native.Command
@@ -35,7 +35,7 @@ func ownName() invocation {
 	return invocation{Launcher: native.Launcher{Name: "dlrover-run", Usage: ownUsage}}
 }
 
-// calledAs knows what the program was called by from argv; it is of its own name under any that is none of the others'.
+// calledAs finds the name in argv. Any name that is not another launcher's is the program's own.
 func calledAs(args []string) invocation {
 	if len(args) > 0 {
 		if l, found := native.Find(filepath.Base(args[0])); found {
@@ -45,8 +45,8 @@ func calledAs(args []string) invocation {
 	return ownName()
 }
 
-// parse reads the command line behind the name, and the PET_ environment. Nil without an error means that what was
-// asked for has been printed.
+// parse reads the command line behind the name, and the PET_ environment. It returns nil without an error if the
+// requested text, such as the help, has been printed.
 func (as *invocation) parse(args []string, env argv.LookupEnv, h hostFacts, stdout io.Writer) (*argv.Line, error) {
 	if as.Translate == nil {
 		return parse(args, env, stdout)
@@ -92,7 +92,7 @@ func (as *invocation) logLevel() slog.Level {
 	}
 }
 
-// variables is the environment with what the command line gives to the workers.
+// variables is the environment with the variables that the command line sets for the workers.
 func (as *invocation) variables(env argv.LookupEnv) argv.LookupEnv {
 	return func(name string) (string, bool) {
 		for _, kv := range slices.Backward(as.command.Env) {
@@ -145,7 +145,7 @@ func systemOf(env argv.LookupEnv, h hostFacts) *native.System {
 	}
 }
 
-// withoutDefaults is an environment whose defaults of options are for other launchers.
+// withoutDefaults is an environment without defaults of options, which are for other launchers.
 func withoutDefaults(env argv.LookupEnv) argv.LookupEnv {
 	return func(name string) (string, bool) {
 		if strings.HasPrefix(name, "PET_") {

@@ -22,14 +22,14 @@ type checkSettings struct {
 	health string        // --health-check
 	box    *boxSettings  // nil without --switchbox-check
 	only   bool          // --check-only
-	wants  bool          // the user says that there must be accelerators
+	wants  bool          // the user requires accelerators
 	gpus   int           // that were counted
 	kind   string        // of these
 	python string        // the workers' interpreter
 	noPy   error         // why there is none
 }
 
-// boxSettings are those of --switchbox-check.
+// boxSettings are the options of --switchbox-check.
 type boxSettings struct {
 	pairs  []switchbox.Pair
 	limits switchbox.Limits
@@ -73,7 +73,7 @@ func nodeChecksFeature() feature {
 	}
 }
 
-// nodeChecks reads the options. Those that say how to check are refused without one that says what.
+// nodeChecks reads the options. Options about the manner of a check are refused without one that requests a check.
 func (r *resolver) nodeChecks() (k checkSettings, err error) {
 	precheck := r.c.Int("precheck")
 	network := r.c.Bool("network-check") || precheck > 0
@@ -108,7 +108,7 @@ func (r *resolver) nodeChecks() (k checkSettings, err error) {
 	} else {
 		k.wants = !r.s.sideOnly() && (r.c.IsSet("accelerator") || r.c.String("nproc-per-node") == "gpu")
 		if named := accelerators[r.c.String("accelerator")]; k.kind == "" && r.c.IsSet("accelerator") && len(named) > 0 {
-			k.kind = named[0] // the test itself finds out what there is
+			k.kind = named[0] // the test itself detects the devices
 		}
 	}
 	if strings.HasPrefix(k.health, healthcheck.Socket+"/") || !strings.HasPrefix(k.health, healthcheck.Socket) {
@@ -202,15 +202,15 @@ func (r *resolver) gate(k *checkSettings) {
 	}
 }
 
-// localBudget is what a node's other own checks may take, and that all nodes come.
+// localBudget is the time for a node's other own checks, and for all nodes to join.
 const localBudget = 60 * time.Second
 
-// nothing is what is run in place of workers with --check-only.
+// nothing is the program that --check-only runs in place of workers.
 func nothing() program {
 	return program{path: "/proc/self/exe", args: []string{guarded.Nothing}, name: "--check-only"}
 }
 
-// planChecks is what --dry-run prints.
+// planChecks is the feature's part of the --dry-run output.
 type planChecks struct {
 	Level            netcheck.Level `json:"level"`
 	Action           string         `json:"action"`

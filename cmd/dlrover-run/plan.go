@@ -17,11 +17,11 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// plan is what --dry-run prints: all that would be done, as JSON.
+// plan is the --dry-run output: all that would be done, as JSON.
 type plan struct {
 	// Called is left out under dlrover-run's own name.
 	Called *planCalled `json:"called,omitempty"`
-	// Scheduler is left out where nobody says anything.
+	// Scheduler is left out if no scheduler supplies anything.
 	Scheduler  *planScheduler `json:"scheduler,omitempty"`
 	RunID      string         `json:"run_id"`
 	Rendezvous planRendezvous `json:"rendezvous"`
@@ -30,26 +30,26 @@ type plan struct {
 	Logs       planLogs       `json:"logs"`
 	// Checkpoints is left out when no daemon is wanted.
 	Checkpoints *planCheckpoints `json:"checkpoints,omitempty"`
-	// Features is what the others add, by name; one that was not asked for adds nothing.
+	// Features are the parts of the other features, by name. A feature that was not requested adds nothing.
 	Features map[string]any `json:"features,omitempty"`
-	// Assumed says what only the rendezvous decides.
+	// Assumed names the values that only the rendezvous decides.
 	Assumed string `json:"assumed"`
-	// Preset is left out if it is torch's and nobody has chosen.
+	// Preset is left out if it is torch's by default.
 	Preset  *planPreset  `json:"preset,omitempty"`
 	Workers []planWorker `json:"workers"`
-	// Beside are the processes that the preset has beside the workers of the first node.
+	// Beside are the side processes of the preset on the first node.
 	Beside   []planSide `json:"beside_the_workers,omitempty"`
 	Warnings []string   `json:"warnings,omitempty"`
 }
 
-// planCalled is what the command line of another launcher has become.
+// planCalled is the meaning of another launcher's command line.
 type planCalled struct {
 	Name    string   `json:"name"`
 	Options []string `json:"options,omitempty"`
 	Env     []string `json:"env,omitempty"`
 	Notes   []string `json:"notes,omitempty"`
 	Execute []string `json:"execute,omitempty"` // in place of workers
-	// Start is what is done on other hosts in place of a job here.
+	// Start describes the start of launchers on other hosts in place of a job here.
 	Start *planStart `json:"start,omitempty"`
 }
 
@@ -90,7 +90,7 @@ type planRestarts struct {
 	Signals         string `json:"signals_to_handle"`
 	// ExitCodes is the policy of the launcher's own exit status; left out if it is torchrun's.
 	ExitCodes string `json:"exit_code_policy,omitempty"`
-	// Rules decide what a failure leads to: the first that matches.
+	// Rules decide the action on a failure: the first match wins.
 	Rules []planPolicy `json:"rules"`
 }
 
@@ -111,7 +111,7 @@ type planWorker struct {
 	Tee       string   `json:"tee"`
 }
 
-// fromRendezvous stands for what is decided when the nodes meet.
+// fromRendezvous stands for a value that is decided when the nodes meet.
 const fromRendezvous = preset.Undecided
 
 func printPlan(w io.Writer, s *settings, h hostFacts) int {
@@ -122,7 +122,7 @@ func printPlan(w io.Writer, s *settings, h hostFacts) int {
 	return printJSON(w, "dlrover-run", p)
 }
 
-// printJSON shows what a program of that name would do, and returns its exit status.
+// printJSON prints the plan of the program name, and returns its exit status.
 func printJSON(w io.Writer, name string, plan any) int {
 	enc := json.NewEncoder(text.JSON(w))
 	enc.SetIndent("", "  ")

@@ -61,7 +61,7 @@ func policyTable(name string) (policy.Table, error) {
 	return policy.ParseTable(filepath.Base(name), string(text))
 }
 
-// warnOfPolicy says what rules cannot do in this job.
+// warnOfPolicy warns of rules that have no effect in this job.
 func (r *resolver) warnOfPolicy() {
 	p := &r.s.policy
 	charged := func(rule policy.Rule) bool {
@@ -77,7 +77,7 @@ func (r *resolver) warnOfPolicy() {
 	}
 }
 
-// planPolicy is what --dry-run prints of a rule of the policy.
+// planPolicy is the --dry-run output of a rule of the policy.
 type planPolicy struct {
 	Rule string `json:"rule"`
 	From string `json:"from"`

@@ -17,15 +17,15 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// ports are free TCP ports of this node for the servers of its workers, which the workers of all nodes are told of.
+// ports are free TCP ports of this node for the servers of its workers. The workers of all nodes get their numbers.
 // They are held, bound and not listened on, from the join to the start of the workers, and again between two epochs.
-// The first ones are the preset's, which tells the workers in its own way, the others those of --ports.
+// The first ones are the preset's, which passes them to the workers in its own way, the others those of --ports.
 type ports struct {
 	*freeports.Ports
 	offer  func([]int)
 	preset func(slots int) int
 	slots  int
-	dir    string // has the world file; "": nobody has asked for it
+	dir    string // has the world file; "": no option requests it
 	log    *slog.Logger
 }
 
@@ -59,7 +59,7 @@ func portsFeature() feature {
 	}
 }
 
-// openPorts holds n ports. Only who wants to be told has a file for them.
+// openPorts holds n ports. If tell is set, the workers get a file with them.
 func openPorts(j *nodeJob, n int, tell bool) (*ports, error) {
 	held, err := freeports.Hold(n, j.s.port)
 	if err != nil {
@@ -109,11 +109,11 @@ func (p *ports) Environ(launcher.Epoch, int) []string {
 	return []string{"DLROVER_PORTS=" + strings.Join(list, ","), "DLROVER_WORLD_FILE=" + p.worldFile()}
 }
 
-// users are those of a node's ports that are not the preset's.
+// users are the ports of a node that are not the preset's.
 func (p *ports) users(all []int, slots int) []int { return all[min(p.preset(slots), len(all)):] }
 
-// Stopped implements launcher.Stopper. Whoever took a port meanwhile, such as a worker's child that is still there, has
-// it; the next world is told of another.
+// Stopped implements launcher.Stopper. A port that another process took meanwhile, such as a worker's child that
+// still runs, is lost; the next world gets another one.
 func (p *ports) Stopped(why launcher.StopInfo) {
 	if why.Early {
 		return
@@ -137,7 +137,7 @@ type worldNode struct {
 
 func (p *ports) worldFile() string { return filepath.Join(p.dir, "world.json") }
 
-// writeWorld writes the nodes in rank order. A reader sees all of it or what was there before.
+// writeWorld writes the nodes in rank order. It replaces the file at once, so a reader sees the old or the new one.
 func (p *ports) writeWorld(world []job.Member) error {
 	nodes := make([]worldNode, len(world))
 	for i, m := range world {

@@ -21,7 +21,7 @@ import (
 	"dlrover-run/launcher/preflight"
 )
 
-// preflightFeature says what on this node will get into the job's way. It refuses nothing.
+// preflightFeature warns of processes on this node that will get into the job's way. It refuses nothing.
 func preflightFeature() feature {
 	return feature{
 		name: "preflight",
@@ -54,7 +54,8 @@ func shmFree() (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil
 }
 
-// hasDevices looks for what every driver of accelerators has made: there may be hundreds of other files in /dev.
+// hasDevices looks for the file that every driver of accelerators makes: there may be hundreds of other files in
+// /dev.
 func hasDevices(root fs.FS) bool {
 	for _, name := range []string{"dev/nvidiactl", "dev/kfd", "dev/davinci_manager", "dev/mxcd"} {
 		if _, err := fs.Stat(root, name); err == nil {
@@ -64,7 +65,7 @@ func hasDevices(root fs.FS) bool {
 	return false
 }
 
-// deviceLook warns of devices that are in use, beside the start.
+// deviceLook warns of devices that are in use, in parallel with the start.
 type deviceLook struct{ wg sync.WaitGroup }
 
 func lookAtDevices(root fs.FS, log *slog.Logger) *deviceLook {
@@ -95,15 +96,15 @@ func (l *deviceLook) close() error {
 }
 
 func names(root fs.FS, dir string) (list []string) {
-	entries, _ := fs.ReadDir(root, dir) // what cannot be read has nothing to tell
+	entries, _ := fs.ReadDir(root, dir) // an unreadable directory adds nothing
 	for _, e := range entries {
 		list = append(list, e.Name())
 	}
 	return list
 }
 
-// processes reads what /proc tells this user, with the open files that are wanted. Processes that end meanwhile, and
-// those of other users, are left out.
+// processes lists the processes that /proc shows to this user, with their open files for which wanted is true. It
+// leaves out processes of other users, and those that end meanwhile.
 func processes(root fs.FS, wanted func(file string) bool) (all []preflight.Process) {
 	for _, name := range names(root, "proc") {
 		pid, err := strconv.Atoi(name)
@@ -153,11 +154,12 @@ func commandOf(root fs.FS, path string) string {
 		return ""
 	}
 	defer f.Close()
-	words, _ := io.ReadAll(io.LimitReader(f, 256)) // what could be read will do
+	words, _ := io.ReadAll(io.LimitReader(f, 256)) // on an error, use the words read so far
 	return text.EscapeLine(strings.TrimSpace(strings.ReplaceAll(string(words), "\x00", " ")))
 }
 
-// listenable is an error that names who is in the way of a server of this node at host:port; host may be empty.
+// listenable returns an error that names the process in the way of a server of this node at host:port; host may be
+// empty.
 func listenable(root fs.FS, host string, port int) error {
 	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	switch {
@@ -168,10 +170,10 @@ func listenable(root fs.FS, host string, port int) error {
 	case errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("port %d is for root; take one from 1024", port)
 	}
-	return nil // an address that is not this machine's own, or a name: who listens there will see
+	return nil // an address of another machine, or a name: its listen will fail by itself
 }
 
-// listener says who listens on a port.
+// listener names the process that listens on a port.
 func listener(root fs.FS, host string, port int) string {
 	if by := holder(root, host, port); by != "" {
 		return by
@@ -179,7 +181,7 @@ func listener(root fs.FS, host string, port int) string {
 	return " by a program of another user or of another container"
 }
 
-// holder says who listens on a port, as far as this user may know it.
+// holder names the process that listens on a port, as far as this user may see it.
 func holder(root fs.FS, host string, port int) string {
 	addr, err := netip.ParseAddr(host)
 	if err != nil {

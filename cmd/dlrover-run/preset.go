@@ -14,7 +14,7 @@ import (
 // autoPreset is the --preset that depends on the script.
 const autoPreset = "auto"
 
-// pickPreset finds what the workers' framework expects, and says what speaks against it.
+// pickPreset finds the preset of the workers' framework, and warns of signs against it.
 func (r *resolver) pickPreset() (err error) {
 	name := r.c.String("preset")
 	if f := &r.s.scheduler; f.Share != "" {
@@ -53,7 +53,7 @@ func (r *resolver) presetByScheduler(name string) (string, error) {
 	return f.Preset, nil
 }
 
-// autoPresetOf picks the preset by the imports of the script at path, and says why.
+// autoPresetOf picks the preset by the imports of the script at path, and gives the reason.
 func autoPresetOf(path string, found []preset.Import) (name, why string) {
 	name, by, ok := preset.Choose(found)
 	switch {
@@ -65,7 +65,7 @@ func autoPresetOf(path string, found []preset.Import) (name, why string) {
 	return "torch", path + " imports no framework that is known"
 }
 
-// warnOfPreset says what only the user can do.
+// warnOfPreset warns of settings that only the user can change.
 func (r *resolver) warnOfPreset(path string, found []preset.Import) {
 	for _, name := range r.s.preset.Wants {
 		if _, ok := r.env(name); !ok {
@@ -78,7 +78,8 @@ func (r *resolver) warnOfPreset(path string, found []preset.Import) {
 	}
 }
 
-// script reads what the workers execute, if it is a Python file and its imports matter for the preset; else it is nil.
+// script reads the workers' program, if it is a Python file and its imports matter for the preset. Otherwise it is
+// nil.
 func (r *resolver) script(name string) (path string, src []byte) {
 	path = r.scriptPath()
 	if path == "" || name == "torch" && r.s.params.Max*r.s.slots < 2 {

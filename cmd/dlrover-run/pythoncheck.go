@@ -23,8 +23,8 @@ import (
 	"dlrover-run/rendezvous/pyproto/upstream"
 )
 
-// pythonProgram runs DLRover's own test of nodes, which the other node of a pair runs, too, whoever has started it
-// there. It writes the time that it took into a directory of its own: DLRover's is one for the whole host.
+// pythonProgram runs DLRover's own test of nodes. The other node of a pair runs it, too, under DLRover's agent or
+// ours. It writes the time that it took into its own directory, because DLRover's is shared by the whole host.
 const pythonProgram = `import os, sys
 import dlrover.python.common.constants as constants
 constants.ConfigPath.NETWORK_CHECK_DATA_DIR = sys.argv[2]
@@ -49,9 +49,9 @@ func (c *nodeChecks) pythonCheck(ctx context.Context) (upstream.Check, error) {
 	return k, c.hasDLRover(ctx)
 }
 
-// pythonInert are the options that DLRover's test does not know. It has no collective of all nodes; every start has a
-// test, as a node that stayed away would keep the others waiting; and its limit is that of all partners, agents among
-// them, whose verdict comes within a fixed time, too.
+// pythonInert lists the options that DLRover's test does not know. It has no collective of all nodes. Every start
+// has a test, because a node that stayed away would keep the others waiting. Its limit is that of all partners,
+// agents among them, and their verdict comes within a fixed time, too.
 func (k *checkSettings) pythonInert() (options []string) {
 	if k.spec.Comm {
 		options = append(options, "--comm-perf-test")
@@ -69,7 +69,7 @@ func (k *checkSettings) pythonInert() (options []string) {
 	return options
 }
 
-// hasDLRover: the nodes of DLRover's check run its own test.
+// hasDLRover returns an error if the test of DLRover cannot run on this node.
 func (c *nodeChecks) hasDLRover(ctx context.Context) error {
 	interpreter, err := c.interpreter()
 	if err != nil {
@@ -122,7 +122,7 @@ func (c *nodeChecks) pythonTest(ctx context.Context, g upstream.Group) (float64,
 	return slowest(dir, len(errs))
 }
 
-// maxReason is how much of the end of a test's output is told.
+// maxReason bounds the quoted end of a test's output.
 const maxReason = 300
 
 func (c *nodeChecks) pythonRank(ctx context.Context, g upstream.Group, local int, dir string) error {
@@ -158,7 +158,7 @@ func pythonModule(kind string) string {
 	return "nvidia_gpu" // MetaX' too; without devices it uses the CPU
 }
 
-// maxTold bounds what a process of the test tells, in bytes.
+// maxTold bounds the result of a process of the test, in bytes.
 const maxTold = 64 << 10
 
 // slowest is the time of the slowest process, in seconds.

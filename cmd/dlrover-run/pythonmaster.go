@@ -29,7 +29,7 @@ type masterService struct {
 	find   func(context.Context) (*upstream.Service, error)
 	check  func(context.Context) (upstream.Check, error) // of this node before it trains; nil: none
 	chosen func()                                        // is called when the master is DLRover's
-	python atomic.Pointer[upstream.Service]              // nil: it is ours, or nobody has answered yet
+	python atomic.Pointer[upstream.Service]              // nil: the master is ours, or has not answered yet
 	ours   atomic.Bool
 	bare   bool   // this node has no job token, and its master is on a network
 	where  string // host:port
@@ -88,7 +88,7 @@ type usageError struct{ error }
 
 func (e *usageError) Unwrap() []error { return []error{e.error, api.ErrBadRequest} }
 
-// pythonCaller is who this node is to DLRover's master, by the variables that it gives to its pods.
+// pythonCaller identifies this node to DLRover's master, by the variables of DLRover's pods.
 func pythonCaller(lookup func(string) (string, bool)) (c pyproto.Caller, err error) {
 	get := func(name string) string {
 		v, _ := lookup(name)
@@ -103,7 +103,7 @@ func pythonCaller(lookup func(string) (string, bool)) (c pyproto.Caller, err err
 	return c, nil
 }
 
-// svc is who answers.
+// svc is the service that has answered.
 func (m *masterService) svc() api.Service {
 	if p := m.python.Load(); p != nil {
 		return p
@@ -141,7 +141,7 @@ func (m *masterService) judged(err error) error {
 // tokenSources is where a job token comes from.
 const tokenSources = "DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file"
 
-// tokenError: the daemon asks for a job token, and this node has none.
+// tokenError is the error of a node without a job token if the daemon needs one.
 type tokenError struct{ where string }
 
 func (e *tokenError) Error() string {
@@ -151,7 +151,7 @@ func (e *tokenError) Error() string {
 
 func (e *tokenError) Unwrap() error { return api.ErrUnauthorized }
 
-// neither: what answers is no daemon of ours, nor a master of DLRover's that is ready.
+// neither is the error if the master is neither a daemon of ours nor a DLRover master that is ready.
 func (m *masterService) neither(ours, python error) error {
 	switch {
 	case errors.Is(python, pyproto.ErrJobUID):
@@ -166,10 +166,10 @@ func (m *masterService) neither(ours, python error) error {
 	return python
 }
 
-// malformed is what net/http says of an answer that is not HTTP/1.
+// malformed is in net/http's error for an answer that is not HTTP/1.
 const malformed = "malformed HTTP"
 
-// strange: something answers, but not as our daemon does.
+// strange reports whether a server answers, but not as our daemon does.
 func strange(err error) bool {
 	if errors.Is(err, api.ErrBadRequest) {
 		return true
@@ -202,7 +202,7 @@ func (m *masterService) World(ctx context.Context, run string) ([]job.Member, er
 	return m.svc().World(ctx, run)
 }
 
-// close ends what a Python master has needed.
+// close closes the client of a Python master.
 func (m *masterService) close() {
 	if m == nil {
 		return
@@ -245,7 +245,7 @@ func anyWorkerPort() (int, error) {
 	return 0, fmt.Errorf("no free port from %d to %d", first, last)
 }
 
-// free: a worker can bind the port, as it will, on all addresses.
+// free reports whether a worker can bind the port, as it will, on all addresses.
 func free(port int) bool {
 	l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
 	if err != nil {

@@ -18,13 +18,13 @@ import (
 type pythonTree struct {
 	pytree.Source
 	what  string // for people
-	loss  string // what workers lack without it
-	after bool   // what the user's PYTHONPATH has comes first
+	loss  string // the loss for workers without it
+	after bool   // it comes after the user's PYTHONPATH
 }
 
-// pythonPath is the PYTHONPATH of the workers: the user's, with trees of ours before and after it. A tree is put on
-// disk when it is asked for, once, beside whatever else is done: where all launchers of this user have it, or else in a
-// temporary directory. add and environ belong to one goroutine.
+// pythonPath is the PYTHONPATH of the workers: the user's, with trees of ours before and after it. A tree is written
+// once, in the background, on the first request: into the cache of this user, or else into a temporary directory.
+// add and environ belong to one goroutine.
 type pythonPath struct {
 	shmDir string
 	log    *slog.Logger
@@ -40,7 +40,7 @@ type placedTree struct {
 	release func() error
 }
 
-// add puts a tree on the path. A launcher that can write nowhere says so and goes on.
+// add puts a tree on the path. A launcher that can write nowhere logs that and continues.
 func (p *pythonPath) add(t pythonTree) {
 	if slices.ContainsFunc(p.trees, func(o *placedTree) bool { return o.Name == t.Name }) {
 		return
@@ -79,7 +79,7 @@ func (t *placedTree) temporary() error {
 	return nil
 }
 
-// environ sets PYTHONPATH in an environment block, unless nothing is to be added to it. It waits for what add began.
+// environ sets PYTHONPATH in an environment block, unless there is nothing to add. It waits for the writes of add.
 func (p *pythonPath) environ(env []string) []string {
 	p.wg.Wait()
 	var before, after []string
@@ -119,7 +119,7 @@ func (p *pythonPath) dir(name string) string {
 // treeAge is how long the trees of other versions are kept.
 const treeAge = 10 * time.Minute
 
-// tidy removes, in the background, what launchers of other versions have left.
+// tidy removes, in the background, the trees of launchers of other versions.
 func (p *pythonPath) tidy() {
 	p.tidier.Go(func() {
 		base, err := shm.UserDir(p.shmDir)

@@ -15,8 +15,8 @@ import (
 	"dlrover-run/launcher/logs"
 )
 
-// rankLogs writes the files of another launcher whose name the program goes by: one for each worker, with both of its
-// streams. What the workers of an earlier start have written in it stays.
+// rankLogs writes the log files of the launcher whose name the program was called by: one for each worker, with both
+// of its streams. It appends to the output of an earlier start.
 type rankLogs struct {
 	want *native.RankLogs
 	now  *native.RankLogs // of the workers that run, or are being started
@@ -84,7 +84,7 @@ func (l *rankLogs) tap(id logs.WorkerID, _ logs.Std) logs.Tap {
 	return l.fileLocked(l.now.Path(id.Rank, id.LocalRank))
 }
 
-// sideTap is the logs.Config.SideTap: such a process has its file beside the workers'.
+// sideTap is the logs.Config.SideTap: a side process has its file next to the workers'.
 func (l *rankLogs) sideTap(name string) logs.Tap {
 	l.mu.Lock()
 	defer l.mu.Unlock()

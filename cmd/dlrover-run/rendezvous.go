@@ -32,7 +32,7 @@ func (r *resolver) rendezvous() error {
 		return err
 	}
 	if r.s.backend == local && r.s.params.Min == 1 {
-		r.s.params.Max = 1 // nobody else can join
+		r.s.params.Max = 1 // no other node can join
 	}
 	r.s.params.Static = r.s.backend == static
 	r.lastCall()
@@ -60,23 +60,23 @@ func (r *resolver) rendezvous() error {
 // quietCall is how long a first world of MIN:MAX nodes waits after the newest node, where the user does not say.
 const quietCall = 2 * time.Second
 
-// lastCall decides for whom a first world waits that MIN nodes could make: for those that somebody has promised, and
-// else only as long as nodes keep coming.
+// lastCall decides how long a first world of MIN nodes waits for more: for the nodes that a scheduler promises, and
+// else only while nodes keep joining.
 func (r *resolver) lastCall() {
 	if p := &r.s.params; p.LastCall == 0 && p.Min < p.Max {
 		p.Quiet, p.Promised = quietCall, r.promised()
 	}
 }
 
-// promised is how many nodes a scheduler's variables speak of; 0: none do. It does not matter here who says where the
-// nodes meet.
+// promised is the number of nodes in a scheduler's variables; 0 without any. The source of the rendezvous's address
+// does not matter here.
 func (r *resolver) promised() int {
 	f := r.s.scheduler
 	if r.c.String("scheduler") == "none" {
 		return 0
 	}
 	if f.Name == "" {
-		f, _ = scheduler.Detect(scheduler.Auto, r.system(r.s.params.Max)) // what contradicts itself promises nothing
+		f, _ = scheduler.Detect(scheduler.Auto, r.system(r.s.params.Max)) // contradictory variables promise nothing
 	}
 	n, _ := strconv.Atoi(r.lookup("NODE_NUM"))
 	if f.Nodes > 0 {
@@ -85,7 +85,7 @@ func (r *resolver) promised() int {
 	return min(max(n, 0), rendezvous.MaxNodes)
 }
 
-// misplaced says which options cannot act with the chosen backend.
+// misplaced warns of options that have no effect with the chosen backend.
 func (r *resolver) misplaced() error {
 	if r.s.backend == master && r.c.IsSet("topology-file") {
 		return fmt.Errorf("--topology-file is read by whoever serves the rendezvous: give it to dlrover-master")
@@ -124,8 +124,8 @@ func (r *resolver) pickBackend() error {
 	return fmt.Errorf("--rdzv-backend=%s is unknown; use static, c10d or dlrover-master", name)
 }
 
-// pickStatic: one node without an address of its own needs no port, as in torchrun
-// 2.14, so that two jobs on one machine do not meet on 29500.
+// pickStatic reads the endpoint of the static backend. One node without an address of its own needs no port, as in
+// torchrun 2.14, so that two jobs on one machine do not meet on 29500.
 func (r *resolver) pickStatic(endpoint string) error {
 	if endpoint != "" {
 		return r.endpoint(static, endpoint, defaultMasterPort)
@@ -261,9 +261,8 @@ func truth(text string) (bool, error) {
 	return false, fmt.Errorf("need true or false")
 }
 
-// address is where the other nodes reach this one: what the user says, what the pod
-// says, or the address from which this host reaches the rendezvous. The host's name
-// is not used, for it often does not resolve elsewhere.
+// address is the address at which other nodes reach this one: the user's, the pod's, or the address from which this
+// host reaches the rendezvous. The host's name is not used, because it often does not resolve elsewhere.
 func (r *resolver) address() string {
 	if a := r.c.String("local-addr"); a != "" {
 		return a
@@ -294,7 +293,8 @@ func (r *resolver) seenElsewhere(addr string) string {
 		return addr
 	}
 	best, why := own[0], "its first one"
-	for _, far := range []string{"192.0.2.1", "2001:db8::1"} { // nobody's, so that the default route leads there
+	// addresses for documentation (RFC 5737, RFC 3849), so the default route leads there
+	for _, far := range []string{"192.0.2.1", "2001:db8::1"} {
 		if a := r.host.route(far, 1); slices.Contains(own, a) {
 			best, why = a, "that of its default route"
 			break

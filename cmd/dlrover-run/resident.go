@@ -7,7 +7,7 @@ import (
 	"dlrover-run/launcher"
 )
 
-// settled is how long after the start of workers this launcher takes what it needed for that to be over.
+// settled is the delay after the start of workers. Then the launcher no longer needs the pages of its startup.
 const settled = 5 * time.Second
 
 // thrift gives memory back once the workers run.

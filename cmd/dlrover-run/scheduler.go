@@ -13,12 +13,10 @@ import (
 	"dlrover-run/launcher/scheduler"
 )
 
-// startPatience is how long a node waits for node 0, of which the scheduler says that it comes: pods of a job may start
-// minutes apart.
+// startPatience is how long a node waits for node 0 of a scheduler: pods of a job may start minutes apart.
 const startPatience = 10 * time.Minute
 
-// schedule reads what the scheduler says. Whoever says how the nodes meet is not asked for it, and is taken at his
-// word: nothing is read then.
+// schedule reads the scheduler's variables. An option that sets the meeting point wins: then nothing is read.
 func (r *resolver) schedule() (err error) {
 	name := r.c.String("scheduler")
 	given := r.c.IsSet("scheduler")
@@ -43,12 +41,12 @@ func (r *resolver) schedule() (err error) {
 	return err
 }
 
-// system is what a scheduler's words are read from; most is the number of nodes that the user asks for.
+// system is the source of a scheduler's variables; most is the number of nodes that the user requests.
 func (r *resolver) system(most int) scheduler.System {
 	return scheduler.System{Env: r.env, ReadFile: r.host.readFile, Host: r.host.name, Nodes: most}
 }
 
-// namesRendezvous reports whether an option says how the nodes meet.
+// namesRendezvous reports whether an option sets the meeting point.
 func (r *resolver) namesRendezvous() bool {
 	return r.c.Bool("standalone") || r.c.String("rdzv-endpoint") != "" || r.c.IsSet("master-addr") ||
 		r.c.IsSet("master-port") || r.c.String("rdzv-backend") == string(master)
@@ -57,12 +55,12 @@ func (r *resolver) namesRendezvous() bool {
 // readNamed reads a file that an option or a variable names, at most 16 MiB.
 func readNamed(name string) ([]byte, error) { return openfile.ReadNamed(name, 16<<20) }
 
-// scheduled reports whether a scheduler says anything that the rendezvous has no variables of its own for.
+// scheduled reports whether a scheduler sets anything that the rendezvous has no variables of its own for.
 func (r *resolver) scheduled() bool {
 	return r.s.scheduler.Name != "" && r.s.scheduler.Name != "dlrover"
 }
 
-// meetsByScheduler reports whether the nodes meet where the scheduler says. It needs the number of nodes.
+// meetsByScheduler reports whether the scheduler sets the meeting point. It needs the number of nodes.
 func (r *resolver) meetsByScheduler() bool {
 	return r.scheduled() && r.s.params.Max > 1 && !r.namesRendezvous() && r.lookup("DLROVER_MASTER_ADDR") == ""
 }
@@ -86,7 +84,7 @@ func (r *resolver) sizeByScheduler(lo, hi int) (int, int, error) {
 	return lo, hi, nil
 }
 
-// meetByScheduler: node 0 serves the rendezvous. Ranks are the scheduler's as long as all its nodes are there, and
+// meetByScheduler has node 0 serve the rendezvous. Ranks are the scheduler's as long as all its nodes are there, and
 // nodes may be replaced.
 func (r *resolver) meetByScheduler() error {
 	f := &r.s.scheduler
@@ -128,8 +126,8 @@ func (r *resolver) sameRank(name string) error {
 	return nil
 }
 
-// tokenOfKey makes the job token of what all nodes have: the MPI operator and Volcano give all pods of a job one key of
-// ssh, and a cluster with Slurm has one home directory.
+// tokenOfKey derives the job token from a secret that all nodes have. The MPI operator and Volcano give all pods of
+// a job one ssh key, and a cluster with Slurm has one home directory.
 func (r *resolver) tokenOfKey() bool {
 	switch r.s.scheduler.Name {
 	case "slurm", "mpi", "volcano":
@@ -160,7 +158,7 @@ func (r *resolver) withoutToken() error {
 // endpoint is where the nodes meet.
 func (s *settings) endpoint() string { return net.JoinHostPort(s.host, strconv.Itoa(s.port)) }
 
-// scheduledText says what was taken from the scheduler; "" where nothing was.
+// scheduledText describes the scheduler's values in use; "" if there are none.
 func (s *settings) scheduledText() string {
 	f := &s.scheduler
 	switch {
@@ -193,7 +191,7 @@ func nodesText(s *settings) string {
 	return fmt.Sprintf("%d to %d", s.params.Min, s.params.Max)
 }
 
-// planScheduler is what the scheduler says, whether or not an option says otherwise.
+// planScheduler holds the scheduler's values, even if an option overrides them.
 type planScheduler struct {
 	Name     string   `json:"name"`
 	Nodes    int      `json:"nodes,omitempty"`

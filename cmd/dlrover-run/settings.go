@@ -61,7 +61,7 @@ type settings struct {
 	slotsWhy  string
 	share     string // preset.Vars'
 	connect   time.Duration
-	scheduler scheduler.Facts // without a name: of nobody
+	scheduler scheduler.Facts // without a name if there is none
 	token     string
 	tokenFrom string // the private key of ssh that it is derived from, if it is
 	insecure  bool
@@ -76,7 +76,7 @@ type settings struct {
 	servicePort int
 	devices     int // accelerators of this node, if the preset asks for them
 	device      string
-	servers     int // that the framework has beside the workers
+	servers     int // side processes of the framework
 	virtual     bool
 	oldTorch    bool // the workers' torch is older than 2.2
 	signals     []syscall.Signal
@@ -91,7 +91,7 @@ type settings struct {
 	findPython  func() (string, error) // that runs scripts
 	workdir     string                 // of the workers; "": the launcher's
 	onResume    *job.Command           // given in advance; nil: none
-	meanwhile   []string               // argv of what runs while the run is held
+	meanwhile   []string               // argv of the command that runs while the run is held
 	leaveGrace  time.Duration          // for a node that leaves; 0: no bound
 	dryRun      bool
 	called      invocation
@@ -145,7 +145,7 @@ func (r *resolver) resolve() (settings, error) {
 	return r.s, r.s.params.Validate()
 }
 
-// names refuses what would be shown to people on every node.
+// names refuses names that cannot be printed, because every node shows them.
 func (r *resolver) names() error {
 	node := "host name"
 	if r.lookup("POD_NAME") != "" {
@@ -256,7 +256,7 @@ func (r *resolver) workers(text string) (int, string, error) {
 	return n, "--nproc-per-node", nil
 }
 
-// noAccelerator is the --accelerator of a job on CPUs, whatever devices there are.
+// noAccelerator is the --accelerator of a job on CPUs, with any devices.
 const noAccelerator = "cpu"
 
 // accelerators are the kinds of devices that go by DLRover's names.
@@ -267,7 +267,7 @@ var accelerators = map[string][]string{
 	"mthreads.com/gpu":   {"musa"},
 }
 
-// identity is who this node is: DLRover's pods say it in the environment.
+// identity finds the identity of this node: DLRover's pods have it in the environment.
 func (r *resolver) identity() error {
 	r.s.role = r.c.String("role")
 	r.s.node = rendezvous.Node{
@@ -327,8 +327,8 @@ func (r *resolver) nodeRank() error {
 	return nil
 }
 
-// secret finds the job token and refuses what would cross a network without one. Whether a master asks for one it says
-// itself: DLRover's knows none.
+// secret finds the job token, and refuses to cross a network without one. A master reports by itself whether it
+// needs one; DLRover's needs none.
 func (r *resolver) secret() (err error) {
 	s := &r.s
 	s.insecure = r.c.Bool("insecure")
@@ -366,7 +366,7 @@ func (r *resolver) secret() (err error) {
 		"--insecure joins without", s.host, s.port, tokenSources)
 }
 
-// warnOfPeers says who is served without a token.
+// warnOfPeers warns that peers are served without a token.
 func (r *resolver) warnOfPeers() {
 	if s := &r.s; s.serves(r.host) {
 		r.warn("no job token: the rendezvous at %s serves launchers on %s alone (by %s), and whoever runs a process there "+
@@ -412,7 +412,7 @@ func (r *resolver) restarts() error {
 	return r.policyRules()
 }
 
-// shutdownLadder: which signals end the job, and how long workers have then.
+// shutdownLadder sets the signals that end the job, and the time that workers have then.
 func (r *resolver) shutdownLadder() error {
 	signals, warnings, err := argv.ParseSignals(r.c.String("signals-to-handle"))
 	if err != nil {
@@ -519,7 +519,7 @@ func (r *resolver) agentVariables() {
 	}
 }
 
-// program is what a worker executes.
+// program is the command of a worker.
 type program struct {
 	path string
 	args []string // argv, [0] included
@@ -527,7 +527,7 @@ type program struct {
 	name string   // for the failure report
 }
 
-// work is a digest of what the workers execute; "" where they execute nothing.
+// work is a digest of the workers' program; "" if they execute nothing.
 func (s *settings) work() string {
 	if s.params.CheckOnly {
 		return ""

@@ -15,8 +15,8 @@ import (
 // maxServers bounds --ms-servers.
 const maxServers = 256
 
-// sidesFeature is what the user says about the processes that a preset has beside its workers. The preset knows which
-// ones, and the agent starts and ends them.
+// sidesFeature has the options about the side processes of a preset. The preset chooses them, and the agent starts
+// and ends them.
 func sidesFeature() feature {
 	return feature{
 		name:     "sides",
@@ -58,8 +58,8 @@ func (r *resolver) sides() (err error) {
 	return nil
 }
 
-// sidesByScheduler: the servers are pods, and $MS_SCHED_PORT is where the nodes meet, for that is the port which others
-// reach by $MS_SCHED_HOST. MindSpore's scheduler has another one.
+// sidesByScheduler finds the port if the servers are pods. The nodes meet at $MS_SCHED_PORT, because that is the
+// port which others reach by $MS_SCHED_HOST. MindSpore's scheduler gets another one.
 func (r *resolver) sidesByScheduler() error {
 	s, f := &r.s, &r.s.scheduler
 	switch {
@@ -75,7 +75,7 @@ func (r *resolver) sidesByScheduler() error {
 	return nil
 }
 
-// inheritSides takes from MindSpore's own variables what no option says.
+// inheritSides takes values from MindSpore's own variables where no option is set.
 func (r *resolver) inheritSides() (err error) {
 	for _, v := range []struct {
 		option, name string
@@ -110,7 +110,7 @@ type fixedPort struct {
 // Name implements launcher.Part.
 func (*fixedPort) Name() string { return "sides" }
 
-// Sides implements launcher.SideProcesses: it has none of its own, but those of the preset need the port.
+// Sides implements launcher.SideProcesses: it has no side processes, but those of the preset need the port.
 func (p *fixedPort) Sides(e launcher.Epoch) ([]launcher.Side, error) {
 	if e.Place.GroupRank != 0 || len(e.World) == 0 {
 		return nil, nil
@@ -118,7 +118,7 @@ func (p *fixedPort) Sides(e launcher.Epoch) ([]launcher.Side, error) {
 	return nil, p.free(e.World[0].Addr)
 }
 
-// free says who is in the way on this node, whose address is addr.
+// free returns an error if another process has the port on this node, at the address addr.
 func (p *fixedPort) free(addr string) error {
 	if _, err := netip.ParseAddr(addr); err != nil {
 		addr = "" // a name
@@ -129,14 +129,14 @@ func (p *fixedPort) free(addr string) error {
 	return nil
 }
 
-// planSide is what --dry-run prints of a process beside the workers.
+// planSide is the --dry-run output of a side process.
 type planSide struct {
 	Name string   `json:"name"`
 	Argv []string `json:"argv"`
 	Env  []string `json:"env"`
 }
 
-// planSides are those of the first node, as far as they are known before the nodes have met.
+// planSides are the side processes of the first node, as far as they are known before the nodes have met.
 func planSides(s *settings, cfg launcher.Config, v preset.Vars) (plans []planSide, err error) {
 	sides, err := s.preset.SidesOf(v)
 	for _, side := range sides {

@@ -34,7 +34,7 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// A starter starts the launchers of several hosts, prints what they print, passes signals on to them, and ends as they
+// A starter starts the launchers of several hosts, prints their output, passes signals on to them, and ends as they
 // end. It takes no part in the job itself: its own host's launcher is a process like the others'.
 
 // defaultFanOut is how many connections are made at a time.
@@ -61,7 +61,7 @@ type starter struct {
 	until      time.Time // when late comes
 }
 
-// event is a host whose launcher is being started, or whose session is over.
+// event is a host with a launcher that is being started, or with a session that is over.
 type event struct {
 	host int
 	over bool
@@ -113,7 +113,7 @@ func (as *invocation) newStarter(env argv.LookupEnv) (*starter, error) {
 	return s, err
 }
 
-// writeMemo gathers what every host is told.
+// writeMemo gathers the settings that every host gets.
 func (s *starter) writeMemo(env argv.LookupEnv) (err error) {
 	m := &s.memo
 	m.Name = s.as.Name
@@ -129,7 +129,7 @@ func (s *starter) writeMemo(env argv.LookupEnv) (err error) {
 		m.Env = append(m.Env, console.FormatVariable+"="+string(console.Text)) // the hosts have no terminal
 	}
 	handed := s.job.Handed
-	handed.PID = os.Getppid() // of the guard, which is what was started
+	handed.PID = os.Getppid() // the guard is the process that was started
 	if m.Handed, err = json.Marshal(handed); err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (s *starter) writeMemo(env argv.LookupEnv) (err error) {
 	return err
 }
 
-// jobToken is the user's, or a new one for nodes that meet each other and nobody else.
+// jobToken is the user's, or a new one for the nodes of this job alone.
 func jobToken(env argv.LookupEnv) (string, error) {
 	lookup := func(name string) string { v, _ := env(name); return v }
 	given, err := token.Find(lookup("PET_TOKEN_FILE"), env)
@@ -159,7 +159,7 @@ func endGrace(env argv.LookupEnv) time.Duration {
 	shutdown, leave := 30*time.Second, time.Duration(0)
 	for _, name := range []string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT"} {
 		if text, set := env(name); set {
-			if d, err := duration.Within(text, 0, maxGrace); err == nil { // else the launchers say so
+			if d, err := duration.Within(text, 0, maxGrace); err == nil { // otherwise the launchers report the error
 				shutdown = d
 			}
 		}
@@ -250,7 +250,7 @@ func (s *starter) await(signals <-chan os.Signal) {
 // maxLeftBehind is how many hosts are named.
 const maxLeftBehind = 10
 
-// leftBehind says which hosts the starter gives up.
+// leftBehind lists the hosts that the starter gives up.
 func (s *starter) leftBehind() string {
 	var names []string
 	for host, session := range s.sessions {
@@ -306,7 +306,7 @@ func (s *starter) endAll() {
 	}
 }
 
-// hostEnded decides what the end of a host's launcher leads to.
+// hostEnded reacts to the end of a host's launcher.
 func (s *starter) hostEnded(host int, end remote.Ending) {
 	told := s.ended()
 	verdict := s.muster.Ended(host, end)
@@ -362,8 +362,8 @@ func (s *starter) code() int {
 	return policy.RendezvousTimeout.Code(s.codes, policy.Nobody)
 }
 
-// bequeath has the guard leave alone what is to outlive the starter on this host: an agent, which ends its launcher as
-// those of other hosts do, with time for its last checkpoints; and the checkpoint daemon of a launcher that has ended.
+// bequeath has the guard spare the processes that outlive the starter on this host. An agent ends its launcher as
+// agents of other hosts do, with time for the last checkpoints. After the launcher, its checkpoint daemon remains.
 func (s *starter) bequeath(host int) {
 	if s.link == nil || host != s.job.Here {
 		return
@@ -407,7 +407,7 @@ func (as *invocation) printStart(w io.Writer) int {
 	return printJSON(w, as.Name, p)
 }
 
-// planStart is what a starter would do.
+// planStart is the --dry-run output of a starter.
 type planStart struct {
 	Hosts     []planHost `json:"hosts"`
 	Arguments []string   `json:"arguments"` // of every launcher
@@ -420,7 +420,7 @@ type planHost struct {
 	Execute  []string `json:"execute,omitempty"` // nothing: this host
 }
 
-// started takes what a starter has handed to this launcher.
+// started takes the settings that a starter has handed to this launcher.
 func (as *invocation) started() {
 	as.starter = remote.Received()
 	if as.starter == nil {
@@ -443,8 +443,8 @@ func (as *invocation) twice(err error) error {
 		"or give all of them --no_ssh", err, as.Name)
 }
 
-// rankedBy is the scheduler that has started this command on every node, "" without one. An operator whose pods have
-// keys of ssh may have started it in one of them.
+// rankedBy is the scheduler that has started this command on every node, "" without one. If an operator's pods have
+// ssh keys, it may have started the command in one of them only.
 func rankedBy(env argv.LookupEnv, h hostFacts) string {
 	name, given := env("PET_SCHEDULER")
 	if name == "none" {

@@ -7,14 +7,13 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// storeACL is those who may speak to the workers' store. PyTorch's protocol knows no
-// password, so a connection has to come from this machine or from an address of a
-// node of the present world; --insecure lets everyone in.
+// storeACL holds the addresses that may connect to the workers' store. PyTorch's protocol has no password, so a
+// connection has to come from this machine or from an address of a node of the present world. --insecure admits all.
 type storeACL struct {
 	open  bool
 	slots int // of this node
 	world atomic.Pointer[world]
-	guest atomic.Pointer[map[netip.Addr]bool] // who else may speak to it, during a check
+	guest atomic.Pointer[map[netip.Addr]bool] // other addresses that may connect during a check
 }
 
 // world is the workers of each address, and of all.

@@ -19,8 +19,7 @@ import (
 	"dlrover-run/launcher/streams/node"
 )
 
-// streamServer shows the workers' output to who follows it from elsewhere. Until somebody does it is a reader of
-// notices and nothing else.
+// streamServer serves the workers' output to remote followers. Until one connects, it only reads notices.
 type streamServer struct {
 	job  *nodeJob
 	exec *execBeside // nil: nothing is executed
@@ -53,7 +52,7 @@ func streamsFeature() feature {
 	}
 }
 
-// allowExec refuses to execute what strangers may send.
+// allowExec reports whether to execute commands from the network. It refuses if strangers could send them.
 func (r *resolver) allowExec() (bool, error) {
 	switch {
 	case !r.c.Bool("allow-exec"):
@@ -106,7 +105,7 @@ func (s *streamServer) connect(ctx context.Context, id string) (io.ReadWriteClos
 	return e.client.Open(ctx, run, "streams/feed?"+url.Values{"id": {id}, "node": {own}}.Encode(), streams.Protocol)
 }
 
-// maxFlush is how long the last output may take to reach who follows.
+// maxFlush is how long the last output may take to reach the followers.
 const maxFlush = time.Second
 
 // End implements launcher.Ender.
@@ -119,7 +118,7 @@ func (s *streamServer) End(e launcher.Ending) {
 	}
 }
 
-// execBeside executes commands beside workers, too. It knows with what these were started.
+// execBeside executes commands next to workers, too. It has the environment of their start.
 type execBeside struct {
 	*streamServer
 	launcher.NopObserver
@@ -181,7 +180,7 @@ func (x *execBeside) ended(c node.Command, e streams.Exit) {
 	x.job.events.execEnded(c, e)
 }
 
-// maxCommandLine bounds what a log line says of a command, in bytes.
+// maxCommandLine bounds the text of a command in a log line, in bytes.
 const maxCommandLine = 512
 
 func commandLine(args []string) string {

@@ -22,13 +22,13 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// board is what --tensorboard asks for.
+// board holds the settings of --tensorboard.
 type board struct {
 	LogDir string   `json:"logdir"`
 	Host   string   `json:"host"`
 	Port   int      `json:"port"`
 	Argv   []string `json:"argv"`
-	path   string   // of what is executed
+	path   string   // the executable's
 }
 
 // defaultBoardPort is TensorBoard's own.
@@ -131,8 +131,7 @@ func (r *resolver) findTensorBoard(b *board) error {
 		"(pip install tensorboard), or leave the option out", cmp.Or(python, "(which is not there either)"))
 }
 
-// tensorBoard runs beside the job from the moment on at which this node is the first. What becomes of it does not
-// count.
+// tensorBoard runs next to the job once this node is the first. Its exit status does not count.
 type tensorBoard struct {
 	board
 	job     *nodeJob
@@ -153,7 +152,7 @@ func newTensorBoard(j *nodeJob, b board) *tensorBoard {
 // Name implements launcher.Part.
 func (*tensorBoard) Name() string { return "tensorboard" }
 
-// free says who is in the way.
+// free returns an error if another process has the port.
 func (t *tensorBoard) free() error {
 	if err := listenable(t.root, t.Host, t.Port); err != nil {
 		return fmt.Errorf("--tensorboard: %w; end it, or give another port: --tensorboard=%s:PORT", err, t.LogDir)
@@ -200,7 +199,7 @@ func (t *tensorBoard) run(ctx context.Context) {
 	}
 }
 
-// once starts it, and says why it has ended.
+// once starts it, and returns why it has ended.
 func (t *tensorBoard) once(ctx context.Context) string {
 	if err := t.free(); err != nil {
 		return err.Error()
@@ -228,7 +227,7 @@ func (t *tensorBoard) once(ctx context.Context) string {
 	}
 }
 
-// boardEnv is the workers' environment without their devices, of which TensorFlow would take a part.
+// boardEnv is the workers' environment without their devices, because TensorFlow would take memory of them.
 func (s *settings) boardEnv() []string {
 	return slices.Concat(s.workerEnv(), []string{"CUDA_VISIBLE_DEVICES=", "PYTHONUNBUFFERED=1"})
 }
@@ -243,7 +242,7 @@ func endBoard(p *proc.Process) {
 	}
 }
 
-// endOf says how a process beside the workers has ended: its last line and its status.
+// endOf describes the end of a side process: its last line and its status.
 func endOf(p *proc.Process, out *logs.Side) string {
 	status := fmt.Sprintf("exit code %d", p.Exit().Code)
 	if sig := p.Exit().Signal; sig != 0 {

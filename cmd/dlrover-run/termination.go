@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// terminationLog is what Kubernetes makes in every container, for the last words of its main process.
+	// terminationLog is the file that Kubernetes makes in every container for the last message of its main process. See
+	// https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
 	terminationLog = "/dev/termination-log"
 	// terminationVar names another file, which is made if it is not there.
 	terminationVar = "DLROVER_TERMINATION_LOG"
@@ -32,7 +33,7 @@ func lastWords(t verdict.Termination) error {
 	if other := os.Getenv(terminationVar); other != "" {
 		path, made = other, os.O_CREATE
 	}
-	done := make(chan error, 1) // written to once, by what may outlive its reader
+	done := make(chan error, 1) // buffered, because the write may outlive its reader
 	go func() { done <- writeTermination(path, made, t.Message()) }()
 	select {
 	case err := <-done:
@@ -57,7 +58,7 @@ func writeTermination(path string, flags int, text []byte) error {
 	return f.Truncate(int64(len(text)))
 }
 
-// refused is the last word of a launcher that starts nothing; nobody could be told why it cannot be written.
+// refused writes the last message of a launcher that starts nothing. A failure to write it has no reader.
 func refused(err error, reason policy.Reason, codes policy.CodePolicy) int {
 	return refusedWith(err, reason, reason.Code(codes, policy.Nobody))
 }
@@ -73,7 +74,7 @@ func firstLineOf(err error) string {
 	return line
 }
 
-// sayLastWords says how the job ended. It comes before what may take long: a pod may be killed meanwhile.
+// sayLastWords writes how the job ended. It comes before slow steps, because a pod may be killed meanwhile.
 func (j *nodeJob) sayLastWords(res launcher.Result, code int) {
 	t := verdict.Termination{Line: j.summary(res), RunID: j.s.runID, Node: j.s.node.Name, Reason: res.Reason.String(),
 		ExitCode: code}
@@ -88,7 +89,7 @@ func (j *nodeJob) sayLastWords(res launcher.Result, code int) {
 	}
 }
 
-// summary says in one line how the job ended; "" if it has succeeded.
+// summary describes the end of the job in one line; "" if it has succeeded.
 func (j *nodeJob) summary(res launcher.Result) string {
 	switch {
 	case res.Err != nil:

@@ -88,8 +88,9 @@ func (r *resolver) trainingPort() (int, error) {
 	return start, nil
 }
 
-// freeBases are those from start on with enough free ports behind them: start, then those whose ports no outgoing
-// connection takes by chance, which are likely to be free on the other nodes as well, then the rest.
+// freeBases are those from start on with enough free ports behind them. First is start. Then come those with ports
+// that no outgoing connection takes by chance, which are likely to be free on the other nodes as well. The rest
+// follows.
 func freeBases(start int, outgoing freeports.Range) (bases []int) {
 	var chancy []int
 	for base := start; base <= hcclHighest; base += hcclPorts {

@@ -21,13 +21,13 @@ import (
 	"dlrover-run/launcher/warm/python"
 )
 
-// warmTree is what imports and forks, and tells what a worker has imported. The sitecustomize of hangShim runs it.
+// warmTree imports modules, forks, and reports a worker's imports. The sitecustomize of hangShim runs it.
 var warmTree = pythonTree{
 	Source: pytree.Source{Name: "warm", Files: python.Files},
 	what:   "Python of warm workers", loss: "workers are started by exec",
 }
 
-// Between two looks for what a worker has imported, and how long it is looked for: what makes no steps tells within a
+// Interval of the looks for a worker's imports, and their limit. A worker without steps reports them within a
 // minute.
 const (
 	warmLook     = 100 * time.Millisecond
@@ -86,7 +86,7 @@ func (r *resolver) warm() (k warmSettings, err error) {
 	return k, err
 }
 
-// moduleNames reads a list, of which nothing is nil.
+// moduleNames reads a list; it returns nil for an empty one.
 func moduleNames(option, text string) (names []string, err error) {
 	for name := range strings.SplitSeq(text, ",") {
 		switch name = strings.TrimSpace(name); {
@@ -112,7 +112,7 @@ func isModule(name string) bool {
 	return true
 }
 
-// planWarm is what --dry-run prints.
+// planWarm is the feature's part of the --dry-run output.
 type planWarm struct {
 	Mode    warm.Mode `json:"mode"`
 	Modules any       `json:"modules"`
@@ -160,7 +160,7 @@ func (w *warmWorkers) Name() string { return "warm workers" }
 func (w *warmWorkers) configure(cfg *launcher.Config) {
 	tree := w.job.python.dir(warmTree.Name)
 	if tree == "" {
-		tree = "/nonexistent" // what has been said already is said again, by the parent that cannot be started
+		tree = "/nonexistent" // the parent that cannot be started logs the error once more
 	}
 	v := cfg.Vars(job.Place{WorldSize: cfg.Slots, GroupWorldSize: 1}, 0, "")
 	v.World, _ = w.job.s.assumedWorld()

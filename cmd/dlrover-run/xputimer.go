@@ -30,12 +30,12 @@ becomes the command, and tells the dlrover-run that has started it; before anoth
 launcher, too; otherwise the command is the only worker of a job.
 `
 
-// byXPUTimer says whether a command begins with the name of xpu_timer's launcher.
+// byXPUTimer reports whether a command begins with the name of xpu_timer's launcher.
 func byXPUTimer(command []string) bool {
 	return len(command) > 0 && filepath.Base(command[0]) == guarded.XPUTimerLaunch
 }
 
-// statusOf is the exit status of a job whose only worker was the command: the command's own, as if it had been
+// statusOf is the exit status of a job with the command as its only worker: the command's own, as if it had been
 // executed.
 func statusOf(res launcher.Result, otherwise int) int {
 	if len(res.Local) == 0 || res.Signal != 0 || res.Reason == policy.Hung {
@@ -71,7 +71,7 @@ func becomeCommand(command, environ []string, stdout, stderr io.Writer) int {
 	return shellStatus(err)
 }
 
-// shellStatus is the exit status of a shell whose exec has failed: xpu_timer's launcher is one.
+// shellStatus is the exit status of a shell after a failed exec: xpu_timer's launcher is a shell script.
 func shellStatus(err error) int {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		return 127
@@ -79,7 +79,8 @@ func shellStatus(err error) int {
 	return 126
 }
 
-// observable is an environment in which Python tells of its progress; the warning says why nobody will hear of it.
+// observable is an environment in which Python reports its progress. The warning gives the reason if no one will see
+// it.
 func observable(environ []string) (env []string, warning string) {
 	vars := map[string]string{}
 	for _, kv := range environ {
