@@ -31,8 +31,8 @@ func (p *program) bundle() *cli.Command {
 		Action: p.ask((*call).bundle)}
 }
 
-// bundle writes one archive with everything that helps to find out about a run later, or elsewhere. What there is none
-// of is named in it.
+// bundle writes one archive for the later analysis of a run, here or elsewhere. The archive names the parts that do
+// not exist.
 func (c *call) bundle() (err error) {
 	if _, err := c.status(); err != nil {
 		return err // nothing else is worth asking
@@ -86,7 +86,7 @@ func (c *call) writeBundle(w io.Writer, name string) error {
 	return errors.Join(err, a.tar.Close(), zip.Close())
 }
 
-// fill asks for one thing after the other; only what cannot be written is an error.
+// fill requests one part after the other; only a failed write is an error.
 func (c *call) fill(a *archive) error {
 	judge := serve.Over(c.client)
 	parts := []struct {
@@ -117,7 +117,7 @@ func (c *call) fill(a *archive) error {
 	return c.fillStacks(a, judge)
 }
 
-// mounted asks what is mounted under a name of the run.
+// mounted requests the resource name of the run.
 func mounted[T any](c *call, name string) func() (any, error) {
 	return func() (any, error) {
 		var v T
@@ -126,7 +126,7 @@ func mounted[T any](c *call, name string) func() (any, error) {
 	}
 }
 
-// fillStacks adds the evidence of the newest case, which may be over, and what the workers are doing now.
+// fillStacks adds the evidence of the newest case, which may be over, and the present stacks of the workers.
 func (c *call) fillStacks(a *archive, judge serve.Transport) error {
 	if p, err := judge.Picture(c, c.run(), true); err == nil && p.Case > 0 && len(p.Evidence) > 0 {
 		if err := a.addCase("hang", report.Of(c.run(), c.now(), p)); err != nil {

@@ -46,7 +46,7 @@ func (c *call) showCheck() error {
 	return checkview.Table(c.stdout, p)
 }
 
-// noCheck tells a run without checks from one that the daemon does not keep.
+// noCheck distinguishes a run without checks from a run that the daemon does not keep.
 func (c *call) noCheck(unknown error) error {
 	if _, err := c.status(); err != nil {
 		return unknown

@@ -75,7 +75,7 @@ func (t *tender) row(m commit.Manifest, damage string) stepRow {
 	return r
 }
 
-// wrongRow is a step that the directory does not keep as it says.
+// wrongRow is the row of a step with an invalid manifest.
 func (t *tender) wrongRow(s commit.Skipped) stepRow {
 	return stepRow{Step: s.Step, Tracked: t.tracks && s.Step == t.tracked, Damage: s.Reason}
 }
@@ -130,7 +130,7 @@ func (r stepRow) name() string {
 	return fmt.Sprintf("step %d", r.Step)
 }
 
-// missing is what is wrong with a step, as far as its files show without being read; "" if nothing is.
+// missing describes missing files of a step, and files of another size, without reading them; "" if there are none.
 func (t *tender) missing(m commit.Manifest) string {
 	missing := 0
 	for _, f := range m.Files {
@@ -207,7 +207,7 @@ func (t *tender) verify() error {
 	return nil
 }
 
-// verified prints what a step is like; reading the next one may take long.
+// verified prints the state of a step at once, because reading the next one may take long.
 func (t *tender) verified(r stepRow) {
 	switch {
 	case t.args.Bool("json"):

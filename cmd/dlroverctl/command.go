@@ -22,7 +22,7 @@ func each(commands []*cli.Command, f func(*cli.Command)) {
 	}
 }
 
-// finished gives commands what all of them have: --help, --json, and errors that say where to look.
+// finished adds the parts that all commands share: --help, --json, and errors that name the help to read.
 func finished(commands ...*cli.Command) []*cli.Command {
 	each(commands, func(c *cli.Command) {
 		c.HideHelp = true // cli's own option is a variable that all applications of a process share
@@ -51,7 +51,7 @@ func helpOption() cli.Flag {
 // nameOf is a command as it is typed, without the program.
 func nameOf(c *cli.Command) string { return strings.TrimPrefix(c.HelpName, self+" ") }
 
-// behindDashes is how ArgsUsage says that the words behind "--" are not the command's own.
+// behindDashes in ArgsUsage marks the words behind "--" as another command's arguments.
 const behindDashes = " [-- ARGUMENTS]"
 
 // checkArguments compares the words of a command line with ArgsUsage: WORD must be there, [WORD] may be, and WORD...
@@ -126,7 +126,7 @@ func arrange(app *cli.App, args []string) (line, behind []string, err error) {
 	return slices.Concat(args[:1], words[:names], options, []string{"--"}, words[names:], rest), behind, nil
 }
 
-// takesValue says whether the value of an option is the next word. No two commands differ in that.
+// takesValue reports whether the value of an option is the next word. All commands agree on that.
 func takesValue(app *cli.App, option string) (takes bool) {
 	see := func(flags []cli.Flag) {
 		for _, f := range flags {
@@ -146,7 +146,7 @@ func (p *program) json(v any) error {
 	return enc.Encode(v)
 }
 
-// did says what a command has done: in a line for people, or in an object that has its arguments as well.
+// did prints the result of a command: as a line of text, or as an object with its arguments.
 func (p *program) did(args *cli.Context, text string) error {
 	if !args.Bool("json") {
 		_, err := fmt.Fprintln(p.stdout, text)

@@ -12,8 +12,8 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// operatorStatus is a run in the words of training operators: T9k's, which are those of Kubeflow's with two more
-// conditions. A replica is a node.
+// operatorStatus is the status of a run in the terms of training operators: T9k's, which are those of Kubeflow's
+// with two more conditions. A replica is a node.
 type operatorStatus struct {
 	Phase      string         `json:"phase"` // Pending, Running, Succeeded, Failed or Unknown
 	Conditions []condition    `json:"conditions"`
@@ -21,14 +21,14 @@ type operatorStatus struct {
 	Tasks      []task         `json:"tasks"`     // by name of the role
 }
 
-// condition: its Status is True or False.
+// condition is one condition; its Status is True or False.
 type condition struct {
 	Type    string `json:"type"`
 	Status  string `json:"status"`
 	Message string `json:"message,omitempty"`
 }
 
-// task is what the replicas of one role have in common.
+// task summarizes the replicas of one role.
 type task struct {
 	Role         string `json:"name"`
 	Replicas     int    `json:"replicas"`
@@ -106,7 +106,7 @@ func truth(b bool) string {
 	return "False"
 }
 
-// failed says whether the newest stop was for something that failed: not for growth, or an order of a person.
+// failed reports whether the newest stop followed a failure, not growth or an operator's order.
 func failed(c *job.Cause) bool {
 	return c != nil && !slices.Contains([]job.CauseKind{job.CauseGrowth, job.CauseLeave,
 		job.CauseOperator, job.CauseRefusal, job.CauseCheck}, c.Kind)
@@ -117,7 +117,7 @@ func replicaStates() []string {
 	return []string{"creating", "deleted", "failed", "pending", "running", "succeeded", "unknown"}
 }
 
-// replicaState is that of one node. Who has left the run is not listed: nobody is ever deleted here.
+// replicaState is that of one node. A node that has left the run is not listed: no replica is ever deleted here.
 func replicaState(s rendezvous.Status, n rendezvous.NodeStatus) string {
 	switch {
 	case n.State == "failed":
@@ -138,7 +138,7 @@ func replicaState(s rendezvous.Status, n rendezvous.NodeStatus) string {
 	return "pending"
 }
 
-// listConditions writes what operatorOf has found.
+// listConditions prints the result of operatorOf.
 func (c *call) listConditions(o operatorStatus) {
 	t := table.New(c.stdout)
 	t.Row()

@@ -50,7 +50,7 @@ func (p *program) ask(f func(*call) error) cli.ActionFunc {
 // did is program.did for the command of the call.
 func (c *call) did(text string) error { return c.program.did(c.args, text) }
 
-// call connects and calls f, whose errors are what the daemon, or the lack of one, has to say.
+// call connects and calls f. Its errors are those of the daemon, or of the connection.
 func (p *program) call(args *cli.Context, f func(*call) error) error {
 	addr, err := p.master(args.String("master"))
 	if err != nil {
@@ -87,7 +87,7 @@ func (p *program) master(option string) (string, error) {
 // usageError is found out while a command runs, and one of the command line all the same.
 type usageError struct{ error }
 
-// explain says what to do about an error of the daemon.
+// explain adds a remedy to an error of the daemon.
 func (c *call) explain(err error) error {
 	var netErr *url.Error
 	var usage *usageError
@@ -110,7 +110,7 @@ func (c *call) explain(err error) error {
 	return &foundError{err}
 }
 
-// unknownRun says which runs there are.
+// unknownRun is an error that lists the runs.
 func (c *call) unknownRun() error {
 	runs, err := c.client.Runs(c)
 	if err != nil {
@@ -123,7 +123,7 @@ func (c *call) unknownRun() error {
 	return fmt.Errorf("the daemon at %s keeps no run %q; it keeps %s", c.addr, c.run(), several(names))
 }
 
-// unknownNode says which nodes there are.
+// unknownNode is an error that lists the nodes.
 func (c *call) unknownNode(name string) error {
 	s, err := c.status()
 	if err != nil {

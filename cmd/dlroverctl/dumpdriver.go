@@ -77,10 +77,10 @@ func (p *program) driverMain(ctx context.Context, args []string) int {
 	return p.exitStatus(driver, a.RunContext(ctx, args))
 }
 
-// asked is a launcher of this machine and what it is asked for.
+// asked is a launcher of this machine and the request to it.
 type asked struct {
 	path   string
-	answer dump.Answer // who there is
+	answer dump.Answer // its workers
 	ranks  []int       // of those that are wanted
 }
 
@@ -205,7 +205,7 @@ func here(all []asked) string {
 	return strings.Join(texts, "; ")
 }
 
-// askAll asks all of them at once, and says what they have done.
+// askAll sends all requests at once, and prints the results.
 func (p *program) askAll(ctx context.Context, wanted []asked, r dump.Request) error {
 	answers, errs := make([]dump.Answer, len(wanted)), make([]error, len(wanted))
 	var wg sync.WaitGroup

@@ -31,7 +31,7 @@ const (
 	askAgain = 500 * time.Millisecond
 )
 
-// showEvents prints what the daemon remembers of a run and, to who follows, what happens from then on.
+// showEvents prints the events that the daemon keeps of a run and, with --follow, those from then on.
 func (c *call) showEvents() error {
 	if c.args.Bool("follow") {
 		return c.followEvents()
@@ -92,7 +92,7 @@ func (c *call) mayComeBack(err error, lost *time.Time) bool {
 	return time.Since(*lost) < awayFor
 }
 
-// ended says whether the last thing that happened to a run was its end.
+// ended reports whether a run's last event was its end.
 func ended(es []api.Event) (end bool) {
 	for _, e := range es {
 		switch e.Event {
@@ -120,7 +120,7 @@ func (c *call) printEvents(es api.Events) {
 	}
 }
 
-// eventText is what an event says, and about whom.
+// eventText is the text of an event, with its subject.
 func eventText(e api.Event) string {
 	text := e.Text
 	if e.Event == job.EventSeal {

@@ -31,12 +31,12 @@ func (p *program) exec() *cli.Command {
 		Action: p.ask((*call).exec)}
 }
 
-// exitError ends the program with a status of another one; everything has been said.
+// exitError ends the program with the status of another one; all messages have been printed.
 type exitError struct{ code int }
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
 
-// exec executes a command beside a worker, and ends as it does.
+// exec executes a command next to a worker, and ends as it does.
 func (c *call) exec() error {
 	words := c.args.Args().Slice()
 	rank, err := strconv.ParseUint(words[1], 10, 31)
@@ -71,7 +71,7 @@ func (c *call) notTried(err error) error {
 	return &exitError{streams.CodeRefused}
 }
 
-// attend passes on what the command reads and writes, until it has ended.
+// attend passes on the command's input and output until it has ended.
 func (c *call) attend(nc io.ReadWriteCloser) error {
 	in, credit := streams.NewReader(nc), newCredit()
 	defer credit.close()
@@ -114,7 +114,7 @@ func (c *call) exitOf(f streams.Frame) error {
 	return &exitError{e.Code}
 }
 
-// sendInput sends what the command may read, as long as that reads.
+// sendInput sends the command's input while the command reads it.
 func sendInput(nc io.Writer, stdin io.Reader, credit *credit) {
 	buf, frame := make([]byte, streams.MaxData/2), []byte(nil)
 	for stdin != nil {
@@ -132,7 +132,7 @@ func sendInput(nc io.Writer, stdin io.Reader, credit *credit) {
 			break
 		}
 	}
-	_, _ = nc.Write(streams.Frame{Kind: streams.KindInputEnd}.Append(nil)) // what it was for has ended
+	_, _ = nc.Write(streams.Frame{Kind: streams.KindInputEnd}.Append(nil)) // the command may have ended
 }
 
 // credit is how many bytes of input may be sent.
@@ -149,7 +149,7 @@ func newCredit() *credit {
 	return c
 }
 
-// take waits for n bytes; false: nobody wants them any more.
+// take waits for n bytes; it returns false if the command takes no more input.
 func (c *credit) take(n int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,7 +174,7 @@ func (c *credit) close() {
 	c.more.Broadcast()
 }
 
-// safeWriter escapes what acts on a terminal.
+// safeWriter escapes control characters, which would act on a terminal.
 type safeWriter struct {
 	w    io.Writer
 	rest []byte // the beginning of a character, or of the end of a line

@@ -66,7 +66,7 @@ func (c *call) describeHang(p hang.Picture) {
 	_ = t.Flush()
 }
 
-// hangAction says what is done about a hang.
+// hangAction describes the action on a hang.
 func hangAction(spec string) string {
 	s, err := hang.ParseSpec(spec)
 	if err != nil {
@@ -120,7 +120,7 @@ func (c *call) listSuspicions(p hang.Picture) {
 	_ = t.Flush()
 }
 
-// listVerdicts prints them the newest first, with what is known of the suspects.
+// listVerdicts prints them, the newest first, with the evidence about the suspects.
 func (c *call) listVerdicts(told []hang.Told) {
 	for _, v := range slices.Backward(told) {
 		end := string(v.Action)

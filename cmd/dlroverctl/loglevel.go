@@ -18,10 +18,10 @@ func (p *program) logLevel() *cli.Command {
 
 func nodeOption() cli.Flag { return &cli.StringFlag{Name: "node", Usage: "`NAME`: only this node"} }
 
-// levels are what launchers understand.
+// levels are the ones that launchers support.
 func levels() []string { return []string{"debug", "info", "warn", "error"} }
 
-// logLevel tells launchers how much to log. They forget it when they end.
+// setLogLevel sets the log level of launchers, until they end.
 func (c *call) setLogLevel() error {
 	word, node := c.args.Args().Get(1), c.args.String("node")
 	level := strings.ToLower(word)

@@ -29,7 +29,7 @@ func (p *program) logs() *cli.Command {
 		Action: p.ask((*call).logs)}
 }
 
-// logs prints what the workers print.
+// logs prints the workers' output.
 func (c *call) logs() error {
 	follow, tail := c.args.Bool("follow"), c.args.Int("tail")
 	if follow && !c.args.IsSet("tail") {
@@ -45,7 +45,7 @@ func (c *call) logs() error {
 			"rank": {strconv.Itoa(c.args.Int("rank"))}}
 		nc, err := c.client.Open(c, c.run(), "streams/logs?"+q.Encode(), streams.Protocol)
 		if err == nil {
-			lost, tail = time.Time{}, 0 // who comes back has seen it
+			lost, tail = time.Time{}, 0 // after a reconnect, the tail has been printed already
 			if err = p.read(c, nc); err == nil {
 				return nil
 			}
@@ -60,10 +60,10 @@ func (c *call) logs() error {
 	}
 }
 
-// defaultTail is with how many lines who follows begins.
+// defaultTail is the number of lines that logs -f begins with.
 const defaultTail = 10
 
-// noStreams says what it means that the daemon has nothing under the path of streams.
+// noStreams explains that the daemon serves nothing under the path of streams.
 func noStreams(err error) error {
 	if errors.Is(err, api.ErrNotFound) {
 		return errors.New("it is of a version without logs and exec; start one of this version")
@@ -86,7 +86,7 @@ func newLogPrinter(c *call) *logPrinter {
 	return p
 }
 
-// read prints what comes until the end, which is nil, or until the connection breaks.
+// read prints the stream until its end, which is nil, or until the connection breaks.
 func (p *logPrinter) read(ctx context.Context, nc io.ReadWriteCloser) error {
 	defer nc.Close()
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
@@ -128,7 +128,7 @@ func (p *logPrinter) keepShowing(quit <-chan struct{}) {
 	}
 }
 
-// print writes at once what do has made.
+// print writes the output of do at once.
 func (p *logPrinter) print(do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,4 +1,4 @@
-// dlroverctl is for people: it shows and tends what the other programs keep.
+// dlroverctl shows and manages the state of runs, nodes and checkpoints for operators.
 package main
 
 import (
@@ -44,7 +44,7 @@ func main() {
 	os.Exit(p.run(ctx, os.Args))
 }
 
-// program is dlroverctl and what it uses of the process that it is.
+// program is dlroverctl with the parts of its process that it uses.
 type program struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
@@ -75,7 +75,7 @@ func (p *program) run(ctx context.Context, args []string) int {
 	return p.exitStatus(self, err)
 }
 
-// exitStatus says what is wrong, and with which status the program ends.
+// exitStatus prints the error, and returns the status that the program ends with.
 func (p *program) exitStatus(name string, err error) int {
 	if err == nil {
 		return 0

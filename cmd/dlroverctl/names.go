@@ -111,7 +111,7 @@ func (p *program) install(dir string, links []link, force, asJSON bool) error {
 	return nil
 }
 
-// installed is what install-names has done, as --json prints it.
+// installed is the result of install-names, as --json prints it.
 type installed struct {
 	Links []linkRow `json:"links"`
 	Notes []string  `json:"notes"`
@@ -136,7 +136,7 @@ func pathNotes(dir, real string, links []link) (notes []string) {
 	return notes
 }
 
-// linkState is what there is by the name of a link.
+// linkState is the state of a link's path.
 type linkState int
 
 const (
@@ -182,8 +182,8 @@ func (l link) state(dir string) (linkState, error) {
 	return foreign, nil
 }
 
-// target is what the link says: relative if the program is in the same tree, which may be an image that is still to be
-// moved.
+// target is the content of the link. It is relative if the program is in the same tree, which may be an image that
+// is still to be moved.
 func (l link) target(dir string) string {
 	rel, err := filepath.Rel(dir, l.program)
 	top := func(path string) string { return strings.SplitN(path, string(filepath.Separator), 3)[1] }
@@ -193,7 +193,7 @@ func (l link) target(dir string) string {
 	return rel
 }
 
-// put makes the link, in place of what there is at once, and says what it has done.
+// put makes the link, replaces the present file at once, and returns a description of the change.
 func (l link) put(dir string, s linkState) (string, error) {
 	if s == present {
 		return "kept", nil

@@ -116,7 +116,7 @@ func (c *call) listMachines() error {
 	return err
 }
 
-// action is what is done to a machine at a level, and how far that is: "taint: applied", "unmark: pending".
+// action is the action on a machine at a level, with its progress: "taint: applied", "unmark: pending".
 func action(level string, d *marks.Deed) string {
 	switch {
 	case d == nil:
@@ -127,7 +127,7 @@ func action(level string, d *marks.Deed) string {
 	return level + ": " + string(d.State)
 }
 
-// machineRow prints one machine: its mark, or what else is known, and the newest of it.
+// machineRow prints one machine: its mark, or its other records, and the newest of them.
 func (c *call) machineRow(t table.Table, n nodes.Node, action string) {
 	mark, since, until, by, why := "-", "-", "-", "-", newest(n)
 	switch {
@@ -158,7 +158,7 @@ func newest(n nodes.Node) string {
 	return fmt.Sprintf("%s ago: %s: %s", age(time.Duration(f.Age*float64(time.Second))), f.Kind, f.Text)
 }
 
-// noMachines tells a daemon that keeps nothing of machines from other errors.
+// noMachines explains the error of a daemon that keeps no records of machines.
 func (c *call) noMachines(err error) error {
 	if errors.Is(err, api.ErrNotFound) {
 		return &foundError{fmt.Errorf("the daemon at %s keeps nothing about nodes across jobs; start dlrover-master with "+

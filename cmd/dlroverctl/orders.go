@@ -26,7 +26,7 @@ func commandOption() cli.Flag {
 		"on: a program or a .py file, with arguments if wanted, quoted as for a shell"}
 }
 
-// command is what the workers shall execute, nil if nothing is said of that.
+// command is the command for the workers, nil if there is none.
 func (c *call) command() (*job.Command, error) {
 	if !c.args.IsSet("command") && c.behind == nil {
 		return nil, nil
@@ -110,7 +110,7 @@ func (p *program) drain() *cli.Command {
 	return p.ofANode("drain", "save, make the node leave, and bar it", rendezvous.OrderDrain, (*call).drained)
 }
 
-// order gives an order and says what it has done.
+// order sends an order and prints its effect.
 func (c *call) order(o rendezvous.Order, done string) error {
 	o.Cause, o.Text = job.CauseOperator, c.reason(o.Kind)
 	if err := c.client.Order(c, c.run(), o); err != nil {
@@ -119,7 +119,7 @@ func (c *call) order(o rendezvous.Order, done string) error {
 	return c.did(fmt.Sprintf("run %s: %s", text.EscapeLine(c.run()), done))
 }
 
-// barred says what a bar does, and whether it concerns anybody who is here.
+// barred describes the effect of a bar, and warns if no present node has that name.
 func (c *call) barred() string {
 	run, node := text.EscapeLine(c.run()), text.EscapeLine(c.node())
 	text := fmt.Sprintf("node %s gets no workers any more", node)
@@ -130,14 +130,14 @@ func (c *call) barred() string {
 	return fmt.Sprintf("%s; to end it: dlroverctl unbar %s %s", text, run, node)
 }
 
-// drained says what a drain does.
+// drained describes the effect of a drain.
 func (c *call) drained() string {
 	run, node := text.EscapeLine(c.run()), text.EscapeLine(c.node())
 	return fmt.Sprintf("node %s leaves, after a save; its launcher ends, and no other one of that name gets workers "+
 		"until: dlroverctl unbar %s %s", node, run, node)
 }
 
-// reason is what the operator says, and who has given which order: launchers show nothing else of it.
+// reason is the operator's reason, with the operator and the kind of order: launchers show nothing else of it.
 func (c *call) reason(kind rendezvous.OrderKind) string {
 	by := string(kind) + " by " + c.who()
 	if text := c.args.String("reason"); text != "" {
@@ -146,7 +146,7 @@ func (c *call) reason(kind rendezvous.OrderKind) string {
 	return by
 }
 
-// who is the operator, for others.
+// who is the name of the operator that others see.
 func (c *call) who() string {
 	by := "dlroverctl"
 	if host, err := os.Hostname(); err == nil {
@@ -158,7 +158,7 @@ func (c *call) who() string {
 	return by
 }
 
-// refused says why an order has no effect.
+// refused explains why an order has no effect.
 func (c *call) refused(o rendezvous.Order, err error) error {
 	var why string
 	switch {
@@ -193,7 +193,7 @@ func (c *call) bars() string {
 	return several(names)
 }
 
-// present is what the run is doing instead, for an error.
+// present describes the present state of the run, for an error.
 func (c *call) present() string {
 	s, err := c.status()
 	if err != nil {

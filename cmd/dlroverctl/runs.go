@@ -43,10 +43,10 @@ func (c *call) listRuns() error {
 	return t.Flush()
 }
 
-// size is what --nnodes says.
+// size is the value of --nnodes.
 func size(p rendezvous.Params) string {
 	switch {
-	case p.Max == 0: // nobody is here who could say
+	case p.Max == 0: // no node is here that knows it
 		return "-"
 	case p.Min == p.Max:
 		return strconv.Itoa(p.Min)

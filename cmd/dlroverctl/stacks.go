@@ -129,7 +129,7 @@ func (c *call) awaitCollection(judge serve.Transport, collection uint64) error {
 	}
 }
 
-// noHangs says what it means that the judge does not know a run that the daemon keeps.
+// noHangs explains why the judge does not know a run that the daemon keeps.
 func (c *call) noHangs(err error) error {
 	if !errors.Is(err, serve.ErrUnknownRun) {
 		return err
@@ -138,8 +138,8 @@ func (c *call) noHangs(err error) error {
 		"minute; or its launchers were given --hang=off", c.run())}
 }
 
-// mergeStacks does what xpu_timer's viewer does with a directory: it writes py_stack and cpp_stack, and pictures of
-// them, there.
+// mergeStacks does the job of xpu_timer's viewer: it writes py_stack and cpp_stack, and pictures of them, to the
+// directory.
 func (p *program) mergeStacks(dir string, asJSON bool) error {
 	found, err := p.readStacks(dir)
 	if err != nil {
@@ -155,8 +155,8 @@ func (p *program) mergeStacks(dir string, asJSON bool) error {
 // sameHang is how much newer than a report xpu_timer's files may be that the nodes have written of the same hang.
 const sameHang = 5 * time.Second
 
-// readStacks takes what is newest of xpu_timer's files and our reports: those have the stacks of all nodes, whoever can
-// write here.
+// readStacks takes the newest of xpu_timer's files and our reports. The reports have the stacks of all nodes. Any
+// user may be able to write here.
 func (p *program) readStacks(dir string) (report.Case, error) {
 	s, err := xpu.Read(dir)
 	path, at := report.Newest(dir)

@@ -46,7 +46,7 @@ func (c *call) showStatus() error {
 	return nil
 }
 
-// budget says what is left before a run ends, and how long its next restart waits.
+// budget describes the restarts that are left before a run ends, and the delay of the next one.
 func budget(b rendezvous.BudgetStatus, now time.Time) string {
 	text := fmt.Sprintf("%d restarts in a row without progress", b.Streak)
 	switch {
@@ -79,7 +79,7 @@ func workers(s rendezvous.Status) int {
 	return 0
 }
 
-// phase says what a run is doing.
+// phase describes the activity of a run.
 func phase(s rendezvous.Status) string {
 	switch {
 	case s.Outcome != "" && s.Cause != nil:
@@ -182,7 +182,7 @@ func nodeState(n rendezvous.NodeStatus) string {
 	return n.State
 }
 
-// checkpoint is how much of a run's work would be left: the oldest of what the ranks have.
+// checkpoint is the newest state that a run could restore: the oldest of the ranks' newest saves.
 type checkpoint struct {
 	MemoryStep int64     `json:"memory_step"`
 	MemoryAt   time.Time `json:"memory_at,omitzero"`
