@@ -32,7 +32,7 @@ type side struct {
 	missing string // why this side cannot run at all
 }
 
-// bench is what all measurements share.
+// bench is shared by all measurements.
 type bench struct {
 	options
 	dir        string // temporary; holds the scripts and one folder a measurement
@@ -72,14 +72,14 @@ func newBench(ctx context.Context, o options) (*bench, error) {
 	return b, nil
 }
 
-// prepareProcess lets this process inherit what a killed launcher leaves, so that it
-// can be ended, and open as many files as the simulated nodes need.
+// prepareProcess makes this process a subreaper, so that it can end the processes that a killed launcher leaves. It
+// raises the limit of open files to the need of the simulated nodes.
 func prepareProcess() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become child subreaper: %w", err)
 	}
 	const files = 1 << 16
-	// Only root may raise the limit; a row that needs more says so.
+	// Only root may raise the limit; a row that needs more reports that.
 	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files})
 	return nil
 }
@@ -214,7 +214,7 @@ func progress(lines []line, values []float64, err error) string {
 	return strings.Join(texts, ", ")
 }
 
-// cleanEnv is our environment without what would configure a launcher.
+// cleanEnv is our environment without variables that would configure a launcher.
 func cleanEnv() []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		for _, prefix := range []string{

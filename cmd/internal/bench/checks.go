@@ -18,7 +18,7 @@ const (
 	benchRun = "bench"
 	// hostRounds is how often every node of a large healthy run is tested.
 	hostRounds = 2
-	// testTime is what a simulated test takes, and half as much again at most.
+	// testTime is the duration of a simulated test, which takes half as much again at most.
 	testTime = time.Second
 )
 
@@ -68,7 +68,7 @@ func (l *lab) meetOnce(ctx context.Context, n int, gate gating) (c costs, err er
 	begin := len(l.procs)
 	defer func() {
 		for _, p := range l.procs[begin:] {
-			_ = p.cmd.Process.Kill() // so that they do not disturb what is measured next
+			_ = p.cmd.Process.Kill() // so that they do not disturb the next measurement
 			<-p.done
 		}
 	}()
@@ -95,7 +95,7 @@ func (l *lab) meetOnce(ctx context.Context, n int, gate gating) (c costs, err er
 	return c, err
 }
 
-// passGate does what a simulated node has to before it gets its place.
+// passGate does the checks of a simulated node before it gets its place.
 func (s *simulation) passGate(ctx context.Context, session *api.Session, c *api.Client, n rendezvous.Node) error {
 	if s.gate == alone {
 		return session.Report(ctx, rendezvous.Cleared{ID: n.ID, Until: time.Now().Add(netcheck.DefaultTTL)})
@@ -141,7 +141,7 @@ func (p *pretence) Dial(ctx context.Context, a netcheck.Assignment) netcheck.Res
 	return measured(ctx)
 }
 
-// measured is what a test on a healthy network of 100 Gbit/s finds.
+// measured is the result of a test on a healthy network of 100 Gbit/s.
 func measured(ctx context.Context) netcheck.Result {
 	if pause(ctx, testTime+rand.N(testTime/2)) != nil {
 		return netcheck.Result{Class: netcheck.Canceled}

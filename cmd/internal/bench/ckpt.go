@@ -30,8 +30,7 @@ const (
 	sharedMemory  = "/dev/shm"
 )
 
-// ckptLine is a line whose value the worker calls key. What a side does not tell stays
-// empty.
+// ckptLine is a line whose value the worker calls key. A value that a side does not report stays empty.
 type ckptLine struct {
 	key  string
 	what string
@@ -118,7 +117,7 @@ func freeMemory() int64 {
 	return n
 }
 
-// checkpoints runs the worker to its end and returns what it has measured.
+// checkpoints runs the worker to its end and returns its measurements.
 func (l *lab) checkpoints(ctx context.Context, name string, keys []string) ([]float64, error) {
 	out := filepath.Join(l.dir, "values")
 	script := []string{l.ckpt, l.side.name, name, filepath.Join(l.dir, "ckpts"), out, strconv.Itoa(l.inner),
@@ -137,7 +136,7 @@ func (l *lab) checkpoints(ctx context.Context, name string, keys []string) ([]fl
 	return valuesOf(data, keys)
 }
 
-// valuesOf reads the worker's JSON object; NaN stands for what is not in it.
+// valuesOf reads the worker's JSON object; NaN stands for a key that is missing in it.
 func valuesOf(data []byte, keys []string) ([]float64, error) {
 	var got map[string]float64
 	if err := json.Unmarshal(data, &got); err != nil {
@@ -166,7 +165,7 @@ func (l *lab) ckptWorker(script []string) (*process, error) {
 		return nil, err
 	}
 	if l.side.name == dlroverSide {
-		run := filepath.Base(memory) // part of the names of what it leaves, see close
+		run := filepath.Base(memory) // part of the names of its leftovers, see close
 		l.garbage = append(l.garbage, filepath.Join("/tmp/ckpt_sock", run))
 		return l.start([]string{"TORCHELASTIC_RUN_ID=" + run, "RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"},
 			nil, append(slices.Clone(l.side.command), script...)...)
@@ -175,8 +174,7 @@ func (l *lab) ckptWorker(script []string) (*process, error) {
 	return l.start([]string{"PYTHON_EXEC=" + l.python}, nil, append(slices.Clone(l.side.command), args...)...)
 }
 
-// sharedMemory is a directory of the lab in memory. What else has a name that begins
-// with its own goes with it.
+// sharedMemory is a directory of the lab in memory. Files whose names begin with its own are removed with it.
 func (l *lab) sharedMemory() (string, error) {
 	dir, err := os.MkdirTemp(sharedMemory, ownMemory())
 	if err == nil {
@@ -185,7 +183,7 @@ func (l *lab) sharedMemory() (string, error) {
 	return dir, err
 }
 
-// ownMemory is how the names of this bench's directories in memory begin: another one may run beside it.
+// ownMemory is the prefix of this bench's directories in memory: another bench may run at the same time.
 func ownMemory() string { return fmt.Sprintf("dlrover-bench-%d-", os.Getpid()) }
 
 const (
@@ -261,7 +259,7 @@ func (l *lab) copyTarget(ctx context.Context, memory string) (string, int, error
 	return "", 0, errors.New("the daemon does not say where it accepts copies")
 }
 
-// enter tells the daemon behind a socket of its world, once it listens.
+// enter sends the world to the daemon behind a socket, once it listens.
 func (l *lab) enter(ctx context.Context, sock string, w checkpointd.World) error {
 	var c *checkpointd.Control
 	if err := l.until(ctx, "the checkpoint daemon", func() (bool, error) {

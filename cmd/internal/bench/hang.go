@@ -22,9 +22,10 @@ import (
 )
 
 const (
-	// judgeCommand makes this program a daemon with a run whose workers run, on as many nodes as are asked for.
+	// judgeCommand makes this program a daemon with a run whose workers run, on the given number of nodes.
 	judgeCommand = "judge"
-	// hangWorkers is how many workers a simulated node has, and hangThreads and hangFrames what their stacks are.
+	// hangWorkers is the number of workers of a simulated node, and hangThreads and hangFrames are the size of their
+	// stacks.
 	hangWorkers = 8
 	hangThreads = 8
 	hangFrames  = 25
@@ -168,7 +169,7 @@ func (h *hanging) idle(ctx context.Context) (float64, error) {
 	return 100 * (after - before) / time.Since(began).Seconds(), err
 }
 
-// present is the epoch that runs, which a directive tells.
+// present is the running epoch, from a directive.
 func (h *hanging) present(ctx context.Context, c *api.Client) (job.EpochID, error) {
 	news, err := c.Watch(ctx, benchRun, hangID(0), api.Cursor{})
 	return news.EpochID, err
@@ -189,7 +190,7 @@ type packed struct {
 	body           []byte
 }
 
-// Exchange implements serve.Caller: it keeps what would be sent.
+// Exchange implements serve.Caller: it keeps the request's body.
 func (p *packed) Exchange(_ context.Context, _, path, encoding string, body []byte) (*http.Response, error) {
 	p.path, p.encoding, p.body = path, encoding, body
 	return &http.Response{StatusCode: http.StatusNoContent, Body: io.NopCloser(&bytes.Reader{})}, nil
@@ -205,7 +206,7 @@ func (h *hanging) evidence(ctx context.Context) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	collection, err := serve.Over(c).Collect(ctx, benchRun) // nobody answers for 15 s: time to pack
+	collection, err := serve.Over(c).Collect(ctx, benchRun) // no node answers for 15 s: time to pack
 	if err != nil {
 		return nil, err
 	}
@@ -285,7 +286,7 @@ func hungWorkers(node int) (es []hang.Evidence) {
 			at := time.Hour + time.Duration(k)*2*time.Second
 			p := &hang.Page{PID: w.PID, Start: w.Start, Rank: w.Rank, Steps: 500, LastStep: time.Hour, Heartbeat: at,
 				Groups: []hang.GroupState{{ID: 7, Seq: 1000, Since: time.Hour}}}
-			for s := range 32 { // steps of a second, of which ranks see the end within a millisecond
+			for s := range 32 { // steps of a second; the ranks see their end within a millisecond
 				end := time.Hour - time.Duration(31-s)*time.Second - time.Duration(s*s%7)*10*time.Millisecond
 				p.StepTimes = append(p.StepTimes, end+rand.N(time.Millisecond))
 			}

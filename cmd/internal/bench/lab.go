@@ -26,7 +26,7 @@ func now() int64 {
 
 func seconds(from, to int64) float64 { return float64(to-from) / 1e9 }
 
-// lab is one measurement: its processes, and what its workers have stamped.
+// lab is one measurement: its processes, and the stamps of its workers.
 type lab struct {
 	*bench
 	side   side
@@ -55,8 +55,8 @@ func newLab(b *bench, s side) (*lab, error) {
 	return &lab{bench: b, side: s, dir: dir, stamps: filepath.Join(dir, "stamps")}, nil
 }
 
-// close ends everything that was started, by pid: what a killed launcher leaves is a
-// child of ours, because we are its subreaper.
+// close ends everything that was started, by pid. The processes that a killed launcher leaves are our children,
+// because we are their subreaper.
 func (l *lab) close() {
 	own := map[int]bool{}
 	for _, p := range l.procs {
@@ -296,7 +296,7 @@ func (l *lab) lastWords() string {
 	return b.String()
 }
 
-// freePort is a port at which nobody listened just now, and freeAddr that of loopback.
+// freePort is a port without a listener just now, and freeAddr that of loopback.
 func freePort() (string, error) {
 	port, err := freeports.ForServer()
 	return strconv.Itoa(port), err

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unit is what a value means.
+// unit is the unit of a value.
 type unit string
 
 const (
@@ -23,14 +23,14 @@ const (
 	percent  unit = "percent"
 	yesno    unit = "yes" // 1 is yes, 0 is no
 	speed    unit = "GiB/s"
-	share    unit = "share" // percent of what is possible
+	share    unit = "share" // percent of the possible
 	count    unit = "count"
 )
 
-// more says whether a larger value is the better one.
+// more reports whether a larger value is the better one.
 func (u unit) more() bool { return u == speed || u == share || u == yesno }
 
-// compares says whether the values of two sides have a ratio.
+// compares reports whether the values of two sides have a ratio.
 func (u unit) compares() bool { return u != yesno && u != count }
 
 func (u unit) format(v float64) string {
@@ -117,7 +117,7 @@ func median(sorted []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// finish computes what follows from the values.
+// finish computes the figures that follow from the values.
 func (r *result) finish() {
 	r.Ours.finish()
 	for i := range r.Peers {

@@ -24,18 +24,18 @@ type row struct {
 	maxReps, maxPeerReps int
 	// limit bounds one repetition; 0 is a minute. peerLimit does so for the peer.
 	limit, peerLimit time.Duration
-	// torch: the workers need PyTorch. noPeer: why the peer has no counterpart,
-	// slowPeer: it has one that takes minutes.
+	// torch is set if the workers need PyTorch. noPeer is the reason why the peer has no counterpart. slowPeer is set
+	// if the peer's counterpart takes minutes.
 	torch    bool
 	noPeer   string
 	slowPeer bool
 	// files is how many the daemon has to open.
 	files int
-	// ckpt: of checkpoints, which have peers of their own; memory is how many bytes of
-	// shared memory and of the worker's own it needs.
+	// ckpt is set for checkpoints, which have peers of their own. memory is the number of bytes of shared memory and of
+	// the worker's own that they need.
 	ckpt   bool
 	memory int64
-	// warm: of warm workers, which are compared with ours that are not, too.
+	// warm is set for warm workers, which are compared with our cold ones, too.
 	warm bool
 }
 
@@ -44,7 +44,7 @@ type line struct {
 	what string
 	unit unit
 	goal float64 // 0: none
-	// oursOnly: the peer has no such thing.
+	// oursOnly is the reason why the peer has no such value.
 	oursOnly string
 }
 
@@ -360,7 +360,7 @@ func finalFailure(ctx context.Context, l *lab) ([]float64, error) {
 	return []float64{seconds(failed, ended)}, err
 }
 
-// footprint looks at a launcher whose workers sleep.
+// footprint measures a launcher whose workers sleep.
 func footprint(ctx context.Context, l *lab) ([]float64, error) {
 	p, err := l.launch(append(standalone(2), l.worker("wait")...)...)
 	if err != nil {
@@ -400,7 +400,7 @@ func footprint(ctx context.Context, l *lab) ([]float64, error) {
 	if l.side.peer {
 		return []float64{executed, below, busy}, err
 	}
-	return []float64{below, executed, busy}, err // what is executed is the guard
+	return []float64{below, executed, busy}, err // the executed process is the guard
 }
 
 func sum(pids []int, f func(int) (float64, error)) (total float64, err error) {
@@ -451,7 +451,7 @@ func daemonDeath(ctx context.Context, l *lab) ([]float64, error) {
 	return l.readopt(ctx, addr, ws)
 }
 
-// survive tells whether the same workers, and no others, run after a while.
+// survive reports whether the same workers, and no others, run after a while.
 func (l *lab) survive(ctx context.Context, ws []stamp) (float64, error) {
 	if err := pause(ctx, l.daemonless); err != nil {
 		return 0, err

@@ -44,7 +44,7 @@ func smallWorld(n int, goal float64) row {
 	return r
 }
 
-// detailed is the size from which a row also tells what the daemon needs.
+// detailed is the size from which a row also reports the daemon's resources.
 const detailed = 1000
 
 func largeWorld(n int, goal float64) row {
@@ -122,7 +122,7 @@ func (l *lab) gather(ctx context.Context, pid int, port string, n int, gate gati
 	return m, err
 }
 
-// timed returns what step does, and the processor time that the daemon takes meanwhile.
+// timed returns the duration of step, and the processor time that the daemon takes meanwhile.
 func (m *meeting) timed(step func() (float64, error)) (took, cpu float64, err error) {
 	before, err := cpuSeconds(m.pid)
 	if err != nil {

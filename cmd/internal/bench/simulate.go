@@ -24,7 +24,7 @@ type simulation struct {
 	gate     gating
 	params   rendezvous.Params
 	count    int
-	waiting  chan int64 // when a node was told to wait
+	waiting  chan int64 // when a node was ordered to wait
 	released chan int64 // when a node got its place
 	failed   chan error
 	waits    latencies // for the assignments of a check
@@ -48,8 +48,8 @@ func daemonAddr(node int, port string) string {
 	return fmt.Sprintf("127.0.0.%d:%s", 1+node%32, port)
 }
 
-// gating says what holds nodes back before they have their places: "" nothing, alone that each says that it is fine,
-// and else the spec of a check.
+// gating is the check of nodes before they have their places: "" for none, alone for a report of each node that it
+// is healthy, and else the spec of a check.
 type gating string
 
 const alone gating = "alone"
@@ -113,7 +113,7 @@ func (s *simulation) open(ctx context.Context, i int) error {
 	return nil
 }
 
-// follow does what the directives ask for, until the session is closed.
+// follow executes the directives until the session is closed.
 func (s *simulation) follow(ctx context.Context, session *api.Session, client *api.Client, node rendezvous.Node) {
 	for d := range session.Directives() {
 		var err error
@@ -145,7 +145,7 @@ func (s *simulation) follow(ctx context.Context, session *api.Session, client *a
 	}
 }
 
-// tell gives up when ctx ends: nobody may listen any more.
+// tell gives up when ctx ends: there may be no receiver any more.
 func tell[T any](ctx context.Context, to chan<- T, v T) {
 	select {
 	case to <- v:
@@ -185,10 +185,9 @@ func (s *simulation) close() {
 	s.readers.Wait()
 }
 
-// simulate is the main function of a process of simulated nodes, with the arguments
-// PORT TOTAL FROM COUNT GATE. It says when all its nodes wait, when all have their places,
-// how long assignments took if they were checked, and when all have their places again after
-// a restart; it stays until it is ended.
+// simulate is the main function of a process of simulated nodes, with the arguments PORT TOTAL FROM COUNT GATE. It
+// prints when all its nodes wait, when all have their places, how long assignments took if they were checked, and
+// when all have their places again after a restart. It stays until it is ended.
 func simulate(args []string, out io.Writer) error {
 	if len(args) != 5 {
 		return errors.New("simulate: want PORT TOTAL FROM COUNT GATE")

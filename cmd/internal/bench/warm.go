@@ -20,7 +20,7 @@ var warmScript []byte
 // Warm workers are compared with those that are started afresh, ours and the peer's. Each launcher has two of them.
 const (
 	warmWorkers  = 2
-	warmPrepared = 1 + warmWorkers // processes that a launcher with --warm has ready: the parent, and what it has forked
+	warmPrepared = 1 + warmWorkers // processes that a launcher with --warm has ready: the parent, and its forks
 )
 
 func warmRows() []row {
@@ -87,7 +87,7 @@ func (t *training) node() error {
 	return err
 }
 
-// ready waits until all ranks train, and until what comes next is prepared, where it is.
+// ready waits until all ranks train, and until the next workers are prepared, if the launcher prepares any.
 func (t *training) ready(ctx context.Context, ranks int) (pids map[int]int, err error) {
 	if _, pids, err = t.reached(ctx, "step", 0, ranks); err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func (t *training) reached(ctx context.Context, what string, after int64, ranks 
 	return at, pids, err
 }
 
-// warmRestart: the first steps count that come after all have imported; the others are those that were under way.
+// warmRestart counts the first steps after all workers have imported; the earlier ones were those under way.
 func warmRestart(ctx context.Context, l *lab) ([]float64, error) {
 	t, err := l.train(ctx, "2")
 	if err == nil {

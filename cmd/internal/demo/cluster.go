@@ -31,7 +31,7 @@ type cluster struct {
 	addr    string   // of the daemon
 	daemon  *child
 	nodes   map[string]*child
-	records chan record // what was seen, in that order
+	records chan record // the records in the order of their arrival
 	quit    chan struct{}
 	wg      sync.WaitGroup
 	open    []io.Closer
@@ -74,7 +74,7 @@ func (c *cluster) start(name, program string, args, env []string, stdout *os.Fil
 	}
 	ch := &child{name: name, cmd: cmd, done: make(chan struct{})}
 	c.wg.Go(func() {
-		_ = cmd.Wait() // the state says all
+		_ = cmd.Wait() // cmd.ProcessState has the details
 		ws := cmd.ProcessState.Sys().(syscall.WaitStatus)
 		if ch.code = ws.ExitStatus(); ws.Signaled() {
 			ch.code = -int(ws.Signal())
@@ -85,7 +85,7 @@ func (c *cluster) start(name, program string, args, env []string, stdout *os.Fil
 	return ch, nil
 }
 
-// see hands over what was seen.
+// see hands over a record.
 func (c *cluster) see(r record) {
 	select {
 	case c.records <- r:
@@ -154,7 +154,7 @@ func (c *cluster) startNode(name string) error {
 	return nil
 }
 
-// workerOutput returns a pipe for what the workers of a node print.
+// workerOutput returns a pipe for the output of a node's workers.
 func (c *cluster) workerOutput(name string) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -195,7 +195,7 @@ func (c *cluster) followEvents(n *child) {
 		}
 		select {
 		case <-n.done:
-			ended = true // and read what it wrote last
+			ended = true // and read its last records
 		case <-time.After(poll):
 		case <-c.quit:
 			return

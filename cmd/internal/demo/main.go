@@ -1,8 +1,8 @@
-// demo shows an elastic PyTorch training under dlrover-run: it kills a worker, kills a
-// node and adds one, and checks that the training survives all three. "make demo" runs it.
+// demo shows an elastic PyTorch training under dlrover-run. It kills a worker, kills a node and adds one, and checks
+// that the training survives all three. "make demo" runs it.
 //
-// One goroutine tells the story. The cluster owns those that read what its processes
-// write, and waits for them when it closes.
+// One goroutine runs the story. The cluster owns the goroutines that read the output of its processes, and waits for
+// them when it closes.
 package main
 
 import (
@@ -95,7 +95,7 @@ func inDirectory(ctx context.Context, s *screen, play func(dir string) error) er
 	return fmt.Errorf("%w; all logs are in %s", err, dir)
 }
 
-// showLogs prints the ends of what the launchers and their workers complained about.
+// showLogs prints the ends of the error output of the launchers and their workers.
 func (s *screen) showLogs(dir string) {
 	const lines = 12
 	files, _ := filepath.Glob(filepath.Join(dir, "*.stderr"))
@@ -136,7 +136,7 @@ func trainArgs(dir string, p plan) []string {
 	}
 }
 
-// judge prints the timeline and what held of it.
+// judge prints the timeline and the results of its checks.
 func (s *story) judge() error {
 	recs, err := recoveries(s.records)
 	if err != nil {
@@ -159,5 +159,5 @@ func (s *story) judge() error {
 	return nil
 }
 
-// leftoverLimit is ample for the end of processes that were told to end.
+// leftoverLimit is ample for the end of processes that were ordered to end.
 const leftoverLimit = 3 * time.Second

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// adoptOrphans makes this process the parent of whatever a launcher leaves behind, so
-// that nothing can escape the look for leftovers.
+// adoptOrphans makes this process the parent of all processes that a launcher leaves behind, so that the look for
+// leftovers finds them all.
 func adoptOrphans() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the reaper of orphans: %w", err)

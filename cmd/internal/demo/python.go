@@ -81,7 +81,7 @@ func probePython(ctx context.Context, name string) (python, error) {
 	return python{path: lines[0], torch: lines[1]}, nil
 }
 
-// environment is ours without what would steer the launchers or the workers.
+// environment is ours without variables that would configure the launchers or the workers.
 func environment() []string {
 	var env []string
 	for _, kv := range os.Environ() {
@@ -178,7 +178,7 @@ func lastLineOf(path string) string {
 	return lastLine(data)
 }
 
-// lastLine is what a program said last; a carriage return starts a line anew.
+// lastLine is the last line of a program's output; a carriage return starts a line anew.
 func lastLine(text []byte) string {
 	text = bytes.TrimSpace(text)
 	return string(text[bytes.LastIndexAny(text, "\r\n")+1:])

@@ -9,8 +9,8 @@ import (
 	"dlrover-run/cmd/internal/console"
 )
 
-// screen is where the story is told: lines, and on a terminal one more line at the
-// bottom that moves. It is used by one goroutine.
+// screen shows the story: lines, and on a terminal one more line at the bottom that moves. It is used by one
+// goroutine.
 type screen struct {
 	w      io.Writer
 	tty    bool
@@ -33,7 +33,7 @@ func (s *screen) line(format string, args ...any) {
 	fmt.Fprintf(s.w, format+"\n", args...)
 }
 
-// tell prints a line with the time at which it happened.
+// tell prints a line with the time of its event.
 func (s *screen) tell(at time.Time, format string, args ...any) {
 	s.line("%s  %s", s.clock(at), fmt.Sprintf(format, args...))
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Limits of the waits; each is many times what a slow machine takes.
+// Limits of the waits; each is many times the duration on a slow machine.
 const (
 	startLimit = 2 * time.Minute // until new workers have done a step
 	trainLimit = 2 * time.Minute // between two of the story's steps
@@ -25,8 +25,7 @@ type plan struct {
 // at is the step at a fraction of the training.
 func (p plan) at(percent int) int { return p.steps * percent / 100 }
 
-// story makes things happen and tells what follows. One goroutine runs it and reads
-// everything that is seen.
+// story causes the faults and shows their effects. One goroutine runs it and reads all records.
 type story struct {
 	*screen
 	plan    plan
@@ -35,14 +34,14 @@ type story struct {
 	records []record
 
 	victims  map[string]bool // launchers that we killed
-	prepared map[string]bool // those that have imported what their next workers need
+	prepared map[string]bool // launchers that have imported the modules of their next workers
 	starting []record        // "start" of the newest epoch, one for each node so far
 	leader   string          // node with rank 0
 	home     map[int]record  // newest "up" of each rank
 	last     record          // newest step
 	fresh    bool            // no step since the last fault
 	trained  record
-	told     int // last step that was told
+	told     int // last step that was shown
 }
 
 func newStory(ctx context.Context, s *screen, p plan, c *cluster) *story {
@@ -142,7 +141,7 @@ func (s *story) finish() error {
 		func(r record) bool { return r.Event == evExit && r.From == "master" })
 }
 
-// fault tells what is about to be done and books its time.
+// fault announces a fault and records its time.
 func (s *story) fault(what, format string, args ...any) {
 	s.fresh = true
 	r := record{Time: time.Now(), Event: evFault, What: what}
@@ -161,7 +160,7 @@ func (s *story) reach(percent int) error {
 	return s.await(fmt.Sprintf("step %d", step), trainLimit, func(record) bool { return s.last.Step >= step })
 }
 
-// await follows what is seen until the condition holds.
+// await follows the records until the condition holds.
 func (s *story) await(what string, limit time.Duration, holds func(record) bool) error {
 	late := time.NewTimer(limit)
 	defer late.Stop()
@@ -195,7 +194,7 @@ func (s *story) showStatus() {
 		s.clock(time.Now()), s.last.Step, s.plan.steps, s.last.Loss, s.last.WorldSize)
 }
 
-// follow books what was seen and tells what is worth it.
+// follow keeps a record and shows the important ones.
 func (s *story) follow(r record) error {
 	s.records = append(s.records, r)
 	switch r.Event {
@@ -220,7 +219,7 @@ func (s *story) follow(r record) error {
 	return nil
 }
 
-// started tells of a new world once all its launchers have started their workers.
+// started shows a new world once all its launchers have started their workers.
 func (s *story) started(r record) {
 	if r.Node == 0 {
 		s.leader = r.From

@@ -12,7 +12,7 @@ import (
 const (
 	evStart      = "start"         // launcher: starts the workers of (Round, Epoch)
 	evWorkerExit = "worker-exit"   // launcher
-	evPrepared   = "warm-prepared" // launcher: has imported what the next workers need
+	evPrepared   = "warm-prepared" // launcher: has imported the modules of the next workers
 	evUp         = "up"            // worker: has joined its process group
 	evStep       = "step"          // worker of rank 0: has done a step
 	evTrained    = "trained"       // worker of rank 0: has done the last one
@@ -20,12 +20,11 @@ const (
 	evExit       = "exit"          // a process that we started has ended
 )
 
-// record is one thing that happened, in whose order it was seen. The JSON keys are
-// those of the launcher's event log and of train.py.
+// record is one event, in the order of arrival. The JSON keys are those of the launcher's event log and of train.py.
 type record struct {
 	Time      time.Time `json:"time"` // of a worker's line: when it was read
 	Event     string    `json:"event"`
-	From      string    `json:"-"` // the launcher that wrote it, or whose worker did
+	From      string    `json:"-"` // the launcher that wrote it, or that of the worker
 	Round     int       `json:"round"`
 	Epoch     int       `json:"epoch"`
 	Node      int       `json:"node"` // group rank
@@ -50,7 +49,7 @@ func parseRecord(line []byte) (r record, ok bool) {
 	return r, r.Event != ""
 }
 
-// recovery is what followed one fault.
+// recovery is the effect of one fault.
 type recovery struct {
 	What string
 	At   time.Time
@@ -63,8 +62,8 @@ type recovery struct {
 	Epochs           int // worlds that it took
 }
 
-// recoveries reads off what followed each fault; the first "fault" is the start of
-// the job. It ends before a fault after which nothing was trained.
+// recoveries finds the effects of each fault; the first "fault" is the start of the job. It ends before a fault that
+// no training step followed.
 func recoveries(rs []record) ([]recovery, error) {
 	var out []recovery
 	for i, r := range rs {
