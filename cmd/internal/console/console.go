@@ -1,4 +1,4 @@
-// Package console sets up what the mains write to standard error: log lines as short text on a terminal and as JSON
+// Package console sets up the standard error of the mains: log lines as short text on a terminal and as JSON
 // otherwise, and errors for people.
 package console
 
@@ -43,7 +43,7 @@ func Complain(w io.Writer, program string, err error) {
 	fmt.Fprintf(w, "%s: error: %s\n", program, text.Escape(err.Error()))
 }
 
-// OutliveReaders lets the program live on when whoever reads its output is gone: a write
-// fails then. SIGPIPE is caught, not ignored, because what is ignored is so in
-// the programs that are started, too, and exec resets only what is caught.
+// OutliveReaders lets the program live on when the reader of its output is gone: a write fails then. SIGPIPE is
+// caught, not ignored, because child processes inherit ignored signals: execve(2) resets only caught ones. See
+// https://man7.org/linux/man-pages/man7/signal.7.html.
 func OutliveReaders() { signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) }

@@ -7,9 +7,9 @@ import (
 	"log/slog"
 )
 
-// Libraries has l take what libraries print through Go's standard logger, which would go to standard error as it is.
-// net/http tells there what peers do that it does not like, and nobody can act on it: it is of level debug. But for a
-// panic of one of our own handlers, which is an error. l must not write to the standard logger itself.
+// Libraries has l take the lines that libraries print through Go's standard logger. Without it they would go to
+// standard error unchanged. net/http reports errors of its peers there, and no operator can act on them, so they are
+// of level debug. A panic of one of our own handlers is an error. l must not write to the standard logger itself.
 func Libraries(l *slog.Logger) {
 	log.SetFlags(0)
 	log.SetOutput(libraries{l})

@@ -42,7 +42,7 @@ func ParseFormat(text string) (Format, error) {
 		"else json), text or json", text)
 }
 
-// Logger writes what is of level at least to w. Nothing in a record reaches w that could act on a terminal.
+// Logger writes records of level and above to w. It escapes control characters, which would act on a terminal.
 func Logger(w File, program string, f Format, level slog.Leveler) *slog.Logger {
 	log := newLogger(w, program, f, level)
 	if r, ok := w.(*Relay); ok {
@@ -64,8 +64,8 @@ func newLogger(w File, program string, f Format, level slog.Leveler) *slog.Logge
 
 const levelVariable = "LOGLEVEL"
 
-// Level is what $LOGLEVEL names, torchrun's variable: DEBUG, INFO, WARNING, ERROR or CRITICAL; INFO unless set.
-// A value that is none of them is INFO, too, and Logger says so.
+// Level is the level that $LOGLEVEL names, torchrun's variable: DEBUG, INFO, WARNING, ERROR or CRITICAL; INFO unless
+// set. Any other value is INFO, too, and Logger warns of it.
 func Level() slog.Level {
 	level, _ := levelOf(os.Getenv(levelVariable))
 	return level
@@ -89,15 +89,15 @@ func levelOf(text string) (level slog.Level, known bool) {
 //
 //	15:04:05.000 INFO  gpu-07: workers started world_size=16
 //
-// The node is the attribute "host" of the logger; a program without one is named instead. A logger's "run_id" is left
-// out: somebody who watches a terminal knows what runs there. A record's own "run_id" is shown.
+// The node is the attribute "host" of the logger; a program without one is named instead. A logger's "run_id" is
+// left out, because the reader of a terminal knows the run. A record's own "run_id" is shown.
 type lines struct {
 	out   *output
 	who   string
 	attrs slog.Handler // writes all but time, level and message to out.attrs
 }
 
-// output is what the handlers of one logger share.
+// output is shared by the handlers of one logger.
 type output struct {
 	mu    sync.Mutex
 	w     io.Writer
@@ -109,7 +109,7 @@ func newLines(w io.Writer, program string, level slog.Leveler) *lines {
 	return &lines{out, program, slog.NewTextHandler(&out.attrs, &slog.HandlerOptions{Level: level, ReplaceAttr: dropHead})}
 }
 
-// dropHead leaves the record's own fields to Handle, and what is empty out.
+// dropHead drops the record's own fields, which Handle writes, and empty ones.
 func dropHead(groups []string, a slog.Attr) slog.Attr {
 	head := len(groups) == 0 && (a.Key == slog.TimeKey || a.Key == slog.LevelKey || a.Key == slog.MessageKey)
 	if head || a.Value.Kind() == slog.KindString && a.Value.String() == "" {

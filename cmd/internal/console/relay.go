@@ -15,19 +15,20 @@ var Stderr = NewRelay(os.Stderr)
 const (
 	// room is how many bytes wait for a reader that reads nothing.
 	room = 256 << 10
-	// patience is how long one write may take before nobody waits for writes.
+	// patience limits one write; after that, no caller waits for writes.
 	patience = 100 * time.Millisecond
 	// flushGrace is how long Flush waits for a reader that takes nothing, and flushLimit for one that is slow.
 	flushGrace = 2 * time.Second
 	flushLimit = 10 * time.Second
 )
 
-// Relay is a file that somebody else may write to, too, who then has to see to it that lines do not mix. A reader that
-// has stopped, such as a terminal after ctrl-S, holds up nobody who writes: some of it is kept, and the rest is dropped
-// and counted until all that was kept is written.
+// Relay is a file that other processes may write to, too; they have to see to it that lines do not mix. A reader
+// that has stopped, such as a terminal after ctrl-S, does not block writers. Relay keeps some of the output. It
+// drops and counts the rest until it has written all that it kept.
 //
-// Every write is a goroutine's, which is waited for: the flag that keeps writes from blocking would be that of all
-// programs with the same terminal or pipe.
+// A goroutine does every write, and the caller waits for it. A non-blocking descriptor would not do: O_NONBLOCK
+// belongs to the open file description, and other programs share that of the terminal or pipe. See
+// https://man7.org/linux/man-pages/man2/fcntl.2.html.
 type Relay struct {
 	file *os.File
 
@@ -38,8 +39,8 @@ type Relay struct {
 	dropped int           // writes
 	written int           // writes
 	idle    chan struct{} // closed when nothing is left to be written; nil: it is so
-	behind  bool          // nobody waits until then
-	log     *slog.Logger  // is told what was dropped; nil: nobody is
+	behind  bool          // no caller waits until then
+	log     *slog.Logger  // gets the number of dropped lines; may be nil
 }
 
 // NewRelay returns f.
@@ -52,7 +53,7 @@ func (r *Relay) Through(w io.Writer) {
 	r.through = w
 }
 
-// tells makes log say what was dropped.
+// tells makes log report dropped lines.
 func (r *Relay) tells(log *slog.Logger) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,7 +63,7 @@ func (r *Relay) tells(log *slog.Logger) {
 // Fd returns the descriptor of the file.
 func (r *Relay) Fd() uintptr { return r.file.Fd() }
 
-// Write writes p to the file, or leaves it to be written. What cannot be written is no error of the writer's.
+// Write writes p to the file, or leaves it to be written. A failed write is no error for the caller.
 func (r *Relay) Write(p []byte) (int, error) {
 	idle := r.keep(p)
 	if idle == nil {
@@ -78,7 +79,7 @@ func (r *Relay) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// keep returns what to wait for; nil: nothing.
+// keep returns the channel to wait for; nil for none.
 func (r *Relay) keep(p []byte) (idle chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,7 +113,7 @@ func (r *Relay) writeAll() {
 	}
 }
 
-// tell says how much was dropped, behind what was kept.
+// tell logs the number of dropped lines, after the kept ones are written.
 func (r *Relay) tell() {
 	r.mu.Lock()
 	n, log := r.dropped, r.log
@@ -128,7 +129,7 @@ func (r *Relay) tell() {
 	}
 }
 
-// next is what is written next, and to what; nil: nothing is.
+// next returns the next bytes to write, and their writer; nil if there are none.
 func (r *Relay) next() (w io.Writer, p []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,7 +15,7 @@ func init() {
 	}
 }
 
-// posixZone is nil for what is no zone in POSIX form, and for what names a file as well.
+// posixZone is nil for a text that is not in POSIX form, and for one that names a file as well.
 func posixZone(tz string) *time.Location {
 	zone, _, _ := strings.Cut(tz, ",") // a "/" behind it is part of a rule for summer time
 	if !strings.ContainsAny(zone, "0123456789") || strings.Contains(zone, "/") || strings.Contains(tz, "\n") ||

@@ -20,14 +20,14 @@ type Label struct{ Name, Value string }
 // Scrape gathers the values of one scrape. It is for one goroutine at a time; the zero value is ready for use.
 type Scrape struct{ metrics map[string]*metric }
 
-// metric is all that goes by one name.
+// metric is all values of one name.
 type metric struct {
 	kind, help string
 	values     map[string]float64 // by labels, as they are written
 }
 
-// Counter tells the value of a counter, whose name ends in _total. All values of a name have the same help and the same
-// names of labels, in the same order; a value whose labels were told before replaces the earlier one.
+// Counter adds the value of a counter, whose name ends in _total. All values of a name have the same help and the
+// same names of labels, in the same order. A value replaces an earlier one with the same labels.
 func (s *Scrape) Counter(name, help string, value float64, labels ...Label) {
 	s.add(name, "counter", help, value, labels)
 }
@@ -54,7 +54,7 @@ var (
 	labelEscapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 )
 
-// written is {name="value",...}, or nothing. What is not UTF-8 in a value becomes U+FFFD.
+// written is {name="value",...}, or nothing. Invalid UTF-8 in a value becomes U+FFFD.
 func written(labels []Label) string {
 	if len(labels) == 0 {
 		return ""
@@ -66,7 +66,7 @@ func written(labels []Label) string {
 	return "{" + strings.Join(parts, ",") + "}"
 }
 
-// Text is what was told, sorted by name and labels.
+// Text is the metrics, sorted by name and labels.
 func (s *Scrape) Text() []byte {
 	var b bytes.Buffer
 	for _, name := range slices.Sorted(maps.Keys(s.metrics)) {
@@ -80,7 +80,7 @@ func (s *Scrape) Text() []byte {
 	return b.Bytes()
 }
 
-// Handler answers each request with what collect tells then. It calls collect from the goroutines of the requests.
+// Handler answers each request with the metrics of collect. It calls collect from the goroutines of the requests.
 func Handler(collect func(*Scrape)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		var s Scrape

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ports are TCP ports of this machine. While they are held they are bound and not listened on, so that nobody else gets
-// them and whoever connects is refused.
+// Ports are TCP ports of this machine. While they are held they are bound and not listened on, so that no other
+// process gets them and connections are refused.
 type Ports struct {
 	numbers []int
 	held    []int // descriptors; nil while others may use the ports
 	never   []int
 }
 
-// Hold binds n free ports, none of which is one of never: on those a server is to start that others know.
+// Hold binds n free ports, none of them in never: servers with known ports are to start on those.
 func Hold(n int, never ...int) (*Ports, error) {
 	p := &Ports{numbers: make([]int, n), never: never}
 	if err := p.HoldAgain(); err != nil {
@@ -34,7 +34,7 @@ func Hold(n int, never ...int) (*Ports, error) {
 // Numbers are the ports.
 func (p *Ports) Numbers() []int { return p.numbers }
 
-// HoldAgain binds the ports anew, and another one for each that somebody has taken. After an error it has those that
+// HoldAgain binds the ports anew, and another one for each port that is taken. After an error it has those that
 // could be bound.
 func (p *Ports) HoldAgain() (err error) {
 	p.Release()
@@ -143,7 +143,8 @@ func (p *Ports) Release() {
 // Range is from First to Last; that without a port has a Last of 0.
 type Range struct{ First, Last int }
 
-// Outgoing are the ports that the kernel takes for whoever does not choose one, such as outgoing connections.
+// Outgoing are the ephemeral ports, which the kernel takes for sockets without a chosen port, such as outgoing
+// connections. See ip_local_port_range in https://man7.org/linux/man-pages/man7/ip.7.html.
 func Outgoing(root fs.FS) (r Range) {
 	text, _ := fs.ReadFile(root, "proc/sys/net/ipv4/ip_local_port_range")
 	if _, err := fmt.Sscan(string(text), &r.First, &r.Last); err != nil {
@@ -155,8 +156,8 @@ func Outgoing(root fs.FS) (r Range) {
 // Ports from which ForServer chooses, if they are below the outgoing ones: well-known ones are not among them.
 const lowest, highest = 10_000, 29_000
 
-// ForServer is a free port for a server that is about to start. Where the kernel has its usual settings nobody gets it
-// by chance meanwhile.
+// ForServer is a free port for a server that is about to start. With the kernel's default settings no other process
+// gets it by chance meanwhile.
 func ForServer() (int, error) {
 	if out := Outgoing(os.DirFS("/")); out.First > highest {
 		for range 100 {

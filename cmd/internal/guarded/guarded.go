@@ -1,14 +1,13 @@
-// Package guarded divides dlrover-run into guard and launcher before the other
-// packages of the program are initialised. Only its main imports it.
+// Package guarded divides dlrover-run into guard and launcher before the other packages of the program are
+// initialised. Only its main imports it.
 //
-// Its init function is the module's only one beside that of cmd/internal/console, which
-// reads TZ. In the guard it lasts as long as the job. The guard waits; it needs none of the program's packages, whose
-// initialisation would take milliseconds before the launcher is started, and memory as
-// long as the job runs. Go initialises packages in the order of their import paths
-// as soon as their imports are ready, so this one, with few imports, comes
-// before net/http and the rest. Besides, init functions run on the main
-// thread, which lives as long as the process: the kernel sends a parent-death signal
-// when the thread ends that forked.
+// Apart from cmd/internal/console, which reads TZ, only this package has an init function. In the guard it lasts as
+// long as the job. The guard waits, and needs none of the program's packages. Their initialisation would take
+// milliseconds before the launcher is started, and memory as long as the job runs. Go initialises packages in the
+// order of their import paths as soon as their imports are ready (https://go.dev/ref/spec#Package_initialization),
+// so this one, with few imports, is initialised before net/http and the rest. Init functions also run on the main
+// thread, which lives as long as the process. The kernel sends the parent-death signal when the parent thread ends:
+// see PR_SET_PDEATHSIG in https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html.
 package guarded
 
 import (
@@ -20,10 +19,10 @@ import (
 // Daemon is argv[0] of the checkpoint daemon, which is the same file.
 const Daemon = "checkpointd"
 
-// RemoteAgent is the first argument of what starts a launcher for another host; launcher/remote has it.
+// RemoteAgent is the first argument of a command that starts a launcher for another host; launcher/remote has it.
 const RemoteAgent = "--dlrover-remote"
 
-// Nothing is argv[0] of what --check-only runs in place of workers: the same file, which ends at once.
+// Nothing is argv[0] of the program that --check-only runs in place of workers: the same file, which ends at once.
 const Nothing = "dlrover-checked"
 
 // XPUTimerLaunch is the base name of argv[0] of xpu_timer's launcher, to which the program answers.
@@ -59,20 +58,20 @@ func shelter() {
 	var err error
 	if watch, err = guard.Shelter(os.Args); err != nil {
 		_, _ = os.Stderr.WriteString(os.Args[1] + ": " + err.Error() + "\n")
-		os.Exit(126) // as a shell says of what it cannot execute
+		os.Exit(126) // the status of a shell that cannot execute a command
 	}
 	if !watch.Leftovers() {
 		os.Exit(watch.Follow())
 	}
 }
 
-// Role says what this process is: a launcher with a link to its guard, or a guard
-// (or the shelter of a command) whose launcher has ended and left something. With neither it is something that needs
-// no guard, or, with the reason, a launcher that could not be given one.
+// Role is the role of this process. It is a launcher with a link to its guard, or a guard (or the shelter of a
+// command) whose launcher has ended and left processes. With neither it is a process that needs no guard, or, with
+// an error, a launcher that could not get one.
 func Role() (*guard.Link, *guard.Watch, error) { return link, watch, problem }
 
-// exempt: what starts no workers needs no guard. A test binary is no launcher, although it
-// may contain one.
+// exempt reports whether a command starts no workers, and so needs no guard. A test binary is no launcher, although
+// it may contain one.
 func exempt(args []string) bool {
 	if len(args) == 0 || args[0] == Daemon || hasSuffix(args[0], ".test") || BecomesCommand(args) {
 		return true
@@ -87,8 +86,9 @@ func exempt(args []string) bool {
 	return false
 }
 
-// BecomesCommand says whether the program was called as xpu_timer_launch where it is to execute what follows: in a
-// worker, and before a launcher, which starts the workers itself. Without a command, too: there is none to start.
+// BecomesCommand reports whether the program was called as xpu_timer_launch and has to execute its arguments: in a
+// worker, and before a launcher, which starts the workers itself. It is true without a command, too: there is none
+// to start.
 func BecomesCommand(args []string) bool {
 	if len(args) == 0 || base(args[0]) != XPUTimerLaunch {
 		return false
@@ -103,7 +103,7 @@ func BecomesCommand(args []string) bool {
 	return launchModule(args[1:])
 }
 
-// launchModule: python -m torch.distributed.run, or the like, perhaps with options of Python before.
+// launchModule recognizes python -m torch.distributed.run, or the like, perhaps with options of Python before.
 func launchModule(words []string) bool {
 	for i := 1; i+1 < len(words) && hasPrefix(words[i], "-"); i++ {
 		if words[i] == "-m" {

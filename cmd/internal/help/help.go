@@ -58,7 +58,7 @@ func printCommands(w io.Writer, commands []*cli.Command) {
 	}
 }
 
-// line is what the list of commands says of one.
+// line is a line of the list of commands.
 type line struct{ section, form, usage string }
 
 func lines(above, section string, commands []*cli.Command) (all []line) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Misuse says what is wrong with an option that program does not accept, and where to look. err is the flag package's.
+// Misuse explains an option that program does not accept, and names the help to read. err is the flag package's.
 func Misuse(program string, err error) error {
 	return fmt.Errorf("%s; see %s --help", plain(err.Error()), program)
 }
@@ -32,7 +32,7 @@ func plain(text string) string {
 	return text
 }
 
-// wrong tells of a value, which stands quoted at the head of rest, what its option takes instead.
+// wrong explains a wrong value, which stands quoted at the head of rest, and the values that its option takes.
 func wrong(text, rest, before, rule string) string {
 	quoted, err := strconv.QuotedPrefix(rest)
 	if err != nil {

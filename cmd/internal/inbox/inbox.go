@@ -12,8 +12,8 @@ import (
 	"dlrover-run/launcher/proc/guard"
 )
 
-// Inbox is the signals of the job. systemd, for one, signals every process of a unit: what comes both ways within
-// sameSignal is one signal, or a first SIGTERM would count as a second.
+// Inbox receives the signals of the job. systemd, for one, signals every process of a unit. A signal that arrives
+// both ways within sameSignal is one signal, or a first SIGTERM would count as a second.
 type Inbox struct {
 	link   *guard.Link
 	direct chan os.Signal
@@ -41,8 +41,8 @@ const sameSignal = 5 * time.Second
 // sameRelayed is less than a user takes for a second one.
 const sameRelayed = time.Second
 
-// New follows the guard, if link is not nil, at once. A signal that is not caught does to the launcher what
-// it does by default.
+// New follows the guard, if link is not nil, at once. A signal that is not caught has its default effect on the
+// launcher.
 func New(link *guard.Link) *Inbox {
 	in := &Inbox{
 		link: link, twoWays: link != nil, direct: make(chan os.Signal, 64), caught: map[syscall.Signal]chan<- os.Signal{},
@@ -59,8 +59,8 @@ func New(link *guard.Link) *Inbox {
 	return in
 }
 
-// Relayed says that somebody else passes signals on to the guard, who may be in the same unit: the guard has them twice
-// then, and what it passes on within sameRelayed is one signal.
+// Relayed notes that another process passes signals on to the guard, and may be in the same unit. The guard gets
+// them twice then, and those that it passes on within sameRelayed are one signal.
 func (in *Inbox) Relayed() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -113,14 +113,14 @@ func (in *Inbox) isEcho(e echo, now time.Time) bool {
 	return found
 }
 
-// WhenOrphaned says what is to be done when the guard has died, before the launcher dies as well.
+// WhenOrphaned sets the function to call when the guard has died, before the launcher dies as well.
 func (in *Inbox) WhenOrphaned(abandon func()) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.abandon = abandon
 }
 
-// orphaned: whoever killed the guard meant the job, and its pid is the one that users know.
+// orphaned ends the launcher: the guard's pid is the one that users know, so to kill it was meant for the job.
 func (in *Inbox) orphaned() {
 	in.mu.Lock()
 	abandon := in.abandon

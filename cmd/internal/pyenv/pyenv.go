@@ -14,8 +14,9 @@ import (
 	"dlrover-run/launcher/argv"
 )
 
-// LauncherVenvs returns the bin directories of the venvs that the launcher lies in: those of the path by which it was
-// called and of the links from there to the file, any of which may be a venv's, then that of the file itself.
+// LauncherVenvs returns the bin directories of the venvs that the launcher lies in. First are those of the path by
+// which it was called and of the links from there to the file, each of which may be a venv's. The last is that of
+// the file itself.
 func LauncherVenvs(arg0 string) (bins []string) {
 	file, err := os.Executable()
 	if err != nil {
@@ -30,8 +31,8 @@ func LauncherVenvs(arg0 string) (bins []string) {
 	return bins
 }
 
-// calledAs is the absolute path that arg0, looked up as a shell does, stands for; "" if that is not file: whoever
-// executes a program chooses its arg0 freely.
+// calledAs is the absolute path that arg0, looked up as a shell does, stands for. It is "" if that is not file,
+// because a program's caller chooses its arg0 freely.
 func calledAs(arg0, file string) string {
 	path, err := exec.LookPath(arg0)
 	if err != nil {
@@ -93,7 +94,7 @@ func TorchRelease(python string, env argv.LookupEnv) (major, minor int, ok bool)
 	return 0, 0, false
 }
 
-// HasPackage reports whether python can import a package, as far as the places tell where installers put packages.
+// HasPackage reports whether python can import a package. It looks in the places where installers put packages.
 func HasPackage(python, name string, env argv.LookupEnv) bool {
 	for _, dir := range packageDirs(python, env) {
 		if isFile(filepath.Join(dir, name, "__init__.py")) {
@@ -157,7 +158,8 @@ func sitePackages(prefix, version string) []string {
 	}
 }
 
-// venvConfig reads the pyvenv.cfg of the venv whose interpreter python is, and adds its prefix; nil if it is none's.
+// venvConfig reads the pyvenv.cfg of the venv with the interpreter python, and adds its prefix; nil if there is no
+// such venv.
 func venvConfig(python string) map[string]string {
 	bin := filepath.Dir(python)
 	for _, prefix := range []string{bin, filepath.Dir(bin)} {

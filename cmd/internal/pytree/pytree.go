@@ -18,7 +18,7 @@ import (
 
 // Source is a tree of Python packages within this program.
 type Source struct {
-	// Name tells the trees of a program apart. It is part of a directory's name.
+	// Name distinguishes the trees of a program. It is part of a directory's name.
 	Name string
 	// Files are the packages; their root goes on PYTHONPATH.
 	Files fs.FS
@@ -93,7 +93,7 @@ func parents(name string) func(yield func(string) bool) {
 	}
 }
 
-// errGone: a directory was there, and is not any more.
+// errGone is the error if a directory was removed meanwhile.
 var errGone = errors.New("is being removed")
 
 // mkdir makes a directory for us alone, or checks that it is one.

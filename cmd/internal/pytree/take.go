@@ -20,7 +20,7 @@ import (
 
 const (
 	treePrefix = ".python-"  // no runtime directory has such a name
-	touchAfter = time.Minute // the time of a tree says to the minute when it was last taken
+	touchAfter = time.Minute // the mtime of a tree is within a minute of its last use
 	treeTries  = 100         // of a tree that is being removed
 	treePause  = time.Millisecond
 )
@@ -28,12 +28,12 @@ const (
 // Tree is a directory with the packages of a Source that this process uses.
 type Tree struct {
 	dir  string
-	lock *os.File // shared, on the directory: nobody removes it
+	lock *os.File // shared, on the directory: no process removes it
 }
 
 // Take puts the tree into a directory below base that all processes of this program share, unless it is there
-// already. base must be a directory of this user that nobody else may enter. The tree stays for the next process, with
-// what Python has compiled in it, and is removed by Tidy when another version has taken its place.
+// already. base must be a directory of this user that no other user may enter. The tree stays for the next process,
+// with the files that Python has compiled in it. Tidy removes it when another version has taken its place.
 func (s Source) Take(base string) (*Tree, error) {
 	dir := filepath.Join(base, s.treeName())
 	for range treeTries {
@@ -50,7 +50,7 @@ func (s Source) Take(base string) (*Tree, error) {
 			return t, t.touch()
 		}
 		if err := s.Extract(dir); err != nil {
-			return nil, errors.Join(err, lock.Close(), discard(dir)) // no half of one, if nobody else has a whole
+			return nil, errors.Join(err, lock.Close(), discard(dir)) // the tree is incomplete
 		}
 		return t, nil
 	}
@@ -62,7 +62,7 @@ func (s Source) treeName() string { return treePrefix + s.Name + "-" + s.version
 // Dir goes on PYTHONPATH.
 func (t *Tree) Dir() string { return t.dir }
 
-// Release leaves the tree to others. Who still has it on a path may lose it.
+// Release leaves the tree to others. A process that still has it on a path may lose it.
 func (t *Tree) Release() error { return t.lock.Close() }
 
 func (t *Tree) touch() error {
@@ -106,8 +106,9 @@ func lock(dir string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// whole says whether all files are there. Each got its name when it was complete, and the directory's name tells of
-// the content; the sizes are for file systems that lose content in a crash, and for people who edit.
+// whole reports whether all files are there. Each got its name when it was complete, and the directory's name
+// contains a digest of the content. The sizes are for file systems that lose content in a crash, and for people who
+// edit.
 func (s Source) whole(dir string) bool {
 	return s.each(func(name string, size int64) error {
 		info, err := os.Lstat(filepath.Join(dir, name))
@@ -118,7 +119,8 @@ func (s Source) whole(dir string) bool {
 	}) == nil
 }
 
-// Tidy removes the trees of other versions below base that nobody has and that were last taken longer than age ago.
+// Tidy removes the trees of other versions below base that no process uses and that were last taken longer than age
+// ago.
 func Tidy(base string, age time.Duration) error {
 	trees, err := filepath.Glob(filepath.Join(base, treePrefix+"*"))
 	for _, dir := range trees {
@@ -131,14 +133,14 @@ func Tidy(base string, age time.Duration) error {
 	return err
 }
 
-// discard removes a tree that nobody has.
+// discard removes a tree that no process uses.
 func discard(dir string) error {
 	f, err := lock(dir, unix.LOCK_EX)
 	if f == nil {
 		return err
 	}
 	gone := dir + ".gone-" + rand.Text()
-	err = errors.Join(os.Rename(dir, gone), f.Close()) // who takes it from now on makes another
+	err = errors.Join(os.Rename(dir, gone), f.Close()) // a process that takes the tree from now on makes another
 	return errors.Join(err, os.RemoveAll(gone))
 }
 

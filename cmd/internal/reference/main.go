@@ -75,7 +75,7 @@ func heading(b *bytes.Buffer, title, text string, columns ...string) {
 	b.WriteString(strings.Repeat("|---", len(columns)) + "|\n")
 }
 
-// row writes a line of a table; what would end a cell is escaped.
+// row writes a line of a table; it escapes characters that would end a cell.
 func row(b *bytes.Buffer, cells ...string) {
 	for _, c := range cells {
 		b.WriteString(strings.TrimRight("| "+strings.ReplaceAll(c, "|", `\|`), " ") + " ")
@@ -136,7 +136,7 @@ const (
 	commandName = `(?m)^  ([a-z-]+(?: [a-z-]+)?) (?:.*  | )\S`
 )
 
-// helpOf asks a program, or a command of it, for its help text: what stands before the options, and these.
+// helpOf gets the help text of a program, or of a command of it: the text before the options, and the options.
 func helpOf(bin string, command ...string) (head string, options []option, err error) {
 	out, err := exec.Command(bin, append(command, "--help")...).Output()
 	head = string(out)
@@ -146,10 +146,10 @@ func helpOf(bin string, command ...string) (head string, options []option, err e
 	return strings.TrimSpace(head), options, err
 }
 
-// option is one, with its value, and what it does.
+// option is one, with its value, and its description.
 type option struct{ name, text string }
 
-// optionsOf reads what package help writes.
+// optionsOf reads the output of package help.
 func optionsOf(help string) (all []option) {
 	for line := range strings.Lines(help) {
 		word := strings.TrimSpace(line)
@@ -164,7 +164,7 @@ func optionsOf(help string) (all []option) {
 	return all
 }
 
-// programOptions writes what a program's help says, and its commands'.
+// programOptions writes the help of a program and of its commands.
 func programOptions(b *bytes.Buffer, program, bin string) error {
 	head, options, err := helpOf(bin)
 	if err != nil {

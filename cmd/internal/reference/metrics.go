@@ -42,8 +42,9 @@ func metrics(b *bytes.Buffer, root string) error {
 	return nil
 }
 
-// described returns what the Go files of a folder describe: a name and then, as the next argument or element, a
-// sentence. A name without dlrover_ in front gets the prefix that a function of the file puts in front of it.
+// described returns the metrics that the Go files of a folder describe: a name and then, as the next argument or
+// element, a sentence. A name without dlrover_ in front gets the prefix that a function of the file puts in front of
+// it.
 func described(folder string) (found []metric, err error) {
 	err = filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {

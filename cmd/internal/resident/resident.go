@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Release takes the pages of the program file out of the memory of this process. They stay in the kernel's cache, which
-// may then reclaim them like those of any file that nobody uses, and come back one by one when they are needed: most of
-// what a launcher's start has touched is not. Memory that the process has written is left alone. It is no error that
-// pages are locked, or that /proc is not there: then they stay.
+// Release takes the pages of the program file out of the memory of this process. They stay in the page cache, where
+// the kernel may reclaim them like any unused file's, and are read again one by one when they are needed. A launcher
+// does not need most pages of its startup again. Memory that the process has written is left alone. It is no error
+// that pages are locked, or that /proc is not there: then they stay.
 func Release() {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {

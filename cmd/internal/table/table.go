@@ -28,7 +28,7 @@ func New(w io.Writer, headings ...string) Table {
 	return t
 }
 
-// Numbers begins a table whose columns are aligned on the right.
+// Numbers begins a table with columns that are aligned on the right.
 func Numbers(w io.Writer) Table { return begin(w, tabwriter.AlignRight, "\t") }
 
 func begin(w io.Writer, flags uint, end string) Table {

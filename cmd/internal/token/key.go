@@ -18,10 +18,9 @@ const (
 	maxKey = 64 << 10
 )
 
-// OfKey derives a token from the first private key of ssh in home, which all nodes of a job share where they can reach
-// each other over ssh. What it is for, such as the job's name, makes another token of it. Who knows the token knows
-// neither the key nor a token for something else. It returns "" without a key that ssh itself would take; file is the
-// key's.
+// OfKey derives a token from the first private ssh key in home, which all nodes of a job share where they can reach
+// each other over ssh. Each purpose, such as a job's name, has its own token. The token reveals neither the key nor
+// the token of another purpose. It returns "" without a key that ssh itself would take; file is the key's.
 func OfKey(root fs.FS, home, what string) (token, file string) {
 	if !path.IsAbs(home) {
 		return "", "" // a key in the working directory is anybody's
@@ -37,7 +36,7 @@ func OfKey(root fs.FS, home, what string) (token, file string) {
 	return "", ""
 }
 
-// readKey returns nil where there is no secret. A file that a mount brings belongs to somebody else as a rule.
+// readKey returns nil where there is no secret. A mounted file usually belongs to another user.
 func readKey(root fs.FS, name string) []byte {
 	info, err := fs.Stat(root, name)
 	if err != nil || !info.Mode().IsRegular() {
