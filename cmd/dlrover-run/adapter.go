@@ -14,8 +14,7 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// adapter makes an api.Session the launcher's Rendezvous: the two packages do not know
-// each other.
+// adapter implements the launcher's Rendezvous by an api.Session: the two packages do not import each other.
 type adapter struct {
 	session *api.Session
 	out     chan launcher.Directive
@@ -100,7 +99,7 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 	if d.Place.WorkerStore {
 		return a.readyWorker(ctx, d, addr)
 	}
-	if d.Place.GroupWorldSize > 1 { // the workers of one node come by loopback or from our own address
+	if d.Place.GroupWorldSize > 1 { // the workers of one node connect by loopback or from our own address
 		world, err := a.session.World(ctx)
 		if errors.Is(err, rendezvous.ErrUnknownNode) {
 			return nil // a new daemon without this world; its directives say how to go on
@@ -161,8 +160,8 @@ func (a *adapter) Success(ctx context.Context, d launcher.Directive) error {
 	return a.report(ctx, rendezvous.Success{ID: a.session.ID(), EpochID: d.EpochID})
 }
 
-// report delivers an event. A daemon that does not know this node any more answers through the directives, so that
-// is no error.
+// report delivers an event. A daemon that has forgotten this node answers through the directives, so that is no
+// error.
 func (a *adapter) report(ctx context.Context, ev rendezvous.Event) error {
 	err := a.session.Report(ctx, ev)
 	if errors.Is(err, rendezvous.ErrUnknownNode) {
@@ -198,7 +197,7 @@ func (a *adapter) Barred(ctx context.Context, r launcher.CheckResult) error {
 	return a.report(ctx, rendezvous.Barred{ID: a.session.ID(), Reason: r.Reason, Again: r.Again, Aspect: r.Aspect})
 }
 
-// Doubt implements launcher.Rendezvous. A daemon of an older version does not know it, and goes on without.
+// Doubt implements launcher.Rendezvous. A daemon of an older version does not support it, and continues without.
 func (a *adapter) Doubt(ctx context.Context, reason string) error {
 	err := a.report(ctx, rendezvous.Doubt{ID: a.session.ID(), Reason: reason})
 	if errors.Is(err, api.ErrBadRequest) {

@@ -142,7 +142,7 @@ func (r *resolver) onFailure(b *rendezvous.Budget) (err error) {
 	return nil
 }
 
-// progress is how far the workers have come, as far as the parts know.
+// progress is the workers' progress, if a part measures it.
 func (j *nodeJob) progress() job.Progress {
 	var p job.Progress
 	forParts(j.parts, func(o launcher.ProgressReporter) { p = p.With(o.Progress()) })

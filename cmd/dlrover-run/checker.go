@@ -99,7 +99,7 @@ func (c *nodeChecks) nvidia(ctx context.Context) switchbox.Report {
 	return r
 }
 
-// gpucheckArgs are gpucheck's, which knows the default pairs.
+// gpucheckArgs are gpucheck's arguments; it has the default pairs itself.
 func (c *nodeChecks) gpucheckArgs() []string {
 	timeout := "--timeout=" + gpucheckTime.String()
 	if c.box == nil {

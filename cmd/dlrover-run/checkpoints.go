@@ -152,7 +152,7 @@ func (j *nodeJob) startDaemon(c ckptd.Command) (ckptd.Process, error) {
 	return daemonProcess{p}, err
 }
 
-// joined begins to keep the daemon, now that it is known how it reaches others.
+// joined starts the daemon, whose address for other nodes is known now.
 func (c *checkpoints) joined(j *nodeJob) {
 	c.opening.Wait()
 	if c.daemon != nil {

@@ -41,7 +41,7 @@ func parse(args []string, env argv.LookupEnv, stdout io.Writer) (*argv.Line, err
 	return line, err
 }
 
-// newApp describes the program for its help; the library knows nothing of torchrun's abbreviations and variables.
+// newApp describes the program for its help; the library does not support torchrun's abbreviations and variables.
 func newApp(name, description string, opts []argv.Option) *cli.App {
 	app := &cli.App{Name: name, Usage: "launcher of distributed training jobs", Description: description}
 	for _, o := range opts {

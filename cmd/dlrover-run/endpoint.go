@@ -21,9 +21,8 @@ import (
 	"dlrover-run/rendezvous/tcpstore"
 )
 
-// endpoint is this node's side of the rendezvous: the service to speak to, and the
-// workers' store. When this node serves the rendezvous for others, both share the
-// endpoint's port.
+// endpoint is this node's side of the rendezvous: the client or server of the service, and the workers' store. When
+// this node serves the rendezvous for others, both share the endpoint's port.
 type endpoint struct {
 	svc    api.Service
 	where  string
@@ -32,7 +31,7 @@ type endpoint struct {
 	served *service.Service // when it is served here
 	client *api.Client      // when it is not
 	master *masterService   // when a master of its own serves it
-	life   *api.Lifeline    // then: by which it is known at once that this launcher was killed
+	life   *api.Lifeline    // then: its end shows the daemon at once that this launcher was killed
 	second bool             // another launcher on this host serves it
 	done   chan error
 	acl    *storeACL
@@ -114,8 +113,8 @@ func reachable(s *settings) string {
 	return s.host
 }
 
-// takenByStranger is the error if the endpoint's port was taken on this host as long as the node waited for the
-// rendezvous, and the wait ended with err.
+// takenByStranger is the error if the endpoint's port was taken on this host all the time. err ended the node's wait
+// for the rendezvous.
 func (e *endpoint) takenByStranger(err error, s *settings) error {
 	return fmt.Errorf("port %d of this host is taken%s, and no rendezvous is served at %s after %s; "+
 		"end what has the port, or give all nodes another one (%w)",
@@ -180,7 +179,7 @@ const (
 	filesForWorker = 16
 )
 
-// limit keeps connections from taking the descriptors with which workers are started.
+// limit reserves the descriptors that the start of workers needs.
 func (e *endpoint) limit(l net.Listener, s *settings, log *slog.Logger) net.Listener {
 	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles+filesForWorker*s.slots+len(s.node.Ports)), log)
 }
@@ -197,14 +196,15 @@ func (e *endpoint) bindAddr(s *settings) string {
 	return net.JoinHostPort(host, strconv.Itoa(s.port))
 }
 
-// join prepares to speak to a rendezvous elsewhere; the workers' store gets a port
-// of its own, which the world uses while this node is rank 0.
+// join prepares the connection to a rendezvous elsewhere. The workers' store gets its own port, which the world uses
+// while this node is rank 0.
 func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *slog.Logger) error {
 	if token.Loopback(daemon) && !token.Loopback(s.node.Addr) && e.second {
 		s.node.Addr = "127.0.0.1"
 	}
 	host := ""
-	if token.Loopback(s.node.Addr) && !(s.backend == master && (s.token != "" || s.insecure)) { // else others may come
+	// else other nodes may join
+	if token.Loopback(s.node.Addr) && !(s.backend == master && (s.token != "" || s.insecure)) {
 		host = s.node.Addr
 	}
 	if host == "localhost" {
@@ -232,11 +232,10 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	return nil
 }
 
-// daemons is the rendezvous by which the checkpoint daemons of several nodes meet, ""
-// for one node.
+// daemons is the address of the rendezvous that the checkpoint daemons of several nodes share, "" for one node.
 func (e *endpoint) daemons(s *settings) string {
 	switch {
-	case s.backend == local || e.python() != nil: // DLRover's master knows no checkpoint daemons of ours
+	case s.backend == local || e.python() != nil: // DLRover's master does not support our checkpoint daemons
 		return ""
 	case e.served != nil:
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
@@ -244,7 +243,7 @@ func (e *endpoint) daemons(s *settings) string {
 	return e.where
 }
 
-// storeFor lets this and other nodes use the workers' store for the time of a check, in which there are no workers.
+// storeFor lets this and other nodes use the workers' store during a check, when there are no workers.
 func (e *endpoint) storeFor(own rendezvous.Node, others []string) (addr string, end func()) {
 	addrs := slices.Concat(others, own.Addrs, []string{own.Addr})
 	return net.JoinHostPort(own.Addr, strconv.Itoa(e.port)), e.acl.lend(addrs)

@@ -33,8 +33,8 @@ func fileTimerFeature() feature {
 	}
 }
 
-// openFileTimer serves the timer to workers. A path that is served already is that of a launcher around this one, or of
-// another node on this machine; workers find ours in their environment.
+// openFileTimer serves the timer to workers. A path that is served already belongs to a launcher around this one, or
+// to another node on this machine. Workers find ours in their environment.
 func openFileTimer(j *nodeJob, path string) (launcher.Part, error) {
 	fifo, err := filetimer.Listen(path, j.log)
 	if errors.Is(err, filetimer.ErrServed) {

@@ -43,7 +43,7 @@ func newFindings(j *nodeJob) *findings {
 	return &findings{log: j.log, said: map[said]time.Time{}, send: func(ctx context.Context, text string) error {
 		f := service.Finding{ID: j.s.node.ID, Text: text}
 		switch {
-		case j.endpoint.python() != nil: // DLRover's master keeps nothing of the kind
+		case j.endpoint.python() != nil: // DLRover's master stores no findings
 			return nil
 		case j.endpoint.served != nil:
 			return j.endpoint.served.Found(j.s.runID, f)
@@ -97,7 +97,7 @@ func (f *findings) deliver(text string) {
 		if err == nil {
 			return
 		}
-		if api.Final(err) || try == sayTries { // a new daemon will know this node soon
+		if api.Final(err) || try == sayTries { // a new daemon will soon have this node
 			f.log.Debug("a finding is not told to the run", "finding", text, "err", err)
 			return
 		}

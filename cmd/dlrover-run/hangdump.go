@@ -24,7 +24,7 @@ type present struct {
 	pids  []int // by local rank; nil: none run
 }
 
-// serveDumps lets processes of this user ask for dumps: where the shim is people look into the workers.
+// serveDumps lets processes of this user request dumps, if the shim is installed.
 func (h *hangs) serveDumps() {
 	if h.pages == nil {
 		return
@@ -66,7 +66,7 @@ func (h *hangs) dump(ctx context.Context, r dump.Request) (a dump.Answer) {
 	return a
 }
 
-// dumpDir is where a dump goes; workers, which write timelines, may have another working directory.
+// dumpDir is the directory of a dump; workers, which write timelines, may have another working directory.
 func (h *hangs) dumpDir(named string) (string, error) {
 	switch {
 	case named == "":

@@ -59,7 +59,7 @@ type hangs struct {
 	mu      sync.Mutex
 	epoch   launcher.Epoch // the newest
 	watcher *watch.Watcher // of its workers; nil before and after
-	heard   uint64         // the newest of the judge's asks
+	heard   uint64         // the newest of the judge's requests
 	teller  hangtell.Teller
 	present present
 
@@ -139,7 +139,7 @@ func (h *hangs) Watch(ctx context.Context, e launcher.Epoch, pids []int, c launc
 	h.attend(present{e, pids})
 	defer h.leave(e)
 	if h.job.endpoint.python() != nil {
-		<-ctx.Done() // DLRover's master has no judge of hangs that we could ask
+		<-ctx.Done() // DLRover's master has no judge of hangs
 		return
 	}
 	cfg := h.config(e, pids)
@@ -304,7 +304,7 @@ func (h *hangs) Notice(topic, body string) {
 	h.hear(a)
 }
 
-// hear follows an ask, which comes by one way or two.
+// hear follows a request, which may arrive twice: as a notice, and in the answer to a report.
 func (h *hangs) hear(a hang.Ask) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -382,7 +382,7 @@ func (p *hangPages) progressLocked() (n job.Progress) {
 	if p.present == "" {
 		return p.newest
 	}
-	paths, _ := filepath.Glob(filepath.Join(p.present, "*.page")) // the pattern is none of a user's
+	paths, _ := filepath.Glob(filepath.Join(p.present, "*.page")) // the pattern is valid
 	for _, path := range paths {
 		data, err := openfile.Read(path, hang.PageSize)
 		if err != nil {
@@ -451,7 +451,7 @@ func (p *hangPages) end() {
 	defer p.mu.Unlock()
 	if p.present != "" {
 		p.newest = p.progressLocked()
-		_ = os.RemoveAll(p.present) // the whole directory goes in the end
+		_ = os.RemoveAll(p.present) // remove tries again
 		p.present = ""
 	}
 }

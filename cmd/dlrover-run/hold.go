@@ -20,7 +20,7 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// holdSettings are the options of a job that waits, goes on with something else, or leaves.
+// holdSettings are the options of a job that waits, continues with another command, or leaves.
 type holdSettings struct {
 	Held      bool     `json:"held,omitempty"`
 	Meanwhile []string `json:"meanwhile,omitempty"` // argv of the command that runs while the run is held

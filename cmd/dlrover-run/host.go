@@ -60,8 +60,8 @@ func randomID() string {
 // resolveTimeout bounds a name lookup; a name that takes longer is not our own.
 const resolveTimeout = 5 * time.Second
 
-// ownsHost decides, as torchrun does, whether the endpoint's host is this machine:
-// a loopback name, our own name, or a name or address of one of our interfaces.
+// ownsHost decides, as torchrun does, whether the endpoint's host is this machine. It is for a loopback name, our
+// own name, or a name or address of one of our interfaces.
 func ownsHost(host string) bool {
 	if token.Loopback(host) {
 		return true

@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 )
 
-// python finds the workers' interpreter: $PYTHON_EXEC, then the interpreter of the venv with the launcher in its bin
-// (torchrun runs the interpreter of its own installation), then the first in PATH.
+// python finds the workers' interpreter: $PYTHON_EXEC, then that of the venv with the launcher in its bin, then the
+// first in PATH. torchrun runs the interpreter of its own installation.
 func (r *resolver) python() (string, error) {
 	if p := r.lookup("PYTHON_EXEC"); p != "" {
 		path, err := r.host.lookPath(p)

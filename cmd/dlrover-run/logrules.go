@@ -122,7 +122,7 @@ type watchedLog struct {
 	share share
 }
 
-// never is a time that does not come.
+// never is a time that is not reached.
 const never time.Duration = math.MaxInt64
 
 func (w *watchedLog) clock(t time.Time) time.Duration { return t.Sub(w.begun) }
@@ -182,7 +182,7 @@ func (s *tappedStream) Feed(b []byte, now time.Time) {
 	}
 }
 
-// flooded is how much is read at once of a worker that prints faster than it is read.
+// flooded is the size of one read from a worker that prints faster than it is read.
 const flooded = 32 << 10
 
 // share is the time that the reading of a worker's output may spend on rules while the worker floods it: a tenth,

@@ -130,7 +130,7 @@ type nodeJob struct {
 	farewell atomic.Pointer[farewell] // nil: none is ready
 	metrics  *metrics                 // nil: metrics are off
 	python   *pythonPath
-	parts    []launcher.Part // of the features that were asked for
+	parts    []launcher.Part // of the requested features
 	ended    bool            // the parts are
 	unsaved  error           // why a job that has succeeded lacks checkpoints on disk
 	guard    *guard.Link     // nil: there is none
@@ -223,7 +223,7 @@ func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Resul
 // maxOrderText is the most bytes that an order may say.
 const maxOrderText = 1024
 
-// barSelf keeps every launcher of this node's name without workers.
+// barSelf excludes all launchers of this node's name from the world.
 func (j *nodeJob) barSelf(ctx context.Context, reason string) error {
 	text := text.Clip(text.EscapeLine(reason), maxOrderText)
 	return j.endpoint.order(ctx, j.s.runID, rendezvous.Order{
@@ -231,8 +231,8 @@ func (j *nodeJob) barSelf(ctx context.Context, reason string) error {
 	})
 }
 
-// retryServing is how long a second launcher on the endpoint's host tries to join the
-// first before it tries to serve again: the first may be ending.
+// retryServing is how long a second launcher on the endpoint's host tries to join the first. Then it tries to serve
+// again, because the first may be ending.
 const retryServing = 2 * time.Second
 
 // join binds the servers of this node and introduces it to the rendezvous.
@@ -265,7 +265,7 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 	}
 }
 
-// open prepares all that can fail before anyone is contacted.
+// open prepares all that can fail before any other node is contacted.
 func (j *nodeJob) open() (err error) {
 	if err = j.openFeatures(); err != nil { // first: some go on meanwhile
 		return err
@@ -509,8 +509,8 @@ func (j *nodeJob) endParts(res launcher.Result) {
 // maxDrain bounds the wait for the last checkpoints of a job that was not ordered to end.
 const maxDrain = 10 * time.Minute
 
-// drainBudget is how long the last checkpoints may take: of a node that leaves, until it has to be gone; a signal
-// without such a time leaves as long as the workers had.
+// drainBudget limits the time of the last checkpoints. A node that leaves has until its deadline. A signal without a
+// deadline allows as long as the workers had.
 func (j *nodeJob) drainBudget(res launcher.Result) time.Duration {
 	switch {
 	case !res.Deadline.IsZero():

@@ -18,7 +18,7 @@ import (
 
 // checkSettings are the options of the checks before training.
 type checkSettings struct {
-	spec   netcheck.Spec // nil Level: none was asked for
+	spec   netcheck.Spec // nil Level: no check was requested
 	health string        // --health-check
 	box    *boxSettings  // nil without --switchbox-check
 	only   bool          // --check-only

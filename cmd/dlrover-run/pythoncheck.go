@@ -177,7 +177,7 @@ func slowest(dir string, processes int) (most float64, err error) {
 	return most, nil
 }
 
-// alone has this node examined by itself: DLRover's master knows nothing of our checks.
+// alone has this node examined by itself: DLRover's master does not support our checks.
 func (c *nodeChecks) alone(p *upstream.Service) *serve.Hub {
 	spec := c.spec
 	spec.Level = netcheck.LevelLocal

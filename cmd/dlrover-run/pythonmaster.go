@@ -22,8 +22,8 @@ import (
 	"dlrover-run/rendezvous/pyproto/upstream"
 )
 
-// masterService is the rendezvous at an address where either our daemon answers or DLRover's master, in Python. The
-// first join finds out: our daemon is asked first, and costs nothing more.
+// masterService is the rendezvous at an address of either our daemon or DLRover's master, in Python. The first join
+// decides: it tries our daemon first, and with that costs nothing more.
 type masterService struct {
 	*api.Client
 	find   func(context.Context) (*upstream.Service, error)
@@ -57,7 +57,7 @@ func (m *masterService) examined(ctx context.Context) (upstream.Check, error) {
 	return k, err
 }
 
-// findPython asks whether DLRover's master is at an address, and how it is spoken to.
+// findPython probes whether DLRover's master is at an address, and which protocol it uses.
 func (m *masterService) findPython(
 	ctx context.Context, s *settings, where string, log *slog.Logger,
 ) (*upstream.Service, error) {
@@ -138,7 +138,7 @@ func (m *masterService) judged(err error) error {
 	return err
 }
 
-// tokenSources is where a job token comes from.
+// tokenSources lists the sources of a job token.
 const tokenSources = "DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file"
 
 // tokenError is the error of a node without a job token if the daemon needs one.
@@ -220,8 +220,8 @@ func (e *endpoint) python() *upstream.Service {
 	return e.master.python.Load()
 }
 
-// workerPort is a free port for the first worker, which will serve the store: of HOST_PORTS if there are any, else of
-// those that DLRover's agents take.
+// workerPort is a free port for the first worker, which will serve the store. It is one of HOST_PORTS if set, else
+// one of the ports that DLRover's agents take.
 func workerPort() (int, error) {
 	ports := os.Getenv("HOST_PORTS")
 	if ports == "" {

@@ -60,8 +60,8 @@ func (r *resolver) rendezvous() error {
 // quietCall is how long a first world of MIN:MAX nodes waits after the newest node, where the user does not say.
 const quietCall = 2 * time.Second
 
-// lastCall decides how long a first world of MIN nodes waits for more: for the nodes that a scheduler promises, and
-// else only while nodes keep joining.
+// lastCall decides how long a first world of MIN nodes waits for more. It waits for the nodes that a scheduler
+// promises, and else only while nodes keep joining.
 func (r *resolver) lastCall() {
 	if p := &r.s.params; p.LastCall == 0 && p.Min < p.Max {
 		p.Quiet, p.Promised = quietCall, r.promised()
@@ -124,8 +124,8 @@ func (r *resolver) pickBackend() error {
 	return fmt.Errorf("--rdzv-backend=%s is unknown; use static, c10d or dlrover-master", name)
 }
 
-// pickStatic reads the endpoint of the static backend. One node without an address of its own needs no port, as in
-// torchrun 2.14, so that two jobs on one machine do not meet on 29500.
+// pickStatic reads the endpoint of the static backend. One node without an address of its own needs no port. As in
+// torchrun 2.14, two jobs on one machine then do not meet on 29500.
 func (r *resolver) pickStatic(endpoint string) error {
 	if endpoint != "" {
 		return r.endpoint(static, endpoint, defaultMasterPort)
@@ -285,8 +285,8 @@ func (r *resolver) address() string {
 	return r.seenElsewhere(r.host.route(r.s.host, r.s.port))
 }
 
-// seenElsewhere replaces a loopback address, which leads to the rendezvous where /etc/hosts gives this host's own name
-// one, by an address that other hosts can reach: that of the way to other networks, or else this host's first.
+// seenElsewhere replaces a loopback address by one that other hosts can reach. /etc/hosts may give this host's own
+// name a loopback address. The replacement is the address of the default route, or else this host's first.
 func (r *resolver) seenElsewhere(addr string) string {
 	own := r.host.addrs()
 	if !token.Loopback(addr) || r.s.params.Max == 1 || len(own) == 0 {

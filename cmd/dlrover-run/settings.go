@@ -56,7 +56,7 @@ type settings struct {
 	role      string
 	params    rendezvous.Params
 	node      rendezvous.Node
-	addrWhy   string // why its address is not the one by which it reaches the rendezvous; "": it is
+	addrWhy   string // why its address is not the one from which it reaches the rendezvous; "": it is
 	slots     int
 	slotsWhy  string
 	share     string // preset.Vars'
@@ -74,7 +74,7 @@ type settings struct {
 	presetWhy string // in one line, with --preset=auto
 	// servicePort is the one of the framework's own service, chosen by the user; 0: the first that node 0 offers.
 	servicePort int
-	devices     int // accelerators of this node, if the preset asks for them
+	devices     int // accelerators of this node, if the preset needs them
 	device      string
 	servers     int // side processes of the framework
 	virtual     bool

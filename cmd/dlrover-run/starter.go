@@ -58,7 +58,7 @@ type starter struct {
 	told       syscall.Signal // that ends the job; 0: none
 	ending     <-chan time.Time
 	late       <-chan time.Time
-	until      time.Time // when late comes
+	until      time.Time // the time at which late fires
 }
 
 // event is a host with a launcher that is being started, or with a session that is over.
@@ -432,7 +432,7 @@ func (as *invocation) started() {
 	}
 }
 
-// twice explains an error that comes of a job that was started more than once.
+// twice explains the error of a job that was started more than once.
 func (as *invocation) twice(err error) error {
 	taken := errors.Is(err, rendezvous.ErrTaken) || errors.Is(err, api.ErrUnauthorized) ||
 		errors.Is(err, syscall.EADDRINUSE)

@@ -35,8 +35,8 @@ func (l *storeACL) allow(a netip.Addr) bool {
 	return w != nil && w.slots[a] > 0
 }
 
-// lend lets the nodes at these addresses speak to the store until the returned function is called. There is one check
-// at a time.
+// lend lets the nodes at these addresses connect to the store until the returned function is called. There is one
+// check at a time.
 func (l *storeACL) lend(addrs []string) (end func()) {
 	guests := map[netip.Addr]bool{}
 	for _, text := range addrs {

@@ -57,7 +57,7 @@ func tensorBoardFeature() feature {
 	}
 }
 
-// tensorBoard reads --tensorboard; nil: it is not asked for.
+// tensorBoard reads --tensorboard; it returns nil if that is not set.
 func (r *resolver) tensorBoard() (*board, error) {
 	text := r.c.String("tensorboard")
 	if text == "" {

@@ -27,7 +27,7 @@ const (
 	terminationBudget = time.Second
 )
 
-// lastWords writes the termination message of this launcher, if anyone reads one.
+// lastWords writes the termination message of this launcher, if the container has a file for it.
 func lastWords(t verdict.Termination) error {
 	path, made := terminationLog, 0
 	if other := os.Getenv(terminationVar); other != "" {

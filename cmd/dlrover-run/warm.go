@@ -137,7 +137,7 @@ type warmWorkers struct {
 	spawner *warm.Spawner
 }
 
-// openWarm goes on without warm workers where they have no place.
+// openWarm returns nil, and the job runs without warm workers, where they have no directory.
 func openWarm(j *nodeJob, k warmSettings) launcher.Part {
 	w := &warmWorkers{warmSettings: k, job: j, log: j.log}
 	var err error
@@ -156,7 +156,7 @@ func openWarm(j *nodeJob, k warmSettings) launcher.Part {
 // Name implements launcher.Part.
 func (w *warmWorkers) Name() string { return "warm workers" }
 
-// configure comes when the trees are on disk, and all is known that an interpreter is started with.
+// configure runs when the trees are on disk and all settings of an interpreter are known.
 func (w *warmWorkers) configure(cfg *launcher.Config) {
 	tree := w.job.python.dir(warmTree.Name)
 	if tree == "" {

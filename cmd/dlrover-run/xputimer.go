@@ -98,7 +98,7 @@ func observable(environ []string) (env []string, warning string) {
 	return environ, "this worker's launcher does not look into it: let dlrover-run --hang=auto start the workers"
 }
 
-// forLauncher is the environment of a launcher that shall know that xpu_timer is meant.
+// forLauncher is the environment of a launcher that observes a job for xpu_timer.
 func forLauncher(environ []string, vars map[string]string) []string {
 	if vars["DLROVER_HANG"] == "" {
 		environ = with(environ, "DLROVER_HANG", "auto")

@@ -18,7 +18,7 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// connection are the options of a command that speaks to a daemon, behind its own.
+// connection are the options of a command that connects to a daemon, after its own.
 func connection(own ...cli.Flag) []cli.Flag {
 	return append(own,
 		&cli.StringFlag{Name: "master", Usage: "`HOST:PORT`: dlrover-master, or the node that serves the job's rendezvous " +
@@ -42,7 +42,7 @@ func (c *call) run() string { return c.args.Args().First() }
 // node is the second argument.
 func (c *call) node() string { return c.args.Args().Get(1) }
 
-// ask is the action of a command that speaks to a daemon.
+// ask is the action of a command that connects to a daemon.
 func (p *program) ask(f func(*call) error) cli.ActionFunc {
 	return func(args *cli.Context) error { return p.call(args, f) }
 }

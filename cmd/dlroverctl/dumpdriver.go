@@ -20,7 +20,8 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// driver is the name of xpu_timer's tool that dumps stacks: under it this program asks the launchers of this machine.
+// driver is the name of xpu_timer's tool that dumps stacks. By that name this program sends requests to the
+// launchers of this machine.
 const driver = "xpu_timer_dump_driver"
 
 const driverAbout = `It writes the present stacks of the workers on this machine to files
@@ -161,7 +162,7 @@ func (p *program) launchersHere(ctx context.Context) (all []asked, err error) {
 		"xpu_timer_launch, with --hang=auto or with a variable XPU_TIMER_...; or use dlroverctl stacks RUN")
 }
 
-// choose picks the workers that are meant; -1 means all. Two of them must not have the same file.
+// choose picks the requested workers; -1 means all. Two of them must not have the same file.
 func choose(all []asked, pid, rank, size int) (wanted []asked, err error) {
 	owner := map[string]string{}
 	for _, l := range all {

@@ -76,7 +76,7 @@ func (c *call) followEvents() error {
 	}
 }
 
-// mayComeBack waits a little for a daemon that was here, or for the run to come back to one that was started again.
+// mayComeBack waits a little for a daemon that has disappeared, or for the run to join one that was started again.
 func (c *call) mayComeBack(err error, lost *time.Time) bool {
 	if api.Final(err) {
 		return false

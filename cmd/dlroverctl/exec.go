@@ -83,7 +83,7 @@ func (c *call) attend(nc io.ReadWriteCloser) error {
 		f, err := in.Next()
 		switch {
 		case err != nil && c.Err() != nil:
-			return &exitError{streams.CodeSignalBase + 2} // as if the command had heard SIGINT
+			return &exitError{streams.CodeSignalBase + 2} // as if SIGINT had ended the command
 		case err != nil || f.Kind == streams.KindEnd:
 			return c.notTried(errors.New("the connection is lost, and with it the command"))
 		}

@@ -111,7 +111,7 @@ func (p *program) app() *cli.App {
 	}
 }
 
-// completion asks the program itself for the words that fit.
+// completion runs the program itself for the possible words.
 const completion = `_dlroverctl() {
   local words=("${COMP_WORDS[@]:0:$COMP_CWORD}")
   [[ $2 != -* ]] || words+=("$2")

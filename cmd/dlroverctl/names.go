@@ -37,7 +37,7 @@ func (p *program) installNames() *cli.Command {
 		}}
 }
 
-// link is a name and the program that it shall lead to.
+// link is a name and the program that it leads to.
 type link struct{ name, program string }
 
 // linksOf are the links to the programs in a directory that are wanted, all if none is named.

@@ -59,8 +59,8 @@ func nodeRows(s api.RunStatus, now time.Time) []nodeRow {
 	return rows
 }
 
-// chiefOf is the node of rank 0, before which there may be nodes without workers; a number that no node has if there is
-// no world.
+// chiefOf is the number of the node of rank 0. Nodes without workers may stand before it. Without a world it is a
+// number that no node has.
 func chiefOf(nodes []rendezvous.NodeStatus) int {
 	chief := math.MaxInt
 	for _, n := range nodes {

@@ -41,7 +41,7 @@ func (c *call) command() (*job.Command, error) {
 	return &job.Command{Program: program, Args: c.behind}, nil
 }
 
-// ofTheRun is a command that orders something of a run. None asks back: scripts use them.
+// ofTheRun is a command that sends an order to a run. No order needs a confirmation, because scripts use them.
 func (p *program) ofTheRun(name, usage string, kind rendezvous.OrderKind, done string, own ...cli.Flag) *cli.Command {
 	return &cli.Command{Name: name, Category: ofRun, ArgsUsage: "RUN", Usage: usage,
 		Flags: connection(append(own, reasonOption())...),

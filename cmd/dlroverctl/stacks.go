@@ -92,7 +92,7 @@ func (p *program) printCase(found report.Case, asJSON bool) error {
 	return found.WriteText(p.stdout)
 }
 
-// collect asks all nodes of the run for the stacks of their workers, and waits for the answers.
+// collect requests the stacks of the workers of all nodes of the run, and waits for the answers.
 func (c *call) collect(judge serve.Transport) (report.Case, error) {
 	collection, err := judge.Collect(c, c.run())
 	if err != nil {
@@ -185,7 +185,7 @@ func readReport(dir string) (report.Case, error) {
 	return report.ReadJSON(f)
 }
 
-// absolute is the path as people know it.
+// absolute is the absolute path, for people.
 func absolute(dir string) string {
 	if abs, err := filepath.Abs(dir); err == nil {
 		return abs

@@ -73,6 +73,6 @@ func (n network) addr(i int) string { return "10.97.3." + strconv.Itoa(i+1) }
 
 func (n network) close() {
 	for _, host := range n.hosts {
-		_ = exec.Command("ip", "netns", "del", host).Run() // it may not have come into being
+		_ = exec.Command("ip", "netns", "del", host).Run() // it may not exist
 	}
 }

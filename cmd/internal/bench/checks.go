@@ -59,7 +59,7 @@ func (l *lab) meetChecked(ctx context.Context, n int) ([]float64, error) {
 // costs of a rendezvous: seconds, processor seconds, bytes, and seconds of the slowest in a hundred assignments.
 type costs struct{ wall, cpu, peak, assigned float64 }
 
-// meetOnce lets n nodes meet at a daemon of their own.
+// meetOnce has n nodes join a daemon of their own.
 func (l *lab) meetOnce(ctx context.Context, n int, gate gating) (c costs, err error) {
 	port, err := freePort()
 	if err != nil {
@@ -153,8 +153,8 @@ func measured(ctx context.Context) netcheck.Result {
 	}}}
 }
 
-// latencies are the times from one end of a test saying where it listens until the other end knows, where both are
-// nodes of one process: nanoseconds.
+// latencies are the times from the report of one end of a test that it listens until the other end gets the address.
+// Both are nodes of one process; the unit is nanoseconds.
 type latencies struct {
 	mu    sync.Mutex
 	began map[string]int64

@@ -95,11 +95,11 @@ func ckptRow(o options, name string, states int64, lines []ckptLine) row {
 }
 
 const (
-	handSide    = "torch.save" // the worker knows the sides by their names
+	handSide    = "torch.save" // the worker has the sides under their names
 	dlroverSide = "DLRover"
 )
 
-// findCkptPeers needs to know of torchrun, which comes with PyTorch.
+// findCkptPeers runs after the search for torchrun, which comes with PyTorch.
 func (b *bench) findCkptPeers() {
 	b.byHand = side{name: handSide, peer: true, command: b.ours.command, reps: b.peerN, missing: b.peer.missing}
 	b.dlrover = side{name: dlroverSide, peer: true, reps: b.peerN, missing: dlroverPython + " is not set"}
@@ -157,8 +157,8 @@ func valuesOf(data []byte, keys []string) ([]float64, error) {
 	return values, nil
 }
 
-// ckptWorker starts a worker of one rank that may fail once. DLRover's own is no one's
-// child: a saver that it forks takes the place of its launcher's.
+// ckptWorker starts a worker of one rank that may fail once. DLRover's own worker has no launcher: a saver that it
+// forks replaces its launcher's.
 func (l *lab) ckptWorker(script []string) (*process, error) {
 	memory, err := l.sharedMemory()
 	if err != nil {

@@ -29,7 +29,7 @@ const (
 	hangWorkers = 8
 	hangThreads = 8
 	hangFrames  = 25
-	// hangIdle is for how long summaries come, as many a second as all nodes send.
+	// hangIdle is how long summaries are sent, at the rate of all nodes.
 	hangIdle = 10 * time.Second
 )
 
@@ -184,7 +184,7 @@ func (h *hanging) post(ctx context.Context, node int, r hang.Report) error {
 	return err
 }
 
-// packed is a report as it goes over the wire.
+// packed is a report in its wire format.
 type packed struct {
 	path, encoding string
 	body           []byte
@@ -196,8 +196,8 @@ func (p *packed) Exchange(_ context.Context, _, path, encoding string, body []by
 	return &http.Response{StatusCode: http.StatusNoContent, Body: io.NopCloser(&bytes.Reader{})}, nil
 }
 
-// evidence measures the wall time until the evidence of all nodes is judged, the processor time of the daemon, and how
-// much more memory it has needed.
+// evidence measures the wall time until the evidence of all nodes is judged. It also measures the daemon's processor
+// time, and the growth of its memory.
 func (h *hanging) evidence(ctx context.Context) ([]float64, error) {
 	c := api.NewClient(daemonAddr(0, h.port), h.token)
 	defer c.Close()

@@ -156,7 +156,7 @@ func (l *lab) exited(ctx context.Context, p *process) (int64, error) {
 	}
 }
 
-// until asks again and again, every two milliseconds, until ok.
+// until calls ok every two milliseconds until it returns true.
 func (l *lab) until(ctx context.Context, what string, ok func() (bool, error)) error {
 	for {
 		if done, err := ok(); done || err != nil {

@@ -1,13 +1,12 @@
-// bench measures dlrover-run and its peer, torchrun, side by side: for every row it
-// runs one of ours, one of the peer's and so on, so that a change of the machine's load
-// meets both. The workers are the same program for both (see stamp). The peers of our
-// checkpoints are torch.save with fsync and, if BENCH_DLROVER_PYTHON names an
-// interpreter that has it, DLRover.
+// bench measures dlrover-run and its peer, torchrun, side by side. For every row it runs one of ours, one of the
+// peer's and so on, so that a change of the machine's load affects both. The workers are the same program for both
+// (see stamp). The peers of our checkpoints are torch.save with fsync and DLRover, if BENCH_DLROVER_PYTHON names an
+// interpreter with it.
 //
 //	go run ./cmd/internal/bench [-rows start,restart] [-quick] [-slow]
 //
-// It expects the binaries of `make build` and runs in the root of the repository. Times
-// are CLOCK_MONOTONIC, read by the worker itself. All traffic is on loopback.
+// It expects the binaries of `make build` and runs in the root of the repository. Times are CLOCK_MONOTONIC, read by
+// the worker itself. All traffic is on loopback.
 package main
 
 import (

@@ -74,7 +74,7 @@ type cell struct {
 	Ratio   float64  // of a peer: how many times better ours is
 }
 
-// add keeps a value; NaN stands for one that could not be taken.
+// add keeps a value; NaN stands for one that could not be measured.
 func (c *cell) add(v float64) {
 	if !math.IsNaN(v) {
 		c.Values = append(c.Values, v)

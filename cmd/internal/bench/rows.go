@@ -469,7 +469,7 @@ func (l *lab) untouched(ws []stamp) bool {
 	return err == nil && len(all) == len(ws)
 }
 
-// readopt starts a new daemon and waits until it knows the running world.
+// readopt starts a new daemon and waits until it has the running world.
 func (l *lab) readopt(ctx context.Context, addr string, ws []stamp) ([]float64, error) {
 	d, err := l.daemon(ctx, addr)
 	if err != nil {

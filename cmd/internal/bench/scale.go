@@ -99,7 +99,7 @@ type meeting struct {
 	wall, cpu float64
 }
 
-// gather lets n nodes meet: all but one wait, then the last one arrives.
+// gather has n nodes join: all but one wait, then the last one arrives.
 func (l *lab) gather(ctx context.Context, pid int, port string, n int, gate gating) (*meeting, error) {
 	crowd, err := l.crowd(ctx, port, n, gate)
 	if err != nil {

@@ -41,15 +41,15 @@ type simulation struct {
 // queue holds them.
 const dialers = 64
 
-// daemonAddr spreads the nodes over the loopback addresses of one daemon. All of them
-// share one source address, and the kernel's search for a free port among the 28,000 of
-// one source and destination takes longer than all else once many are in use.
+// daemonAddr spreads the nodes over the loopback addresses of one daemon. All of them share one source address. The
+// kernel searches for a free port among the 28,000 of one source and destination; once many are in use, that takes
+// longer than all else.
 func daemonAddr(node int, port string) string {
 	return fmt.Sprintf("127.0.0.%d:%s", 1+node%32, port)
 }
 
-// gating is the check of nodes before they have their places: "" for none, alone for a report of each node that it
-// is healthy, and else the spec of a check.
+// gating is the check of nodes before they have their places. It is "" for none, alone for a report of each node
+// that it is healthy, and else the spec of a check.
 type gating string
 
 const alone gating = "alone"
@@ -186,8 +186,8 @@ func (s *simulation) close() {
 }
 
 // simulate is the main function of a process of simulated nodes, with the arguments PORT TOTAL FROM COUNT GATE. It
-// prints when all its nodes wait, when all have their places, how long assignments took if they were checked, and
-// when all have their places again after a restart. It stays until it is ended.
+// prints when all its nodes wait, when all have their places, and when all have them again after a restart. If nodes
+// are checked, it prints how long assignments took. It stays until it is ended.
 func simulate(args []string, out io.Writer) error {
 	if len(args) != 5 {
 		return errors.New("simulate: want PORT TOTAL FROM COUNT GATE")

@@ -119,7 +119,7 @@ func prepared(p *process) (pids []int) {
 	return pids
 }
 
-// reached waits until as many ranks have come that far after a moment, and returns when the last of them did.
+// reached waits until this number of ranks has logged the line after a moment, and returns the time of the last one.
 func (t *training) reached(ctx context.Context, what string, after int64, ranks int) (at int64, pids map[int]int,
 	err error) {
 	err = t.until(ctx, what, func() (bool, error) {

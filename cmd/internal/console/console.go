@@ -25,7 +25,7 @@ func IsTerminal(f File) bool {
 	return err == nil
 }
 
-// Columns returns how many columns w has. It reports false if w is no terminal, or one that does not know.
+// Columns returns the width of w in columns. It reports false if w is no terminal, or one without a known width.
 func Columns(w io.Writer) (int, bool) {
 	f, ok := w.(File)
 	if !ok {

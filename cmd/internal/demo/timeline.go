@@ -79,8 +79,8 @@ func recoveries(rs []record) ([]recovery, error) {
 	return out, nil
 }
 
-// recoveryOf finds the first step of a rank 0 that had done none before fault f:
-// lines of the old one may still arrive after the fault.
+// recoveryOf finds the first step of a rank 0 without steps before fault f. Lines of the old rank 0 may still arrive
+// after the fault.
 func recoveryOf(rs []record, f int) (recovery, error) {
 	rec := recovery{What: rs[f].What, At: rs[f].Time}
 	old := map[int]bool{}
@@ -99,8 +99,8 @@ func recoveryOf(rs []record, f int) (recovery, error) {
 	return rec, fmt.Errorf("no training after: %s", rec.What)
 }
 
-// decided is the time until the last launcher of the newest epoch before the step
-// started its workers, and the number of epochs since the fault.
+// decided is the number of epochs between fault and step, and the time until the workers of the newest one had
+// started. The last launcher counts.
 func decided(rs []record, fault, step time.Time) (last time.Duration, epochs int) {
 	var newest [2]int
 	for _, r := range rs {

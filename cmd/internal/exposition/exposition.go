@@ -1,5 +1,6 @@
-// Package exposition writes metrics in version 0.0.4 of Prometheus' text format, for a program that has few and starts
-// often: Prometheus' client library takes longer to be initialised than a launcher to start its workers.
+// Package exposition writes metrics in version 0.0.4 of Prometheus' text format
+// (https://prometheus.io/docs/instrumenting/exposition_formats/). It is for a program that has few and starts often:
+// Prometheus' client library takes longer to be initialised than a launcher to start its workers.
 package exposition
 
 import (

@@ -92,8 +92,8 @@ func isFree(port int) bool {
 	return true
 }
 
-// bindPort binds a TCP port of all addresses; 0 is any free one. It asks for no reuse of the address: a port on which a
-// connection of a former server still waits for its end would be of no use to workers that do not ask for it either.
+// bindPort binds a TCP port of all addresses; 0 is any free one. It does not set SO_REUSEADDR. A port with a
+// connection of a former server in TIME_WAIT would be of no use to workers, which do not set it either.
 func bindPort(n int) (fd, port int, err error) {
 	fd, any, err := portSocket(n)
 	if err != nil {

@@ -65,9 +65,9 @@ func shelter() {
 	}
 }
 
-// Role is the role of this process. It is a launcher with a link to its guard, or a guard (or the shelter of a
-// command) whose launcher has ended and left processes. With neither it is a process that needs no guard, or, with
-// an error, a launcher that could not get one.
+// Role is the role of this process. A launcher has a link to its guard. A guard, or the shelter of a command, has a
+// watch if its launcher has ended and left processes. Without either the process needs no guard, or the error
+// explains why the launcher has none.
 func Role() (*guard.Link, *guard.Watch, error) { return link, watch, problem }
 
 // exempt reports whether a command starts no workers, and so needs no guard. A test binary is no launcher, although
@@ -86,9 +86,9 @@ func exempt(args []string) bool {
 	return false
 }
 
-// BecomesCommand reports whether the program was called as xpu_timer_launch and has to execute its arguments: in a
-// worker, and before a launcher, which starts the workers itself. It is true without a command, too: there is none
-// to start.
+// BecomesCommand reports whether the program was called as xpu_timer_launch and has to execute its arguments. It
+// does so in a worker, and before a launcher, which starts the workers itself. It is true without a command, too:
+// there is none to start.
 func BecomesCommand(args []string) bool {
 	if len(args) == 0 || base(args[0]) != XPUTimerLaunch {
 		return false

@@ -1,5 +1,5 @@
-// Package inbox gathers the signals of a job: those that its guard passes on, which come to the process that was
-// executed, and those sent to this one.
+// Package inbox gathers the signals of a job. The guard, which is the process that was executed, passes on its
+// signals; other signals are sent to this process.
 package inbox
 
 import (
@@ -25,7 +25,7 @@ type Inbox struct {
 	caught  map[syscall.Signal]chan<- os.Signal
 	relayed bool
 	last    map[syscall.Signal]time.Time // delivered
-	echoes  map[echo][]time.Time         // that are still to come
+	echoes  map[echo][]time.Time         // expected by the other way
 	abandon func()
 }
 

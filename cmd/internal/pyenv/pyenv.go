@@ -15,7 +15,7 @@ import (
 )
 
 // LauncherVenvs returns the bin directories of the venvs that the launcher lies in. First are those of the path by
-// which it was called and of the links from there to the file, each of which may be a venv's. The last is that of
+// which it was called, and of the links from there to the file. Each of them may be a venv's. The last is that of
 // the file itself.
 func LauncherVenvs(arg0 string) (bins []string) {
 	file, err := os.Executable()
@@ -82,9 +82,9 @@ func isFile(path string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
-// TorchRelease finds the major and minor number of the torch that python would import, without running it: an
-// interpreter takes longer to start than this whole program. It looks where installers put packages; ok is false when
-// torch is elsewhere (behind a wrapper script, in a source tree) or not installed.
+// TorchRelease finds the major and minor number of the torch that python would import. It does not run python,
+// because an interpreter takes longer to start than this whole program. It looks where installers put packages. ok
+// is false when torch is elsewhere (behind a wrapper script, in a source tree) or not installed.
 func TorchRelease(python string, env argv.LookupEnv) (major, minor int, ok bool) {
 	for _, dir := range packageDirs(python, env) {
 		if major, minor, ok = releaseIn(filepath.Join(dir, "torch", "version.py")); ok {

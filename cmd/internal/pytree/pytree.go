@@ -20,7 +20,7 @@ import (
 type Source struct {
 	// Name distinguishes the trees of a program. It is part of a directory's name.
 	Name string
-	// Files are the packages; their root goes on PYTHONPATH.
+	// Files are the packages; their root is for PYTHONPATH.
 	Files fs.FS
 }
 
@@ -36,8 +36,8 @@ func (s Source) Sum() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Extract writes the tree below dir, which goes on PYTHONPATH. Directories have mode 0700, files 0600. dir is made
-// if need be, its parent is not.
+// Extract writes the tree below dir, which is for PYTHONPATH. Directories have mode 0700, files 0600. It creates dir
+// if needed, but not its parent.
 //
 // Each file appears whole or not at all, so several processes may extract the same tree at the same time. A
 // directory that is a link, or that another user owns, is an error; nothing is written through it.

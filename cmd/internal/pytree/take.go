@@ -59,7 +59,7 @@ func (s Source) Take(base string) (*Tree, error) {
 
 func (s Source) treeName() string { return treePrefix + s.Name + "-" + s.version() }
 
-// Dir goes on PYTHONPATH.
+// Dir is the tree's directory, for PYTHONPATH.
 func (t *Tree) Dir() string { return t.dir }
 
 // Release leaves the tree to others. A process that still has it on a path may lose it.
@@ -144,8 +144,8 @@ func discard(dir string) error {
 	return errors.Join(err, os.RemoveAll(gone))
 }
 
-// version names the content. To read all of it takes as long as to write it, so this is the linker's id of the program
-// that the content is a part of.
+// version identifies the content. It is the linker's id of the program that the content is a part of, because to
+// read all of it takes as long as to write it.
 func (s Source) version() string {
 	if id := programID(); id != "" {
 		return id

@@ -30,8 +30,9 @@ func Release() {
 	}
 }
 
-// readOnly reads a line of /proc/PID/maps, and returns a size of 0 unless it is of a mapping of exe that is never
-// written: "00400000-00adc000 r-xp 00000000 08:01 1234 /usr/local/bin/dlrover-run".
+// readOnly reads a line of /proc/PID/maps (https://man7.org/linux/man-pages/man5/proc_pid_maps.5.html). It returns a
+// size of 0 unless the line is of a mapping of exe that is never written: "00400000-00adc000 r-xp 00000000 08:01
+// 1234 /usr/local/bin/dlrover-run".
 func readOnly(line, exe string) (start, size uintptr) {
 	fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 6)
 	if len(fields) < 6 || strings.Contains(fields[1], "w") || strings.TrimLeft(fields[5], " ") != exe {

@@ -18,12 +18,12 @@ const (
 	maxKey = 64 << 10
 )
 
-// OfKey derives a token from the first private ssh key in home, which all nodes of a job share where they can reach
+// OfKey derives a token from the first private ssh key in home. All nodes of a job share it where they can reach
 // each other over ssh. Each purpose, such as a job's name, has its own token. The token reveals neither the key nor
 // the token of another purpose. It returns "" without a key that ssh itself would take; file is the key's.
 func OfKey(root fs.FS, home, what string) (token, file string) {
 	if !path.IsAbs(home) {
-		return "", "" // a key in the working directory is anybody's
+		return "", "" // anyone could put a key into the working directory
 	}
 	for _, name := range []string{"id_ed25519", "id_ecdsa", "id_rsa"} {
 		file = path.Join(home, ".ssh", name)
