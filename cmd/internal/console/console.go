@@ -13,21 +13,21 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// File is an open file to write to.
-type File interface {
+// file is an open file to write to.
+type file interface {
 	io.Writer
 	Fd() uintptr
 }
 
 // IsTerminal reports whether f is a terminal.
-func IsTerminal(f File) bool {
+func IsTerminal(f file) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
 }
 
 // Columns returns the width of w in columns. It reports false if w is no terminal, or one without a known width.
 func Columns(w io.Writer) (int, bool) {
-	f, ok := w.(File)
+	f, ok := w.(file)
 	if !ok {
 		return 0, false
 	}

@@ -43,9 +43,9 @@ func ParseFormat(text string) (Format, error) {
 }
 
 // Logger writes records of level and above to w. It escapes control characters, which would act on a terminal.
-func Logger(w File, program string, f Format, level slog.Leveler) *slog.Logger {
+func Logger(w file, program string, f Format, level slog.Leveler) *slog.Logger {
 	log := newLogger(w, program, f, level)
-	if r, ok := w.(*Relay); ok {
+	if r, ok := w.(*relay); ok {
 		r.tells(log)
 	}
 	if _, ok := levelOf(os.Getenv(levelVariable)); !ok {
@@ -55,7 +55,7 @@ func Logger(w File, program string, f Format, level slog.Leveler) *slog.Logger {
 	return log
 }
 
-func newLogger(w File, program string, f Format, level slog.Leveler) *slog.Logger {
+func newLogger(w file, program string, f Format, level slog.Leveler) *slog.Logger {
 	if f == Text || f != JSON && IsTerminal(w) {
 		return slog.New(newLines(w, program, level))
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // Stderr is this program's standard error. Flush it before the end.
-var Stderr = NewRelay(os.Stderr)
+var Stderr = newRelay(os.Stderr)
 
 const (
 	// room is how many bytes wait for a reader that reads nothing.
@@ -22,14 +22,14 @@ const (
 	flushLimit = 10 * time.Second
 )
 
-// Relay is a file that other processes may write to, too; they have to see to it that lines do not mix. A reader
-// that has stopped, such as a terminal after ctrl-S, does not block writers. Relay keeps some of the output. It
-// drops and counts the rest until it has written all that it kept.
+// relay is a file that other processes may write to, too; they have to see to it that lines do not mix. A reader
+// that has stopped, such as a terminal after ctrl-S, does not block writers: the relay keeps
+// some of the output. It drops and counts the rest until it has written all that it kept.
 //
 // A goroutine does every write, and the caller waits for it. A non-blocking descriptor would not do: O_NONBLOCK
 // belongs to the open file description, and other programs share that of the terminal or pipe. See
 // https://man7.org/linux/man-pages/man2/fcntl.2.html.
-type Relay struct {
+type relay struct {
 	file *os.File
 
 	mu      sync.Mutex
@@ -43,28 +43,28 @@ type Relay struct {
 	log     *slog.Logger  // gets the number of dropped lines; may be nil
 }
 
-// NewRelay returns f.
-func NewRelay(f *os.File) *Relay { return &Relay{file: f} }
+// newRelay returns f.
+func newRelay(f *os.File) *relay { return &relay{file: f} }
 
 // Through makes w write to the file from now on; nil: the relay itself.
-func (r *Relay) Through(w io.Writer) {
+func (r *relay) Through(w io.Writer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.through = w
 }
 
 // tells makes log report dropped lines.
-func (r *Relay) tells(log *slog.Logger) {
+func (r *relay) tells(log *slog.Logger) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.log = log
 }
 
 // Fd returns the descriptor of the file.
-func (r *Relay) Fd() uintptr { return r.file.Fd() }
+func (r *relay) Fd() uintptr { return r.file.Fd() }
 
 // Write writes p to the file, or leaves it to be written. A failed write is no error for the caller.
-func (r *Relay) Write(p []byte) (int, error) {
+func (r *relay) Write(p []byte) (int, error) {
 	idle := r.keep(p)
 	if idle == nil {
 		return len(p), nil
@@ -80,7 +80,7 @@ func (r *Relay) Write(p []byte) (int, error) {
 }
 
 // keep returns the channel to wait for; nil for none.
-func (r *Relay) keep(p []byte) (idle chan struct{}) {
+func (r *relay) keep(p []byte) (idle chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.dropped > 0 || r.size > 0 && r.size+len(p) > room {
@@ -99,7 +99,7 @@ func (r *Relay) keep(p []byte) (idle chan struct{}) {
 }
 
 // writeAll ends when nothing is left.
-func (r *Relay) writeAll() {
+func (r *relay) writeAll() {
 	for {
 		r.tell()
 		w, p := r.next()
@@ -114,7 +114,7 @@ func (r *Relay) writeAll() {
 }
 
 // tell logs the number of dropped lines, after the kept ones are written.
-func (r *Relay) tell() {
+func (r *relay) tell() {
 	r.mu.Lock()
 	n, log := r.dropped, r.log
 	if len(r.kept) > 0 {
@@ -130,7 +130,7 @@ func (r *Relay) tell() {
 }
 
 // next returns the next bytes to write, and their writer; nil if there are none.
-func (r *Relay) next() (w io.Writer, p []byte) {
+func (r *relay) next() (w io.Writer, p []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.kept) == 0 {
@@ -146,7 +146,7 @@ func (r *Relay) next() (w io.Writer, p []byte) {
 }
 
 // Flush waits until everything is written, for as long as something is.
-func (r *Relay) Flush() {
+func (r *relay) Flush() {
 	for end, last := time.Now().Add(flushLimit), -1; time.Now().Before(end); {
 		r.mu.Lock()
 		idle, written := r.idle, r.written

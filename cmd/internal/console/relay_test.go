@@ -35,7 +35,7 @@ func full(t *testing.T) (r, w *os.File, held int) {
 // in order, and how much was not.
 func TestAReaderThatReadsNothingHoldsUpNobody(t *testing.T) {
 	r, w, held := full(t)
-	out := NewRelay(w)
+	out := newRelay(w)
 	log := Logger(out, "prog", Text, slog.LevelInfo)
 	const lines = 3000
 	pad := strings.Repeat("x", 200)
@@ -74,7 +74,7 @@ func TestAReaderThatReadsNothingHoldsUpNobody(t *testing.T) {
 // The goroutine that writes tells what was dropped, and does not wait for itself.
 func TestTheWriterDoesNotWaitForItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		out := NewRelay(nil)
+		out := newRelay(nil)
 		Logger(out, "prog", Text, slog.LevelInfo)
 		out.dropped, out.idle = 7, make(chan struct{})
 		begun := time.Now()
@@ -92,7 +92,7 @@ func TestWritesAreWaitedFor(t *testing.T) {
 	defer r.Close()
 	defer w.Close()
 	var through strings.Builder
-	out := NewRelay(w)
+	out := newRelay(w)
 	out.Through(&through)
 	n, err := io.WriteString(out, "text")
 	require.NoError(t, err)

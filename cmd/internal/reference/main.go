@@ -15,13 +15,13 @@ import (
 	"dlrover-run/launcher/argv"
 )
 
-// Path is the file below the root.
-const Path = "docs/reference/reference.md"
+// pagePath is the file below the root.
+const pagePath = "docs/reference/reference.md"
 
 func main() {
 	text, err := generate(".")
 	if err == nil {
-		err = os.WriteFile(Path, text, 0o644)
+		err = os.WriteFile(pagePath, text, 0o644)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "reference:", err)

@@ -35,9 +35,9 @@ func TestReferenceIsFresh(t *testing.T) {
 	want, err := generate(root)
 	require.NoError(t, err)
 	if *update {
-		require.NoError(t, os.WriteFile(filepath.Join(root, Path), want, 0o644))
+		require.NoError(t, os.WriteFile(filepath.Join(root, pagePath), want, 0o644))
 	}
-	require.Equal(t, string(want), file(t, Path), "docs/reference/reference.md is stale: make docs")
+	require.Equal(t, string(want), file(t, pagePath), "docs/reference/reference.md is stale: make docs")
 }
 
 // sources visits what programs are made of: Go files without tests, and the client in Python.
@@ -101,7 +101,7 @@ func TestEveryVariableIsExplained(t *testing.T) {
 		NCCL_DEBUG NCCL_DEBUG_FILE NCCL_DEBUG_SUBSYS`) // the last are left as they are when they are set
 	names := readVariables(t)
 	require.Greater(t, len(names), 15)
-	docs := file(t, Path) + file(t, "docs/start/from-torchrun.md")
+	docs := file(t, pagePath) + file(t, "docs/start/from-torchrun.md")
 	missing := slices.DeleteFunc(names, func(name string) bool {
 		return slices.Contains(known, name) || strings.HasPrefix(name, "PET_") || strings.Contains(docs, "`"+name)
 	})
@@ -123,7 +123,7 @@ func TestNoVariableIsInvented(t *testing.T) {
 }
 
 func TestEveryMetricIsDescribed(t *testing.T) {
-	docs, full := file(t, Path), regexp.MustCompile(`"(dlrover_[a-z_]*[a-z])"`)
+	docs, full := file(t, pagePath), regexp.MustCompile(`"(dlrover_[a-z_]*[a-z])"`)
 	sources(t, func(path, _ string) {
 		if filepath.Base(filepath.Dir(path)) != "dlrover-run" && filepath.Base(filepath.Dir(path)) != "dlrover-master" {
 			return
@@ -138,7 +138,7 @@ func TestEveryMetricIsDescribed(t *testing.T) {
 
 // The help of an option is read in a hurry.
 func TestOptionsAreExplainedInShortSentences(t *testing.T) {
-	options, _, _ := strings.Cut(file(t, Path), "\n## Environment\n")
+	options, _, _ := strings.Cut(file(t, pagePath), "\n## Environment\n")
 	row, end := regexp.MustCompile("(?m)^\\| `-.* \\| (.*) \\|$"), regexp.MustCompile(`[.;:] |[()]`)
 	rows := row.FindAllStringSubmatch(options, -1)
 	require.Greater(t, len(rows), 100)

@@ -12,8 +12,8 @@ import (
 	"dlrover-run/launcher/proc/guard"
 )
 
-// MinLength bounds a token from below, in bytes.
-const MinLength = 16
+// minLength bounds a token from below, in bytes.
+const minLength = 16
 
 // maxFile bounds the file of a token, in bytes.
 const maxFile = 64 << 10
@@ -40,9 +40,9 @@ func Find(file string, env func(string) (string, bool)) (string, error) {
 
 func check(token, where string) (string, error) {
 	switch {
-	case len(token) < MinLength:
+	case len(token) < minLength:
 		return "", fmt.Errorf("%s holds %d bytes; a job token needs at least %d, such as the output of: openssl rand -hex 16",
-			where, len(token), MinLength)
+			where, len(token), minLength)
 	case strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return "", errors.New(where + ": a job token consists of printable ASCII without spaces")
 	}
