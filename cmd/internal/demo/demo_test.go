@@ -145,7 +145,7 @@ func with(i int, change func(*record)) func([]record) []record {
 // TestStory replays a run through what tells it and holds the text against a file.
 func TestStory(t *testing.T) {
 	var out bytes.Buffer
-	s := newStory(t.Context(), &screen{w: &out, began: began}, plan{steps: 100, checkpointEvery: 10}, nil)
+	s := newScenario(t.Context(), &screen{w: &out, began: began}, plan{steps: 100, checkpointEvery: 10}, nil)
 	for _, r := range run100() {
 		if r.Event == evFault {
 			s.fresh = true
@@ -157,7 +157,7 @@ func TestStory(t *testing.T) {
 	recs, err := recoveries(s.records)
 	require.NoError(t, err)
 	s.line("\n%s", table(recs, began))
-	golden(t, "testdata/story.golden", out.Bytes())
+	golden(t, "testdata/scenario.golden", out.Bytes())
 	require.Equal(t, "node-b", s.leader)
 }
 
@@ -187,7 +187,7 @@ func TestUnexpectedEnd(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			s := newStory(t.Context(), &screen{w: &bytes.Buffer{}}, plan{}, nil)
+			s := newScenario(t.Context(), &screen{w: &bytes.Buffer{}}, plan{}, nil)
 			s.victims["node-a"] = true
 			if tt.trained {
 				s.trained.Step = 1
@@ -206,12 +206,12 @@ func TestUnexpectedEnd(t *testing.T) {
 func TestAwait(t *testing.T) {
 	never := func(record) bool { return false }
 	synctest.Test(t, func(t *testing.T) {
-		s := newStory(t.Context(), &screen{w: &bytes.Buffer{}}, plan{}, &cluster{records: make(chan record)})
+		s := newScenario(t.Context(), &screen{w: &bytes.Buffer{}}, plan{}, &cluster{records: make(chan record)})
 		require.EqualError(t, s.await("step 7", time.Minute, never), "waited 1m0s for step 7")
 	})
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		s := newStory(ctx, &screen{w: &bytes.Buffer{}}, plan{}, &cluster{records: make(chan record)})
+		s := newScenario(ctx, &screen{w: &bytes.Buffer{}}, plan{}, &cluster{records: make(chan record)})
 		stopped := errors.New("Ctrl-C")
 		time.AfterFunc(time.Second, func() { cancel(stopped) })
 		require.ErrorIs(t, s.await("step 7", time.Minute, never), stopped)

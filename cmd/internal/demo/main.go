@@ -1,7 +1,7 @@
 // demo shows an elastic PyTorch training under dlrover-run. It kills a worker, kills a node and adds one, and checks
 // that the training survives all three. "make demo" runs it.
 //
-// One goroutine runs the story. The cluster owns the goroutines that read the output of its processes, and waits for
+// One goroutine runs the scenario. The cluster owns the goroutines that read the output of its processes, and waits for
 // them when it closes.
 package main
 
@@ -66,7 +66,7 @@ func onSignal() (context.Context, func()) {
 	return ctx, func() { signal.Stop(signals); close(signals); <-done; cancel(nil) }
 }
 
-// demo runs the story of an elastic training.
+// demo runs the scenario of an elastic training.
 func demo(ctx context.Context, s *screen, bin string, p plan) error {
 	if _, err := os.Stat(filepath.Join(bin, "dlrover-run")); err != nil {
 		return fmt.Errorf("%w; run 'make build' first, or name the directory with --bin", err)
@@ -122,11 +122,11 @@ func play(ctx context.Context, s *screen, dir, bin string, p plan) error {
 	s.began = time.Now()
 	s.line("A classifier trains with PyTorch %s DDP for %d steps (%s); dlrover-master is at %s.\n",
 		py.torch, p.steps, py.path, c.addr)
-	story := newStory(ctx, s, p, c)
-	if err := story.run(); err != nil {
+	scenario := newScenario(ctx, s, p, c)
+	if err := scenario.run(); err != nil {
 		return err
 	}
-	return story.judge()
+	return scenario.judge()
 }
 
 func trainArgs(dir string, p plan) []string {
@@ -137,7 +137,7 @@ func trainArgs(dir string, p plan) []string {
 }
 
 // judge prints the timeline and the results of its checks.
-func (s *story) judge() error {
+func (s *scenario) judge() error {
 	recs, err := recoveries(s.records)
 	if err != nil {
 		return err

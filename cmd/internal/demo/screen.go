@@ -9,7 +9,7 @@ import (
 	"dlrover-run/cmd/internal/console"
 )
 
-// screen shows the story: lines, and on a terminal one more line at the bottom that moves. It is used by one
+// screen shows the scenario: lines, and on a terminal one more line at the bottom that moves. It is used by one
 // goroutine.
 type screen struct {
 	w      io.Writer

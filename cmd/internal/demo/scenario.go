@@ -12,7 +12,7 @@ import (
 // Limits of the waits; each is many times the duration on a slow machine.
 const (
 	startLimit = 2 * time.Minute // until new workers have done a step
-	trainLimit = 2 * time.Minute // between two of the story's steps
+	trainLimit = 2 * time.Minute // between two of the scenario's steps
 	exitLimit  = time.Minute
 )
 
@@ -25,8 +25,8 @@ type plan struct {
 // at is the step at a fraction of the training.
 func (p plan) at(percent int) int { return p.steps * percent / 100 }
 
-// story causes the faults and shows their effects. One goroutine runs it and reads all records.
-type story struct {
+// scenario causes the faults and shows their effects. One goroutine runs it and reads all records.
+type scenario struct {
 	*screen
 	plan    plan
 	cluster *cluster
@@ -44,13 +44,13 @@ type story struct {
 	told     int // last step that was shown
 }
 
-func newStory(ctx context.Context, s *screen, p plan, c *cluster) *story {
-	return &story{screen: s, plan: p, cluster: c, ctx: ctx, victims: map[string]bool{},
+func newScenario(ctx context.Context, s *screen, p plan, c *cluster) *scenario {
+	return &scenario{screen: s, plan: p, cluster: c, ctx: ctx, victims: map[string]bool{},
 		prepared: map[string]bool{}, home: map[int]record{}}
 }
 
-// run is the whole story. An error means that it broke off.
-func (s *story) run() error {
+// run is the whole scenario. An error means that it broke off.
+func (s *scenario) run() error {
 	for _, act := range []func() error{s.begin, s.killWorker, s.killNode, s.addNode, s.finish} {
 		if err := act(); err != nil {
 			return err
@@ -59,7 +59,7 @@ func (s *story) run() error {
 	return nil
 }
 
-func (s *story) begin() error {
+func (s *scenario) begin() error {
 	s.fault("two nodes start", "node-a and node-b: dlrover-run --nnodes=1:2 --nproc-per-node=2 train.py")
 	for _, name := range []string{"node-a", "node-b"} {
 		if err := s.cluster.startNode(name); err != nil {
@@ -70,7 +70,7 @@ func (s *story) begin() error {
 }
 
 // killWorker takes the last rank: its node is not the one that serves the store.
-func (s *story) killWorker() error {
+func (s *scenario) killWorker() error {
 	if err := s.reach(16); err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (s *story) killWorker() error {
 }
 
 // killNode takes the node that hurts most: rank 0 and the workers' store live there.
-func (s *story) killNode() error {
+func (s *scenario) killNode() error {
 	if err := s.reach(41); err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (s *story) killNode() error {
 	return s.recovered()
 }
 
-func (s *story) addNode() error {
+func (s *scenario) addNode() error {
 	if err := s.reach(66); err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (s *story) addNode() error {
 
 // finish waits for the end of the training and of every launcher that lives, and ends
 // the daemon.
-func (s *story) finish() error {
+func (s *scenario) finish() error {
 	if err := s.await("the last step of the training", trainLimit,
 		func(r record) bool { return r.Event == evTrained }); err != nil {
 		return err
@@ -142,7 +142,7 @@ func (s *story) finish() error {
 }
 
 // fault announces a fault and records its time.
-func (s *story) fault(what, format string, args ...any) {
+func (s *scenario) fault(what, format string, args ...any) {
 	s.fresh = true
 	r := record{Time: time.Now(), Event: evFault, What: what}
 	s.records = append(s.records, r)
@@ -150,18 +150,18 @@ func (s *story) fault(what, format string, args ...any) {
 }
 
 // recovered waits until new workers have done a step.
-func (s *story) recovered() error {
+func (s *scenario) recovered() error {
 	return s.await("the first step of the new workers", startLimit, func(record) bool { return !s.fresh })
 }
 
 // reach waits for a fraction of the training.
-func (s *story) reach(percent int) error {
+func (s *scenario) reach(percent int) error {
 	step := s.plan.at(percent)
 	return s.await(fmt.Sprintf("step %d", step), trainLimit, func(record) bool { return s.last.Step >= step })
 }
 
 // await follows the records until the condition holds.
-func (s *story) await(what string, limit time.Duration, holds func(record) bool) error {
+func (s *scenario) await(what string, limit time.Duration, holds func(record) bool) error {
 	late := time.NewTimer(limit)
 	defer late.Stop()
 	move := time.NewTicker(200 * time.Millisecond)
@@ -185,7 +185,7 @@ func (s *story) await(what string, limit time.Duration, holds func(record) bool)
 	}
 }
 
-func (s *story) showStatus() {
+func (s *scenario) showStatus() {
 	if s.fresh {
 		s.status("%s  ... Python imports torch, connects and loads the checkpoint", s.clock(time.Now()))
 		return
@@ -195,7 +195,7 @@ func (s *story) showStatus() {
 }
 
 // follow keeps a record and shows the important ones.
-func (s *story) follow(r record) error {
+func (s *scenario) follow(r record) error {
 	s.records = append(s.records, r)
 	switch r.Event {
 	case evStart:
@@ -220,7 +220,7 @@ func (s *story) follow(r record) error {
 }
 
 // started shows a new world once all its launchers have started their workers.
-func (s *story) started(r record) {
+func (s *scenario) started(r record) {
 	if r.Node == 0 {
 		s.leader = r.From
 	}
@@ -240,7 +240,7 @@ func (s *story) started(r record) {
 	}
 }
 
-func (s *story) stepped(r record) {
+func (s *scenario) stepped(r record) {
 	before := s.last
 	s.last = r
 	if r.PID != before.PID {
@@ -261,7 +261,7 @@ func (s *story) stepped(r record) {
 	}
 }
 
-func (s *story) lastFault() record {
+func (s *scenario) lastFault() record {
 	for _, r := range slices.Backward(s.records) {
 		if r.Event == evFault {
 			return r
@@ -271,7 +271,7 @@ func (s *story) lastFault() record {
 }
 
 // exited refuses the end of a process that was not expected.
-func (s *story) exited(r record) error {
+func (s *scenario) exited(r record) error {
 	switch {
 	case s.victims[r.From]:
 		return nil
