@@ -23,27 +23,28 @@ var errDamaged = &foundError{errors.New("damaged checkpoints")}
 
 // checkpoints are the commands on a checkpoint directory. They need no daemon.
 func (p *program) checkpoints() *cli.Command {
-	command := func(name, arguments, usage string, f func(*tender) error) *cli.Command {
+	command := func(name, arguments, usage string, f func(*ckptAdmin) error) *cli.Command {
 		return &cli.Command{Name: name, ArgsUsage: arguments, Usage: usage, Action: func(c *cli.Context) error {
 			dir, err := filepath.Abs(c.Args().First())
 			if err != nil {
 				return err
 			}
-			t := &tender{program: p, args: c, store: commit.Store{FS: fsx.OS{}, Now: p.now}, dir: dir}
-			t.tracked, t.tracks = t.store.Tracked(dir)
-			return f(t)
+			a := &ckptAdmin{program: p, args: c, store: commit.Store{FS: fsx.OS{}, Now: p.now}, dir: dir}
+			a.tracked, a.tracks = a.store.Tracked(dir)
+			return f(a)
 		}}
 	}
 	return &cli.Command{Name: "checkpoints", Category: ofCheckpoints, ArgsUsage: "ls|verify|rm",
 		Usage: "list, verify or remove committed steps", Subcommands: []*cli.Command{
-			command("ls", "DIR", "list the committed steps", (*tender).list),
-			command("verify", "DIR [STEP]", "read the files of all steps, or of one, and compare checksums", (*tender).verify),
-			command("rm", "DIR STEP", "remove a step, unless the tracker names it", (*tender).remove),
+			command("ls", "DIR", "list the committed steps", (*ckptAdmin).list),
+			command("verify", "DIR [STEP]", "read the files of all steps, or of one, and compare checksums",
+				(*ckptAdmin).verify),
+			command("rm", "DIR STEP", "remove a step, unless the tracker names it", (*ckptAdmin).remove),
 		}}
 }
 
-// tender carries out one command on a directory.
-type tender struct {
+// ckptAdmin carries out one command on a directory.
+type ckptAdmin struct {
 	*program
 	args    *cli.Context
 	store   commit.Store
@@ -66,8 +67,8 @@ type stepRow struct {
 	committed bool      // there is a manifest
 }
 
-func (t *tender) row(m commit.Manifest, damage string) stepRow {
-	r := stepRow{Step: m.Step, Tracked: t.tracks && m.Step == t.tracked, Saved: m.Saved, Committed: m.Committed,
+func (a *ckptAdmin) row(m commit.Manifest, damage string) stepRow {
+	r := stepRow{Step: m.Step, Tracked: a.tracks && m.Step == a.tracked, Saved: m.Saved, Committed: m.Committed,
 		Shards: m.Shards, Files: len(m.Files), Framework: m.Framework, Damage: damage, committed: true}
 	for _, f := range m.Files {
 		r.Bytes += f.Size
@@ -76,26 +77,26 @@ func (t *tender) row(m commit.Manifest, damage string) stepRow {
 }
 
 // wrongRow is the row of a step with an invalid manifest.
-func (t *tender) wrongRow(s commit.Skipped) stepRow {
-	return stepRow{Step: s.Step, Tracked: t.tracks && s.Step == t.tracked, Damage: s.Reason}
+func (a *ckptAdmin) wrongRow(s commit.Skipped) stepRow {
+	return stepRow{Step: s.Step, Tracked: a.tracks && s.Step == a.tracked, Damage: s.Reason}
 }
 
-func (t *tender) list() error {
-	ms, wrong, err := t.manifests()
+func (a *ckptAdmin) list() error {
+	ms, wrong, err := a.manifests()
 	if err != nil {
 		return err
 	}
 	var rows []stepRow
 	for _, m := range ms {
-		rows = append(rows, t.row(m, t.missing(m)))
+		rows = append(rows, a.row(m, a.missing(m)))
 	}
 	for _, s := range wrong {
-		rows = append(rows, t.wrongRow(s))
+		rows = append(rows, a.wrongRow(s))
 	}
-	if t.args.Bool("json") {
-		return t.json(rows)
+	if a.args.Bool("json") {
+		return a.json(rows)
 	}
-	w := table.New(t.stdout, "STEP", "SAVED", "COMMITTED AFTER", "SHARDS", "FILES", "SIZE", "FRAMEWORK", "STATE")
+	w := table.New(a.stdout, "STEP", "SAVED", "COMMITTED AFTER", "SHARDS", "FILES", "SIZE", "FRAMEWORK", "STATE")
 	for _, r := range rows {
 		r.print(w)
 	}
@@ -131,12 +132,12 @@ func (r stepRow) name() string {
 }
 
 // missing describes missing files of a step, and files of another size, without reading them; "" if there are none.
-func (t *tender) missing(m commit.Manifest) string {
+func (a *ckptAdmin) missing(m commit.Manifest) string {
 	missing := 0
 	for _, f := range m.Files {
 		path := f.Path
 		if !filepath.IsAbs(path) {
-			path = filepath.Join(t.dir, path)
+			path = filepath.Join(a.dir, path)
 		}
 		if fi, err := os.Lstat(path); err != nil || fi.Size() != f.Size {
 			missing++
@@ -149,15 +150,15 @@ func (t *tender) missing(m commit.Manifest) string {
 }
 
 // manifests fails when there is nothing to work on.
-func (t *tender) manifests() (ms []commit.Manifest, wrong []commit.Skipped, err error) {
-	if _, err = os.Stat(t.dir); err == nil {
-		ms, err = t.store.Manifests(t.dir)
+func (a *ckptAdmin) manifests() (ms []commit.Manifest, wrong []commit.Skipped, err error) {
+	if _, err = os.Stat(a.dir); err == nil {
+		ms, err = a.store.Manifests(a.dir)
 	}
 	if err == nil {
-		wrong, err = t.store.Untrue(t.dir)
+		wrong, err = a.store.Untrue(a.dir)
 	}
 	if err == nil && len(ms)+len(wrong) == 0 {
-		err = fmt.Errorf("%s has no committed checkpoint (looked in .dlrover)", t.dir)
+		err = fmt.Errorf("%s has no committed checkpoint (looked in .dlrover)", a.dir)
 	}
 	return ms, wrong, err
 }
@@ -174,32 +175,32 @@ func sizeOf(n int64) string {
 	return fmt.Sprintf("%.1f %s", v, units[u])
 }
 
-func (t *tender) verify() error {
-	ms, wrong, err := t.manifests()
+func (a *ckptAdmin) verify() error {
+	ms, wrong, err := a.manifests()
 	if err != nil {
 		return err
 	}
-	if t.args.NArg() == 2 {
-		step, err := parseStep(t.args.Args().Get(1))
+	if a.args.NArg() == 2 {
+		step, err := parseStep(a.args.Args().Get(1))
 		if err != nil {
 			return err
 		}
 		ms = slices.DeleteFunc(ms, func(m commit.Manifest) bool { return m.Step != step })
 		wrong = slices.DeleteFunc(wrong, func(s commit.Skipped) bool { return s.Step != step })
 		if len(ms)+len(wrong) == 0 {
-			return t.notCommitted(step)
+			return a.notCommitted(step)
 		}
 	}
 	for _, s := range wrong {
-		t.verified(t.wrongRow(s))
+		a.verified(a.wrongRow(s))
 	}
 	bad := len(wrong)
 	for _, m := range ms {
 		damage := ""
-		if err := t.store.Verify(t.args.Context, t.dir, m, nil); err != nil {
+		if err := a.store.Verify(a.args.Context, a.dir, m, nil); err != nil {
 			bad, damage = bad+1, err.Error()
 		}
-		t.verified(t.row(m, damage))
+		a.verified(a.row(m, damage))
 	}
 	if bad > 0 {
 		return fmt.Errorf("%d of %d: %w", bad, len(ms)+len(wrong), errDamaged)
@@ -208,39 +209,39 @@ func (t *tender) verify() error {
 }
 
 // verified prints the state of a step at once, because reading the next one may take long.
-func (t *tender) verified(r stepRow) {
+func (a *ckptAdmin) verified(r stepRow) {
 	switch {
-	case t.args.Bool("json"):
-		_ = t.json(r)
+	case a.args.Bool("json"):
+		_ = a.json(r)
 	case r.Damage != "":
-		fmt.Fprintf(t.stdout, "%s: damaged: %s\n", r.name(), text.EscapeLine(r.Damage))
+		fmt.Fprintf(a.stdout, "%s: damaged: %s\n", r.name(), text.EscapeLine(r.Damage))
 	default:
-		fmt.Fprintf(t.stdout, "step %d: %d files, %s, good\n", r.Step, r.Files, sizeOf(r.Bytes))
+		fmt.Fprintf(a.stdout, "step %d: %d files, %s, good\n", r.Step, r.Files, sizeOf(r.Bytes))
 	}
 }
 
-func (t *tender) remove() error {
-	step, err := parseStep(t.args.Args().Get(1))
+func (a *ckptAdmin) remove() error {
+	step, err := parseStep(a.args.Args().Get(1))
 	if err != nil {
 		return err
 	}
-	if _, _, err := t.manifests(); err != nil {
+	if _, _, err := a.manifests(); err != nil {
 		return err
 	}
-	err = t.store.Remove(t.args.Context, t.dir, step)
+	err = a.store.Remove(a.args.Context, a.dir, step)
 	switch {
 	case errors.Is(err, commit.ErrKept):
 		return fmt.Errorf("step %d stays: it is what a tracker names, or it is being saved again (%w)", step, err)
 	case errors.Is(err, commit.ErrNone):
-		return t.notCommitted(step)
-	case err == nil && t.args.Bool("json"):
-		return t.did(t.args, fmt.Sprintf("step %d is removed", step))
+		return a.notCommitted(step)
+	case err == nil && a.args.Bool("json"):
+		return a.did(a.args, fmt.Sprintf("step %d is removed", step))
 	}
 	return err
 }
 
-func (t *tender) notCommitted(step int64) error {
-	return fmt.Errorf("step %d is not committed in %s", step, t.dir)
+func (a *ckptAdmin) notCommitted(step int64) error {
+	return fmt.Errorf("step %d is not committed in %s", step, a.dir)
 }
 
 func parseStep(text string) (int64, error) {

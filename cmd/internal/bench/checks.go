@@ -106,7 +106,7 @@ func (s *simulation) passGate(ctx context.Context, session *api.Session, c *api.
 // check takes part in the check of a run.
 func (s *simulation) check(ctx context.Context, session *api.Session, c *api.Client, n rendezvous.Node) error {
 	v, err := node.Run(ctx, node.Config{
-		Run: benchRun, Transport: node.Over(c), Prober: &pretence{n.Addr, &s.waits}, Final: api.Final,
+		Run: benchRun, Transport: node.Over(c), Prober: &fakeProber{n.Addr, &s.waits}, Final: api.Final,
 		Node: netcheck.Node{ID: n.ID, Name: n.Name, Addr: n.Addr, NICs: []netcheck.NIC{
 			{Name: "eth0", Addr: n.Addr, Mbps: 100_000, MTU: 9000, CC: "cubic", Lo: 50_000},
 		}},
@@ -120,14 +120,14 @@ func (s *simulation) check(ctx context.Context, session *api.Session, c *api.Cli
 	return session.Report(ctx, rendezvous.Cleared{ID: n.ID, Until: time.Now().Add(netcheck.DefaultTTL)})
 }
 
-// pretence tests nothing, in the time of a test.
-type pretence struct {
+// fakeProber tests nothing, in the time of a test.
+type fakeProber struct {
 	addr  string
 	waits *latencies
 }
 
 // Serve implements node.Prober.
-func (p *pretence) Serve(ctx context.Context, a netcheck.Assignment, ready func([]string) error) netcheck.Result {
+func (p *fakeProber) Serve(ctx context.Context, a netcheck.Assignment, ready func([]string) error) netcheck.Result {
 	p.waits.begin(a.Test)
 	if err := ready([]string{p.addr + ":4000"}); err != nil {
 		return netcheck.Result{Class: netcheck.Canceled}
@@ -136,7 +136,7 @@ func (p *pretence) Serve(ctx context.Context, a netcheck.Assignment, ready func(
 }
 
 // Dial implements node.Prober.
-func (p *pretence) Dial(ctx context.Context, a netcheck.Assignment) netcheck.Result {
+func (p *fakeProber) Dial(ctx context.Context, a netcheck.Assignment) netcheck.Result {
 	p.waits.end(a.Test)
 	return measured(ctx)
 }

@@ -21,16 +21,16 @@ type Inbox struct {
 
 	twoWays bool
 
-	mu      sync.Mutex
-	caught  map[syscall.Signal]chan<- os.Signal
-	relayed bool
-	last    map[syscall.Signal]time.Time // delivered
-	echoes  map[echo][]time.Time         // expected by the other way
-	abandon func()
+	mu         sync.Mutex
+	caught     map[syscall.Signal]chan<- os.Signal
+	relayed    bool
+	last       map[syscall.Signal]time.Time // delivered
+	duplicates map[delivery][]time.Time     // expected, by the other way
+	abandon    func()
 }
 
-// echo is a signal by the other way.
-type echo struct {
+// delivery is a signal and its way.
+type delivery struct {
 	sig    syscall.Signal
 	passed bool // by the guard
 }
@@ -46,7 +46,7 @@ const sameRelayed = time.Second
 func New(link *guard.Link) *Inbox {
 	in := &Inbox{
 		link: link, twoWays: link != nil, direct: make(chan os.Signal, 64), caught: map[syscall.Signal]chan<- os.Signal{},
-		echoes: map[echo][]time.Time{}, last: map[syscall.Signal]time.Time{}, abandon: func() {},
+		duplicates: map[delivery][]time.Time{}, last: map[syscall.Signal]time.Time{}, abandon: func() {},
 	}
 	in.wg.Go(func() {
 		for s := range in.direct {
@@ -86,12 +86,12 @@ func (in *Inbox) deliver(s syscall.Signal, passed bool) {
 		return
 	}
 	now := time.Now()
-	if in.isEcho(echo{s, passed}, now) || in.relayed && passed && now.Sub(in.last[s]) < sameRelayed {
+	if in.isDuplicate(delivery{s, passed}, now) || in.relayed && passed && now.Sub(in.last[s]) < sameRelayed {
 		return
 	}
 	in.last[s] = now
 	if in.twoWays {
-		in.echoes[echo{s, !passed}] = append(in.echoes[echo{s, !passed}], now)
+		in.duplicates[delivery{s, !passed}] = append(in.duplicates[delivery{s, !passed}], now)
 	}
 	select {
 	case out <- s:
@@ -99,9 +99,9 @@ func (in *Inbox) deliver(s syscall.Signal, passed bool) {
 	}
 }
 
-// isEcho reports, once for each, whether the signal has come the other way.
-func (in *Inbox) isEcho(e echo, now time.Time) bool {
-	expected := in.echoes[e]
+// isDuplicate reports, once for each, whether the signal has come the other way.
+func (in *Inbox) isDuplicate(d delivery, now time.Time) bool {
+	expected := in.duplicates[d]
 	for len(expected) > 0 && now.Sub(expected[0]) > sameSignal {
 		expected = expected[1:]
 	}
@@ -109,7 +109,7 @@ func (in *Inbox) isEcho(e echo, now time.Time) bool {
 	if found {
 		expected = expected[1:]
 	}
-	in.echoes[e] = expected
+	in.duplicates[d] = expected
 	return found
 }
 

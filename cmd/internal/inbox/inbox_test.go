@@ -12,7 +12,7 @@ import (
 // systemd, for one, signals every process of a unit: the same signal by both ways is
 // one, and a second one is a second.
 func TestInboxCountsSignals(t *testing.T) {
-	in := &Inbox{caught: map[syscall.Signal]chan<- os.Signal{}, echoes: map[echo][]time.Time{},
+	in := &Inbox{caught: map[syscall.Signal]chan<- os.Signal{}, duplicates: map[delivery][]time.Time{},
 		last: map[syscall.Signal]time.Time{}, twoWays: true}
 	out := make(chan os.Signal, 16)
 	in.caught[syscall.SIGTERM] = out
@@ -23,9 +23,9 @@ func TestInboxCountsSignals(t *testing.T) {
 		in.deliver(syscall.SIGTERM, c.passed)
 		require.Len(t, out, c.want)
 	}
-	for k := range in.echoes {
-		for i := range in.echoes[k] {
-			in.echoes[k][i] = in.echoes[k][i].Add(-2 * sameSignal)
+	for k := range in.duplicates {
+		for i := range in.duplicates[k] {
+			in.duplicates[k][i] = in.duplicates[k][i].Add(-2 * sameSignal)
 		}
 	}
 	in.deliver(syscall.SIGTERM, true)
@@ -35,7 +35,7 @@ func TestInboxCountsSignals(t *testing.T) {
 // Who starts a launcher on this host, and passes signals on, may be of its unit, too.
 func TestInboxCountsRelayedSignals(t *testing.T) {
 	for _, order := range [][]bool{{true, true, false}, {true, false, true}, {false, true, true}} {
-		in := &Inbox{caught: map[syscall.Signal]chan<- os.Signal{}, echoes: map[echo][]time.Time{},
+		in := &Inbox{caught: map[syscall.Signal]chan<- os.Signal{}, duplicates: map[delivery][]time.Time{},
 			last: map[syscall.Signal]time.Time{}, twoWays: true}
 		in.Relayed()
 		out := make(chan os.Signal, 16)
