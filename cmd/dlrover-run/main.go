@@ -343,7 +343,7 @@ func (j *nodeJob) agentConfig(host hostFacts) launcher.Config {
 		cfg.Substitute = func(arg string, _ int) string { return arg } // the command has no placeholders
 	}
 	forParts(j.parts, func(o launcher.Observer) { cfg.Observers = append(cfg.Observers, o) })
-	cfg.Observers = append(cfg.Observers, &thrift{})
+	cfg.Observers = append(cfg.Observers, &startPages{})
 	forParts(j.parts, func(p configurer) { p.configure(&cfg) })
 	cfg.LogsKept = j.s.logs.files(max(j.s.slots, 1))
 	if memory := j.procs.Memory(); memory != nil {

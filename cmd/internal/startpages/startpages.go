@@ -1,5 +1,5 @@
-// Package resident gives back memory that this process needed for its start only (Linux).
-package resident
+// Package startpages releases memory that this process needed for its start only (Linux).
+package startpages
 
 import (
 	"bytes"

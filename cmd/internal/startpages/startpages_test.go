@@ -1,4 +1,4 @@
-package resident
+package startpages
 
 import (
 	"os"
