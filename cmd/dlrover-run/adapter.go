@@ -102,7 +102,7 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 	if d.Place.GroupWorldSize > 1 { // the workers of one node connect by loopback or from our own address
 		world, err := a.session.World(ctx)
 		if errors.Is(err, rendezvous.ErrUnknownNode) {
-			return nil // a new daemon without this world; its directives say how to go on
+			return nil // a new daemon without this world; its directives decide
 		}
 		if err != nil {
 			return classify(err)

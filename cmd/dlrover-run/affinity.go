@@ -56,7 +56,7 @@ func (r *resolver) tellUnbound(places []numa.Place) {
 	}
 }
 
-// bindMemory is --membind-policy. As in DLRover every other word than bind and preferred binds CPUs only.
+// bindMemory implements --membind-policy. As in DLRover, every word except bind and preferred binds CPUs only.
 func (r *resolver) bindMemory(places []numa.Place) {
 	word := r.c.String("membind-policy")
 	modes := map[string]proc.MemoryMode{"bind": proc.BindNode, "preferred": proc.PreferNode}

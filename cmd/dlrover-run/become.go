@@ -65,7 +65,7 @@ func exitStatus(s syscall.WaitStatus) int {
 	return s.ExitStatus()
 }
 
-// findable is $PATH, with the directory of this program where the name would not be found otherwise.
+// findable is $PATH. If it lacks the name, the directory of this program is added.
 func findable(name string) string {
 	list := os.Getenv("PATH")
 	if _, err := exec.LookPath(name); err == nil {

@@ -10,7 +10,7 @@ import (
 	"dlrover-run/launcher/numa"
 )
 
-// binding is torchrun's --numa-binding: the CPU set of every worker, decided now.
+// binding implements torchrun's --numa-binding: it decides the CPU set of every worker now.
 func (r *resolver) binding() error {
 	if sets := r.s.called.command.CPUs; len(sets) > 0 {
 		r.s.cpus = func(localRank int) []int {

@@ -121,7 +121,7 @@ func parseWindow(text string) (w rendezvous.Window, err error) {
 // maxDeadline is ten years.
 const maxDeadline = 10 * 365 * 24 * time.Hour
 
-// deadlines are 0 where there is none.
+// deadlines are 0 for no deadline.
 func (r *resolver) deadlines(b *rendezvous.Budget) (err error) {
 	if b.Deadline, err = r.duration("deadline", 0, maxDeadline); err == nil {
 		b.StartDeadline, err = r.duration("start-deadline", 0, maxDeadline)
@@ -155,7 +155,7 @@ type firstStep struct{ job *nodeJob }
 // Name implements launcher.Part.
 func (f *firstStep) Name() string { return "budget" }
 
-// stepLook is how often the workers are looked at before their first step.
+// stepLook is the interval of the looks at workers before their first step.
 const stepLook = time.Second / 2
 
 // Watch implements launcher.Watcher.
@@ -182,5 +182,5 @@ func (a *adapter) stepped(ctx context.Context, d launcher.Directive) error {
 	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: d.EpochID})
 }
 
-// Progress implements launcher.ProgressReporter, from the shim's pages: how many steps the furthest worker has made.
+// Progress implements launcher.ProgressReporter, from the pages of the shim: it is the step of the furthest worker.
 func (h *hangs) Progress() job.Progress { return h.pages.progress() }

@@ -164,8 +164,8 @@ func (c *nodeChecks) torch(ctx context.Context) (node.Torch, error) {
 	})
 }
 
-// torchEnv is the workers' environment. Where the links between MetaX boxes are tested by themselves, the collectives
-// leave the optical ones out, as MetaX' DLRover does.
+// torchEnv is the workers' environment. If the links between MetaX boxes have their own test, the collectives leave
+// the optical ones out, as MetaX' DLRover does.
 func (c *nodeChecks) torchEnv() []string {
 	env := c.job.s.workerEnv()
 	if c.kind == "metax" && c.box != nil {
@@ -174,7 +174,7 @@ func (c *nodeChecks) torchEnv() []string {
 	return env
 }
 
-// torchDevice is how PyTorch calls a kind of device.
+// torchDevice is PyTorch's name of a kind of device.
 func torchDevice(kind string) python.Device {
 	switch kind {
 	case "":
@@ -245,7 +245,7 @@ func (c *nodeChecks) Doubt(context.Context) string {
 	return c.checker.Doubt()
 }
 
-// Starting implements launcher.Starter: there is nothing to start with --check-only, so it is the end.
+// Starting implements launcher.Starter: with --check-only there is nothing to start, so it ends the job.
 func (c *nodeChecks) Starting(e launcher.Epoch) {
 	if c.only && e.Place.GroupRank == 0 && c.job.s.backend == master {
 		c.show()

@@ -137,7 +137,7 @@ func (c *checkpoints) daemonConfig(j *nodeJob) ckptd.SupervisorConfig {
 	}
 }
 
-// daemonProcess is a daemon as its supervisor sees it.
+// daemonProcess adapts a daemon for its supervisor.
 type daemonProcess struct{ *proc.Process }
 
 func (p daemonProcess) Code() int { return p.Exit().Code }
@@ -204,10 +204,11 @@ func (c *checkpoints) Stopped(why launcher.StopInfo) {
 	}
 }
 
-// savedTime bounds the question for saves.
+// savedTime bounds the request for the daemon's status.
 const savedTime = time.Second
 
-// Saved implements launcher.Saver: the daemon has a whole save of one of this node's ranks at least.
+// Saved implements launcher.Saver: it reports whether the daemon has a whole save of at least one of this node's
+// ranks.
 func (c *checkpoints) Saved(ctx context.Context) bool {
 	if c.daemon == nil {
 		return false

@@ -30,15 +30,15 @@ type endpoint struct {
 	port   int
 	served *service.Service // when it is served here
 	client *api.Client      // when it is not
-	master *masterService   // when a master of its own serves it
+	master *masterService   // when the daemon dlrover-master serves it
 	life   *api.Lifeline    // then: its end shows the daemon at once that this launcher was killed
 	second bool             // another launcher on this host serves it
 	done   chan error
 	acl    *storeACL
 }
 
-// dataShards begins the keys with which workers hand out shards of data among each other, behind the slash that PyTorch
-// puts before every key. Workers that start anew go on with the shards that are left.
+// dataShards is the prefix of the keys with which workers distribute shards of data, after the slash that PyTorch
+// puts before every key. Restarted workers continue with the remaining shards.
 const dataShards = "/dlrover_shards/"
 
 // Reset and Port make an endpoint the launcher's Store.
@@ -52,7 +52,7 @@ func (e *endpoint) Reset(again bool) {
 
 func (e *endpoint) Port() int { return e.port }
 
-// order gives an order to a run of the rendezvous, wherever that is served.
+// order sends an order to a run of the rendezvous, on this node or elsewhere.
 func (e *endpoint) order(ctx context.Context, run string, o rendezvous.Order) error {
 	if e.served != nil {
 		return e.served.Hub.Order(run, o)
@@ -105,7 +105,7 @@ func (s *settings) mayBeServedByAnother() bool {
 // unless the hosts of the job are known.
 func (s *settings) networked() bool { return s.token != "" || s.insecure || len(s.peers.Names) > 0 }
 
-// reachable is where a launcher on the same host serves.
+// reachable is the address of a launcher on the same host that serves.
 func reachable(s *settings) string {
 	if !s.networked() && !token.Loopback(s.host) {
 		return "127.0.0.1"

@@ -77,7 +77,7 @@ func (r *resolver) features() error {
 	return nil
 }
 
-// openFeatures stops at the first that cannot be opened.
+// openFeatures stops at the first feature that cannot be opened.
 func (j *nodeJob) openFeatures() error {
 	for _, f := range j.s.features {
 		if f.open == nil {

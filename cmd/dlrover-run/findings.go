@@ -88,7 +88,7 @@ func (f *findings) tell() {
 	}
 }
 
-// deliver is patient with a daemon that is away for a moment.
+// deliver retries while a daemon is unreachable for a moment.
 func (f *findings) deliver(text string) {
 	for try := 1; ; try++ {
 		ctx, cancel := context.WithTimeout(context.Background(), sayTime)

@@ -13,7 +13,7 @@ import (
 	"dlrover-run/launcher"
 )
 
-// hangMode is how hangs are found.
+// hangMode is the way in which hangs are found.
 type hangMode string
 
 const (

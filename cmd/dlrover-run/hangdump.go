@@ -146,7 +146,7 @@ func (h *hangs) dumpStacks(ctx context.Context, p present, r dump.Request, local
 	return files
 }
 
-// readSorts reads those stacks of a process that are wanted. Native ones are found by eu-stack where it is installed.
+// readSorts reads the requested kinds of stacks of a process. eu-stack finds the native ones where it is installed.
 func (h *hangs) readSorts(ctx context.Context, pid int, r dump.Request) (hang.Stacks, error) {
 	want := []pystack.Want{}
 	if r.Native {

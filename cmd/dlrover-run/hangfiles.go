@@ -31,7 +31,7 @@ func (h *hangs) keep(a hang.Ask, first bool) {
 // stacktraces are the newest stacks of this node's ranks, as files of xpu_timer.
 type stacktraces struct {
 	epoch job.EpochID
-	files map[string][]byte // by name; nil: nothing is known of the rank
+	files map[string][]byte // by name; nil: no stacks of the rank
 }
 
 // collected keeps the evidence that the judge gets for keep.

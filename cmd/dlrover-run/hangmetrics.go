@@ -101,7 +101,7 @@ const (
 	hangSuspect
 	hangHung
 	_         // slow: launchers do not report it
-	hangPhase // it does something else than training
+	hangPhase // it does other work than training
 )
 
 func (r *hangRank) state() int {

@@ -41,7 +41,7 @@ var hangShim = pythonTree{
 	what:   "shim of hang detection", loss: "hangs are found from outside only",
 }
 
-// lookAuto is how often workers are looked at that have a shim.
+// lookAuto is the interval of the looks at workers with a shim.
 const lookAuto = time.Second
 
 // hangs is the part of the launcher that observes its workers and follows the requests of the run's judge.
@@ -105,7 +105,7 @@ func (h *hangs) Starting(e launcher.Epoch) {
 	h.pages.begin(e)
 }
 
-// Environ implements launcher.EnvProvider: outside of the workers stays outside of their environment.
+// Environ implements launcher.EnvProvider: --hang=outside changes nothing in the workers' environment.
 func (h *hangs) Environ(launcher.Epoch, int) []string {
 	dir := h.pages.dir()
 	if dir == "" {
@@ -357,8 +357,8 @@ func (h *hangs) release() {
 	h.pages.remove()
 }
 
-// hangPages is where the shims of this node's workers write: a directory for each epoch. The methods of nil have
-// nothing to do.
+// hangPages has the files to which the shims of this node's workers write: a directory for each epoch. The methods
+// of nil do nothing.
 type hangPages struct {
 	root    *shm.Dir
 	unlock  func() error

@@ -15,7 +15,7 @@ import (
 	"dlrover-run/internal/plainhttp"
 )
 
-// How often a notice is looked for, how long an answer may take, and how much of it is read.
+// The interval of looks for a notice, the time limit of an answer, and its size limit.
 const (
 	lookAtFile   = time.Second
 	askURL       = 5 * time.Second
@@ -53,8 +53,8 @@ func awaitLeaveNotice(ctx context.Context, from string, log *slog.Logger) string
 	return "notice at " + from
 }
 
-// noticeClient is for services of clouds that give notice: they are close by, and a proxy or a redirect could end the
-// job.
+// noticeClient is for notice services of clouds. They are close by, so it uses no proxy, and a redirect could end
+// the job.
 func noticeClient() *http.Client {
 	c := plainhttp.New(nil)
 	c.Timeout = answerTime

@@ -13,7 +13,7 @@ import (
 	"dlrover-run/launcher/hostfile"
 )
 
-// liveHostfile is a host file of the nodes of the world, written anew before the workers of every world are started.
+// liveHostfile is a host file of the nodes of the world, written anew before every start of workers.
 type liveHostfile struct {
 	path    string
 	private string          // the directory to remove with it; "": the user has named the path

@@ -118,7 +118,7 @@ type watchedLog struct {
 	mu    sync.Mutex
 	rules *logrule.Worker
 	found []logrule.Finding // not reported yet
-	due   time.Duration     // when Watch looks for lines that have stayed away
+	due   time.Duration     // when Watch looks for overdue lines
 	share share
 }
 

@@ -61,7 +61,7 @@ func main() {
 	os.Exit(code)
 }
 
-// run has the link to its guard, or why there is none.
+// run gets the link to its guard, or the reason for its absence.
 func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, unguarded error) int {
 	if errors.Is(unguarded, guard.ErrNoRoom) {
 		console.Complain(console.Stderr, "dlrover-run", unguarded)
@@ -138,8 +138,8 @@ type nodeJob struct {
 	signals  chan os.Signal
 }
 
-// lingerBudget bounds how long the node that serves the rendezvous stays for the
-// others: a node that has died is noticed within it.
+// lingerBudget bounds how long the node that serves the rendezvous waits for the others: the death of a node is
+// detected within it.
 const lingerBudget = 20 * time.Second
 
 func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, link *guard.Link) int {
@@ -220,7 +220,7 @@ func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Resul
 	return agent.Run(), nil
 }
 
-// maxOrderText is the most bytes that an order may say.
+// maxOrderText bounds the text of an order, in bytes.
 const maxOrderText = 1024
 
 // barSelf excludes all launchers of this node's name from the world.
@@ -245,7 +245,7 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		j.farewell.Store(newFarewell(j.guard, j.endpoint, j.s.runID, j.s.node.ID))
 		if m := j.endpoint.master; m != nil {
 			forParts(j.parts, func(c *nodeChecks) { m.check = c.pythonCheck })
-			m.chosen = func() { j.farewell.Load().drop() } // its words are for our own daemon
+			m.chosen = func() { j.farewell.Load().drop() } // the death notice is for our own daemon
 		}
 		cfg := j.sessionConfig(started)
 		if j.endpoint.second {
@@ -261,13 +261,13 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		j.farewell.Load().drop()
 		j.endpoint.close()
 		j.endpoint = nil
-		time.Sleep(50 * time.Millisecond) // the port is still held by one that is ending
+		time.Sleep(50 * time.Millisecond) // a process that is ending still has the port
 	}
 }
 
 // open prepares all that can fail before any other node is contacted.
 func (j *nodeJob) open() (err error) {
-	if err = j.openFeatures(); err != nil { // first: some go on meanwhile
+	if err = j.openFeatures(); err != nil { // first, because some run in the background
 		return err
 	}
 	if j.logs, err = logs.New(j.logsConfig()); err != nil {
@@ -294,7 +294,7 @@ func (j *nodeJob) orphaned() {
 	told.Wait()
 }
 
-// unusableOption gives an option that cannot be acted upon the status of a wrong one.
+// unusableOption gives an option that has no effect here the exit status of a wrong one.
 func unusableOption(err error) error {
 	if err == nil {
 		return nil
@@ -352,7 +352,7 @@ func (j *nodeJob) agentConfig(host hostFacts) launcher.Config {
 	return cfg
 }
 
-// agent is the part of the launcher's configuration that needs nothing opened.
+// agent is the part of the launcher's configuration that needs no opened parts.
 func (s *settings) agent(host hostFacts) launcher.Config {
 	return launcher.Config{
 		RunID: s.runID, Role: s.role, NodeName: s.node.Name, Host: host.name, Addr: s.node.Addr, Slots: s.slots,
@@ -375,7 +375,7 @@ func (s *settings) workerEnv() []string {
 	return slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, guard.TokenVariable+"=") })
 }
 
-// catchSignals takes the job's signals, and those that a PID 1 has to pass on.
+// catchSignals catches the job's signals, and those that a PID 1 has to forward.
 func (j *nodeJob) catchSignals() {
 	j.signals = make(chan os.Signal, 16)
 	j.inbox.Catch(j.signals, j.s.signals...)
@@ -486,7 +486,8 @@ func (j *nodeJob) awaitSaves(res launcher.Result) launcher.Result {
 	return res
 }
 
-// endParts gives the parts the time that the job's end leaves; the next signal ends it. A second call does nothing.
+// endParts gives the parts the time that is left at the job's end; the next signal ends it. A second call does
+// nothing.
 func (j *nodeJob) endParts(res launcher.Result) {
 	if len(j.parts) == 0 || j.ended {
 		return

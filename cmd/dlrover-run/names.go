@@ -20,8 +20,8 @@ import (
 	"dlrover-run/launcher/remote"
 )
 
-// The program answers to the names of other launchers with their command lines. Each becomes one of its own; from there
-// on the name matters for messages only.
+// The program can be called by the names of other launchers, with their command lines. It translates each into one
+// of its own; after that the name matters for messages only.
 
 // invocation is the name that the program was called by, and the meaning of the command line behind it.
 type invocation struct {

@@ -117,7 +117,7 @@ func (r *resolver) nodeChecks() (k checkSettings, err error) {
 	return k, fmt.Errorf("--health-check=%s: need the absolute path of a socket, such as unix:/run/health.sock", k.health)
 }
 
-// checkCompany refuses options that could not act.
+// checkCompany refuses options without the check that they belong to.
 func (r *resolver) checkCompany(network, box, any bool) error {
 	for _, c := range []struct {
 		with    bool

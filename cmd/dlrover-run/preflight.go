@@ -129,7 +129,7 @@ func processes(root fs.FS, wanted func(file string) bool) (all []preflight.Proce
 	return all
 }
 
-// statOf reads the name, which may have anything in it, and the parent of a process.
+// statOf reads the name of a process, which may contain any character, and its parent.
 func statOf(root fs.FS, path string) (name string, parent int, err error) {
 	line, err := fs.ReadFile(root, path)
 	if err != nil {

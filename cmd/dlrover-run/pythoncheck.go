@@ -35,7 +35,7 @@ if hasattr(check, "set_nccl_env"):
 check.main()
 `
 
-// pythonCheck is the check of this node under DLRover's master. The error is that of an option that cannot act there.
+// pythonCheck is the check of this node under DLRover's master. The error is about an option without effect there.
 func (c *nodeChecks) pythonCheck(ctx context.Context) (upstream.Check, error) {
 	k := upstream.Check{Local: true, ExcludeStraggler: c.spec.ExcludeStraggler, ReportOnly: c.spec.ReportOnly}
 	if c.only {

@@ -159,7 +159,7 @@ func (m *masterService) neither(ours, python error) error {
 	case !errors.Is(python, pyproto.ErrNoMaster):
 	case errors.Is(ours, api.ErrBadRequest):
 		return fmt.Errorf("%w; nor is it DLRover's master (%w)", ours, python)
-	case strings.Contains(ours.Error(), malformed): // time makes no daemon of it
+	case strings.Contains(ours.Error(), malformed): // a retry does not help
 		return fmt.Errorf("%w: what answers is neither a rendezvous daemon nor DLRover's master; is the address right? (%w)",
 			api.ErrBadRequest, python)
 	}

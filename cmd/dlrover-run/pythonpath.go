@@ -33,7 +33,7 @@ type pythonPath struct {
 	tidier sync.WaitGroup
 }
 
-// placedTree is a tree on disk, when its goroutine has ended.
+// placedTree is a tree on disk, once its goroutine has ended.
 type placedTree struct {
 	pythonTree
 	dir     string // "": it has no place

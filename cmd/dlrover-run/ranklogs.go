@@ -69,7 +69,7 @@ func newRankLogs(want *native.RankLogs, log *slog.Logger) (*rankLogs, error) {
 // Name implements launcher.Part.
 func (l *rankLogs) Name() string { return "rank logs" }
 
-// Starting implements launcher.Starter: the files of earlier workers have all that these have written.
+// Starting implements launcher.Starter: the files of earlier workers are complete.
 func (l *rankLogs) Starting(launcher.Epoch) {
 	_ = l.close()
 	l.mu.Lock()
@@ -119,8 +119,8 @@ func (l *rankLogs) close() error {
 	return first
 }
 
-// rankLog is the file of a worker, to which the readers of its two streams write. One that cannot be written is given
-// up.
+// rankLog is the file of a worker, to which the readers of its two streams write. It is given up after a failed
+// write.
 type rankLog struct {
 	log  *slog.Logger
 	mu   sync.Mutex

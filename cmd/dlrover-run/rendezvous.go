@@ -57,7 +57,7 @@ func (r *resolver) rendezvous() error {
 	return nil
 }
 
-// quietCall is how long a first world of MIN:MAX nodes waits after the newest node, where the user does not say.
+// quietCall is how long a first world of MIN:MAX nodes waits after the newest node, by default.
 const quietCall = 2 * time.Second
 
 // lastCall decides how long a first world of MIN nodes waits for more. It waits for the nodes that a scheduler
@@ -188,7 +188,7 @@ func (r *resolver) pickRunID() {
 	}
 }
 
-// conf keys that mean something in torchrun but have nothing to govern here.
+// conf keys that have an effect in torchrun, but none here.
 func inert() []string {
 	return []string{"close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "use_libuv",
 		"protocol", "rank", "pend_timeout"}

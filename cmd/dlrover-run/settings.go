@@ -36,7 +36,7 @@ const (
 	local  backend = "local"          // one node; the rendezvous stays inside this process
 	static backend = "static"         // node rank 0 serves it at the master's address and port
 	c10d   backend = "c10d"           // the node that owns the endpoint's host serves it
-	master backend = "dlrover-master" // a daemon of its own serves it
+	master backend = "dlrover-master" // dlrover-master serves it
 )
 
 // Default ports, torchrun's.
@@ -45,8 +45,8 @@ const (
 	defaultC10dPort   = 29400
 )
 
-// settings is everything that the command line, the environment and the host decide,
-// checked, before anything is started.
+// settings are all values that the command line, the environment and the host decide. They are checked before
+// anything is started.
 type settings struct {
 	backend   backend
 	host      string // of the rendezvous
@@ -72,7 +72,7 @@ type settings struct {
 	codes     policy.CodePolicy
 	preset    preset.Preset
 	presetWhy string // in one line, with --preset=auto
-	// servicePort is the one of the framework's own service, chosen by the user; 0: the first that node 0 offers.
+	// servicePort is the port of the framework's own service if the user chose one; 0: the first that node 0 offers.
 	servicePort int
 	devices     int // accelerators of this node, if the preset needs them
 	device      string
@@ -259,7 +259,7 @@ func (r *resolver) workers(text string) (int, string, error) {
 // noAccelerator is the --accelerator of a job on CPUs, with any devices.
 const noAccelerator = "cpu"
 
-// accelerators are the kinds of devices that go by DLRover's names.
+// accelerators are the kinds of devices by DLRover's names.
 var accelerators = map[string][]string{
 	"nvidia.com/gpu":     {"cuda", "rocm", "metax"}, // all that answer to torch.cuda
 	"metax-tech.com/gpu": {"metax"},
@@ -503,7 +503,7 @@ func (r *resolver) environment() (err error) {
 	return nil
 }
 
-// agentVariables names the variables that torchrun's agent takes and that have no effect here.
+// agentVariables names the variables that torchrun's agent reads and that have no effect here.
 func (r *resolver) agentVariables() {
 	for _, v := range [][2]string{
 		{"TORCHELASTIC_HEALTH_CHECK_PORT",
@@ -592,7 +592,7 @@ func (r *resolver) executable(script string, rest []string) error {
 	return nil
 }
 
-// unusableError is a program that cannot be executed: not a usage error to argparse.
+// unusableError is the error of a program that cannot be executed: not a usage error as in argparse.
 type unusableError struct{ error }
 
 func (e *unusableError) Unwrap() error { return e.error }

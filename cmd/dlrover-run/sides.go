@@ -93,7 +93,7 @@ func (r *resolver) inheritSides() (err error) {
 	return nil
 }
 
-// sideOnly reports whether this node has one process that is no worker, and nothing else.
+// sideOnly reports whether this node has one side process, and no workers.
 func (s *settings) sideOnly() bool { return s.share != "" && s.share != preset.Workers }
 
 // surelyFirst reports whether this node will have group rank 0, as far as it is known before the nodes have met.

@@ -37,7 +37,7 @@ import (
 // A starter starts the launchers of several hosts, prints their output, passes signals on to them, and ends as they
 // end. It takes no part in the job itself: its own host's launcher is a process like the others'.
 
-// defaultFanOut is how many connections are made at a time.
+// defaultFanOut bounds the connections that are being made at the same time.
 const defaultFanOut = 128
 
 // starter is the job's launchers.
@@ -217,7 +217,7 @@ func (s *starter) target(host int) remote.Target {
 	return t
 }
 
-// await takes the next thing that happens.
+// await waits for the next event.
 func (s *starter) await(signals <-chan os.Signal) {
 	if s.muster.Left() == 0 {
 		return
@@ -266,7 +266,7 @@ func (s *starter) leftBehind() string {
 		strings.Join(names, ", "), more)
 }
 
-// pass gives a signal to all launchers. One that ends the job ends the sessions that have no launcher yet.
+// pass sends a signal to all launchers. A signal that ends the job ends the sessions without a launcher.
 func (s *starter) pass(sig syscall.Signal) {
 	ends := sig != syscall.SIGUSR1 && sig != syscall.SIGUSR2
 	if ends {
@@ -284,7 +284,7 @@ func (s *starter) pass(sig syscall.Signal) {
 	}
 }
 
-// finish notes that the job is to end, within a time.
+// finish notes that the job has to end within a time.
 func (s *starter) finish(within time.Duration) {
 	s.muster.End()
 	if at := time.Now().Add(within); s.late == nil || at.Before(s.until) {
@@ -292,7 +292,7 @@ func (s *starter) finish(within time.Duration) {
 	}
 }
 
-// endAll ends a job that cannot go on. Those that are about to end may write their last checkpoints.
+// endAll ends a job that has failed. Launchers that are ending may write their last checkpoints.
 func (s *starter) endAll() {
 	s.finish(s.memo.Grace + s.memo.Drain)
 	for _, session := range s.sessions {
@@ -375,7 +375,7 @@ func (s *starter) bequeath(host int) {
 	}
 }
 
-// daemonsOf are the children of a guard that go on without their launcher.
+// daemonsOf are the children of a guard that outlive their launcher.
 func daemonsOf(parent int) (pids []int) {
 	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
 	for _, list := range lists {

@@ -21,11 +21,11 @@ const (
 	hcclHighest  = 65535 - hcclPorts + 1
 )
 
-// offeredBases is among how many first ports the nodes choose one that all of them have.
+// offeredBases is the number of first ports that each node offers; the nodes choose one that all of them have.
 const offeredBases = 8
 
-// trainingPort gives the workers of all nodes the same HCCL_IF_BASE_PORT: every node offers some, and the world takes
-// the lowest that all have offered. In DLRover nodes report one after the other until they agree.
+// trainingPort gives the workers of all nodes the same HCCL_IF_BASE_PORT: every node offers some, and the world
+// takes the lowest that all have offered. In DLRover, nodes report one after the other until they agree.
 type trainingPort struct {
 	bases   func() []int // that are free now
 	session interface{ SetBases([]int) }
@@ -57,7 +57,7 @@ func trainingPortFeature() feature {
 	}
 }
 
-// trainingPort is the port to begin with, 0 where there are no devices of Ascend.
+// trainingPort is the first port, 0 without devices of Ascend.
 func (r *resolver) trainingPort() (int, error) {
 	start, from := r.c.Int("training-port"), "--training-port"
 	ascend := r.c.String("accelerator") == "ascend-npu"

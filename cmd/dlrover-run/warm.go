@@ -34,7 +34,7 @@ const (
 	warmPatience = 70 * time.Second
 )
 
-// pythonFlags is how many words of a worker's command are the interpreter and its options.
+// pythonFlags is the number of words of a worker's command for the interpreter and its options.
 const pythonFlags = 2
 
 // warmSettings are the options of the feature.

@@ -131,7 +131,7 @@ func withShim(environ []string, path string) (env []string, warning string) {
 	return with(environ, "PYTHONPATH", tree.Dir()+path), ""
 }
 
-// with sets a variable where it is, or adds it: of two C programs take the first.
+// with sets a variable. It removes duplicates, because C programs read the first one.
 func with(environ []string, name, value string) []string {
 	env := slices.DeleteFunc(slices.Clone(environ), func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
 	return append(env, name+"="+value)
