@@ -35,7 +35,7 @@ func (p *program) bundle() *cli.Command {
 // not exist.
 func (c *call) bundle() (err error) {
 	if _, err := c.status(); err != nil {
-		return err // nothing else is worth asking
+		return err // without the run, the rest is useless
 	}
 	name := "dlrover-bundle-" + report.FileName(c.run()) + "-" + c.now().UTC().Format("20060102T150405Z")
 	dir := c.args.String("path")

@@ -18,7 +18,7 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// errDamaged ends a command that worked, and found damage.
+// errDamaged ends a successful command that found damage.
 var errDamaged = &foundError{errors.New("damaged checkpoints")}
 
 // checkpoints are the commands on a checkpoint directory. They need no daemon.
@@ -120,7 +120,7 @@ func (r stepRow) print(w table.Table) {
 		sizeOf(r.Bytes), r.Framework, state)
 }
 
-// name is how a step that cannot be used is called, or the tracker itself.
+// name is the name of a step that cannot be used, or of the tracker itself.
 func (r stepRow) name() string {
 	switch {
 	case r.Step == commit.NoStep:
@@ -149,7 +149,7 @@ func (a *ckptAdmin) missing(m commit.Manifest) string {
 	return fmt.Sprintf("%d files are missing or have another size", missing)
 }
 
-// manifests fails when there is nothing to work on.
+// manifests returns an error if there is no checkpoint.
 func (a *ckptAdmin) manifests() (ms []commit.Manifest, wrong []commit.Skipped, err error) {
 	if _, err = os.Stat(a.dir); err == nil {
 		ms, err = a.store.Manifests(a.dir)

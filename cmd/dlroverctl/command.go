@@ -89,8 +89,9 @@ func misplaced(c *cli.Command, given []string) error {
 	return fmt.Errorf("%s takes %s, but was given %s; see %s --help", nameOf(c), takes, words, c.HelpName)
 }
 
-// arrange brings a command line into the order that cli reads: names of commands, options, all other words. People
-// write options anywhere. behind are the words behind "--", of a command that hands them on; nil: there is no "--".
+// arrange brings a command line into the order that cli reads: names of commands, options, all other words. Users
+// write options anywhere. behind are the words behind "--", for a command that passes them on; nil: there is no
+// "--".
 func arrange(app *cli.App, args []string) (line, behind []string, err error) {
 	own, rest, cut := args[1:], []string(nil), slices.Index(args, "--")
 	if cut > 0 {

@@ -91,7 +91,7 @@ func conditions(s api.RunStatus, state string) []condition {
 	return list
 }
 
-// phaseText is why no workers run.
+// phaseText is the reason why no workers run.
 func phaseText(s api.RunStatus) string {
 	if len(s.Nodes) == 0 {
 		return "no node is here"

@@ -27,7 +27,7 @@ func connection(own ...cli.Flag) []cli.Flag {
 			Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"})
 }
 
-// call is a command on its way to a daemon.
+// call is a command with its connection to a daemon.
 type call struct {
 	*program
 	context.Context
@@ -84,7 +84,7 @@ func (p *program) master(option string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// usageError is found out while a command runs, and one of the command line all the same.
+// usageError is an error of the command line that is found while a command runs.
 type usageError struct{ error }
 
 // explain adds a remedy to an error of the daemon.
@@ -139,7 +139,7 @@ func (c *call) unknownNode(name string) error {
 // maxNamed is how many names an error lists.
 const maxNamed = 20
 
-// several lists names, or the first of them by the alphabet.
+// several lists names, or the first of them in alphabetical order.
 func several(names []string) string {
 	if len(names) == 0 {
 		return "none"

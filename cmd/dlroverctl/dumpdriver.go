@@ -68,7 +68,7 @@ func (p *program) driverApp(ctx context.Context) *cli.App {
 	return a
 }
 
-// driverMain is the program by that name.
+// driverMain is the program under that name.
 func (p *program) driverMain(ctx context.Context, args []string) int {
 	a := p.driverApp(ctx)
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
@@ -82,7 +82,7 @@ func (p *program) driverMain(ctx context.Context, args []string) int {
 type asked struct {
 	path   string
 	answer dump.Answer // its workers
-	ranks  []int       // of those that are wanted
+	ranks  []int       // of the requested workers
 }
 
 func (p *program) drive(ctx context.Context, c *cli.Context) error {
@@ -128,7 +128,7 @@ func (p *program) dumpRequest(c *cli.Context) (dump.Request, error) {
 	return r, nil
 }
 
-// launchersHere are those that answer.
+// launchersHere are the launchers of this machine that answer.
 func (p *program) launchersHere(ctx context.Context) (all []asked, err error) {
 	paths, err := dump.Find()
 	if err != nil {

@@ -24,9 +24,9 @@ func followOption() cli.Flag {
 }
 
 const (
-	// noEvents is how long a run without any event is waited for: the daemon holds the question for longer.
+	// noEvents is how long to wait for the first event of a run: the daemon holds the request for longer.
 	noEvents = 2 * time.Second
-	// awayFor is how long a daemon that was there may be away, and askAgain how often it is looked for.
+	// awayFor is how long a known daemon may be unreachable, and askAgain is the interval between attempts.
 	awayFor  = time.Minute
 	askAgain = 500 * time.Millisecond
 )
@@ -41,7 +41,7 @@ func (c *call) showEvents() error {
 	return err
 }
 
-// kept are the events that the daemon remembers.
+// kept are the events that the daemon stores.
 func (c *call) kept() (api.Events, error) {
 	ctx, cancel := context.WithTimeout(c, noEvents)
 	defer cancel()
@@ -52,9 +52,9 @@ func (c *call) kept() (api.Events, error) {
 	return es, err
 }
 
-// followEvents ends with the run, or when the daemon that has kept it stays away.
+// followEvents ends with the run, or when the daemon remains unreachable.
 func (c *call) followEvents() error {
-	var lost time.Time // when the daemon was first found to be away
+	var lost time.Time // when the daemon first did not answer
 	var after uint64
 	for {
 		es, err := c.client.Events(c, c.run(), after)

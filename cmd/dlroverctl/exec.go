@@ -65,7 +65,7 @@ func (c *call) exec() error {
 	return c.attend(nc)
 }
 
-// notTried is the end of a command that was not executed, or is not known to have ended.
+// notTried explains that a command was not executed, or that its end is unknown.
 func (c *call) notTried(err error) error {
 	console.Complain(c.stderr, "dlroverctl", c.explain(err))
 	return &exitError{streams.CodeRefused}

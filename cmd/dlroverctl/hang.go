@@ -151,7 +151,7 @@ func (c *call) listVerdicts(told []hang.Told) {
 	}
 }
 
-// maxSuspects are shown of a verdict.
+// maxSuspects bounds the suspects that are shown of a verdict.
 const maxSuspects = 16
 
 func suspectText(s hang.Suspect) string {

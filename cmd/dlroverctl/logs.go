@@ -114,7 +114,7 @@ func (p *logPrinter) read(ctx context.Context, nc io.ReadWriteCloser) error {
 	}
 }
 
-// keepShowing shows lines that stay unfinished.
+// keepShowing shows lines that remain unfinished.
 func (p *logPrinter) keepShowing(quit <-chan struct{}) {
 	look := time.NewTicker(500 * time.Millisecond)
 	defer look.Stop()

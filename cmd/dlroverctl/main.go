@@ -51,10 +51,10 @@ type program struct {
 	terminal       bool // stdout is one
 	env            func(string) (string, bool)
 	now            func() time.Time
-	behind         []string // the words behind "--", of a command that hands them on; nil: there is no "--"
+	behind         []string // the words behind "--", for a command that passes them on; nil: there is no "--"
 }
 
-// foundError is exit status 1: the command was understood, and this is how it ended. Every other error is one of the
+// foundError is exit status 1: the command line was valid, and the command failed. Every other error is one of the
 // command line.
 type foundError struct{ error }
 

@@ -40,7 +40,7 @@ func (p *program) installNames() *cli.Command {
 // link is a name and the program that it leads to.
 type link struct{ name, program string }
 
-// linksOf are the links to the programs in a directory that are wanted, all if none is named.
+// linksOf are the links to the requested programs in a directory, all if none is named.
 func linksOf(programs string, wanted []string) ([]link, error) {
 	launcher, ctl := filepath.Join(programs, "dlrover-run"), filepath.Join(programs, "dlroverctl")
 	all := []link{{viewer, ctl}, {driver, ctl}}

@@ -58,14 +58,14 @@ func (p *program) ofTheRun(name, usage string, kind rendezvous.OrderKind, done s
 		})}
 }
 
-// handsOn has a command take --command, and the words behind "--" for the workers.
+// handsOn adds --command, and the words behind "--" for the workers, to a command.
 func handsOn(c *cli.Command) *cli.Command {
 	c.ArgsUsage += behindDashes
 	c.Flags = append([]cli.Flag{commandOption()}, c.Flags...)
 	return c
 }
 
-// ofANode is a command that orders something of a node.
+// ofANode is a command that sends an order about a node.
 func (p *program) ofANode(name, usage string, kind rendezvous.OrderKind, done func(c *call) string) *cli.Command {
 	return &cli.Command{Name: name, Category: ofRun, ArgsUsage: "RUN NODE", Usage: usage,
 		Flags: connection(reasonOption()), Action: p.ask(func(c *call) error {

@@ -18,10 +18,10 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// viewer is the name of xpu_timer's tool that merges stacks: under it this program is its command stacks.
+// viewer is the name of xpu_timer's tool that merges stacks. By that name this program is its command stacks.
 const viewer = "xpu_timer_stacktrace_viewer"
 
-// viewerArgs makes stacks of a call by the name of xpu_timer's viewer, which takes the working directory by itself.
+// viewerArgs translates a call by the name of xpu_timer's viewer, which takes the working directory by itself.
 func viewerArgs(args []string) []string {
 	if len(args) == 0 || filepath.Base(args[0]) != viewer {
 		return args
@@ -56,9 +56,9 @@ func pathOption(usage string) cli.Flag {
 }
 
 const (
-	// collectTime is how long the nodes may take for their stacks: they have 15 s.
+	// collectTime is the time limit for the stacks of the nodes: they have 15 s.
 	collectTime = 25 * time.Second
-	askAgainFor = 200 * time.Millisecond // how often it is looked whether they have
+	askAgainFor = 200 * time.Millisecond // interval of the looks for them
 )
 
 // showStacks collects the stacks of a run's workers, whether anything hangs or not.
@@ -112,7 +112,7 @@ func (c *call) collect(judge serve.Transport) (report.Case, error) {
 	return report.Of(c.run(), c.now(), p), nil
 }
 
-// awaitCollection returns when all nodes have answered, or have had their time.
+// awaitCollection returns when all nodes have answered, or their time is over.
 func (c *call) awaitCollection(judge serve.Transport, collection uint64) error {
 	ctx, cancel := context.WithTimeout(c, collectTime)
 	defer cancel()
@@ -152,7 +152,7 @@ func (p *program) mergeStacks(dir string, asJSON bool) error {
 	return err
 }
 
-// sameHang is how much newer than a report xpu_timer's files may be that the nodes have written of the same hang.
+// sameHang is the largest time by which xpu_timer's files may be newer than a report of the same hang.
 const sameHang = 5 * time.Second
 
 // readStacks takes the newest of xpu_timer's files and our reports. The reports have the stacks of all nodes. Any

@@ -167,7 +167,7 @@ func (c *call) listNodes(nodes []rendezvous.NodeStatus) {
 	_ = t.Flush()
 }
 
-// outside are the states of nodes that are in no world: their ranks are those that they had in the last one.
+// outside are the states of nodes that are in no world: their ranks are those of the last one.
 func outside() []string { return []string{"waiting", "checking", "barred"} }
 
 func nodeState(n rendezvous.NodeStatus) string {
