@@ -22,8 +22,8 @@ type adapter struct {
 	wg      sync.WaitGroup
 	acl     *storeACL
 	bar     func(ctx context.Context, reason string) error
-	// farewell is dropped once this node has left the run itself. It may be nil.
-	farewell *farewell
+	// notice is dropped once this node has left the run itself. It may be nil.
+	notice *deathNotice
 	// progress returns the progress of this node's workers. It is nil if the progress is not known.
 	progress func() job.Progress
 	// findings are sent before this node leaves.
@@ -39,7 +39,7 @@ func newAdapter(s *api.Session, g *storeACL) *adapter {
 // close stops the session. It does not leave the run.
 func (a *adapter) close() {
 	close(a.end)
-	a.farewell.drop()
+	a.notice.drop()
 	a.session.Close()
 	a.wg.Wait()
 }
@@ -227,7 +227,7 @@ func (a *adapter) Leaving(ctx context.Context, reason string, grace time.Duratio
 func (a *adapter) Leave(ctx context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
 	a.findings.flush()
 	e, err := a.session.Leave(ctx, reason, verdict.Pack(fs))
-	a.farewell.drop()
+	a.notice.drop()
 	return verdict.Unpack(e), classify(err)
 }
 

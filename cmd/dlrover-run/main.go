@@ -127,8 +127,8 @@ type nodeJob struct {
 	endpoint *endpoint
 	adapter  *adapter
 	findings *findings
-	farewell atomic.Pointer[farewell] // nil: none is ready
-	metrics  *metrics                 // nil: metrics are off
+	notice   atomic.Pointer[deathNotice] // nil: none is ready
+	metrics  *metrics                    // nil: metrics are off
 	python   *pythonPath
 	parts    []launcher.Part // of the requested features
 	ended    bool            // the parts are
@@ -195,7 +195,7 @@ func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Resul
 	session, err := j.join(ctx, started, host)
 	stop()
 	if sig, ok := errors.AsType[*signalError](context.Cause(ctx)); ok {
-		j.farewell.Load().drop()
+		j.notice.Load().drop()
 		if session != nil {
 			session.Close()
 		}
@@ -209,8 +209,8 @@ func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Resul
 	j.adapter = newAdapter(session, j.endpoint.acl)
 	j.findings = newFindings(j)
 	j.adapter.progress, j.adapter.findings = j.progress, j.findings
-	j.adapter.bar, j.adapter.farewell = j.barSelf, j.farewell.Load()
-	j.adapter.farewell.joined(session)
+	j.adapter.bar, j.adapter.notice = j.barSelf, j.notice.Load()
+	j.adapter.notice.joined(session)
 	forParts(j.parts, func(p joiner) { p.joined(j) })
 	j.python.tidy()
 	agent, err := launcher.New(j.agentConfig(host))
@@ -242,10 +242,10 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.runsLog, j.observe); err != nil {
 			return nil, err
 		}
-		j.farewell.Store(newFarewell(j.guard, j.endpoint, j.s.runID, j.s.node.ID))
+		j.notice.Store(newDeathNotice(j.guard, j.endpoint, j.s.runID, j.s.node.ID))
 		if m := j.endpoint.master; m != nil {
 			forParts(j.parts, func(c *nodeChecks) { m.check = c.pythonCheck })
-			m.chosen = func() { j.farewell.Load().drop() } // the death notice is for our own daemon
+			m.chosen = func() { j.notice.Load().drop() } // the death notice is for our own daemon
 		}
 		cfg := j.sessionConfig(started)
 		if j.endpoint.second {
@@ -258,7 +258,7 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		if time.Since(begin) > j.s.connect {
 			return nil, classify(j.endpoint.takenByStranger(err, j.s))
 		}
-		j.farewell.Load().drop()
+		j.notice.Load().drop()
 		j.endpoint.close()
 		j.endpoint = nil
 		time.Sleep(50 * time.Millisecond) // a process that is ending still has the port
@@ -287,7 +287,7 @@ func (j *nodeJob) open() (err error) {
 
 // orphaned ends the launcher's processes, while it reports to the rendezvous that this node is lost.
 func (j *nodeJob) orphaned() {
-	f := j.farewell.Load()
+	f := j.notice.Load()
 	var told sync.WaitGroup
 	told.Go(f.say)
 	_ = j.procs.Abandon()

@@ -11,9 +11,9 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// farewell keeps the death notice of this node ready. The guard sends it to the rendezvous when the launcher is
+// deathNotice keeps the death notice of this node ready. The guard sends it to the rendezvous when the launcher is
 // killed, and the launcher when the guard is killed. The methods of nil do nothing.
-type farewell struct {
+type deathNotice struct {
 	link    *guard.Link
 	session atomic.Pointer[api.Session] // nil: not yet
 
@@ -21,8 +21,8 @@ type farewell struct {
 	request []byte // nil: there is nothing to send any more
 }
 
-// newFarewell returns nil if this process serves the rendezvous: then no receiver would be left.
-func newFarewell(link *guard.Link, e *endpoint, run, id string) *farewell {
+// newDeathNotice returns nil if this process serves the rendezvous: then no receiver would be left.
+func newDeathNotice(link *guard.Link, e *endpoint, run, id string) *deathNotice {
 	if link == nil || e.client == nil {
 		return nil
 	}
@@ -31,13 +31,13 @@ func newFarewell(link *guard.Link, e *endpoint, run, id string) *farewell {
 	if err != nil {
 		return nil
 	}
-	f := &farewell{link: link, request: request}
+	f := &deathNotice{link: link, request: request}
 	e.client.WhenDialed(f.dialed)
 	return f
 }
 
-// dialed directs the farewell to the peer of the last connection.
-func (f *farewell) dialed(peer net.Addr) {
+// dialed directs the notice to the peer of the last connection.
+func (f *deathNotice) dialed(peer net.Addr) {
 	tcp, ok := peer.(*net.TCPAddr)
 	if !ok {
 		return
@@ -62,14 +62,14 @@ func zoneOf(a netip.Addr) uint32 {
 }
 
 // joined sets the session that say abandons.
-func (f *farewell) joined(s *api.Session) {
+func (f *deathNotice) joined(s *api.Session) {
 	if f != nil {
 		f.session.Store(s)
 	}
 }
 
-// drop withdraws the farewell: this node has left by itself, or has no reason to leave.
-func (f *farewell) drop() {
+// drop withdraws the notice: this node has left by itself, or has no reason to leave.
+func (f *deathNotice) drop() {
 	if f == nil {
 		return
 	}
@@ -79,8 +79,8 @@ func (f *farewell) drop() {
 	f.link.SetDeathNotice(guard.DeathNotice{})
 }
 
-// say sends the farewell for a launcher whose guard was killed.
-func (f *farewell) say() {
+// say sends the notice for a launcher whose guard was killed.
+func (f *deathNotice) say() {
 	if f == nil {
 		return
 	}
