@@ -192,7 +192,8 @@ func TestCompletion(t *testing.T) {
 	require.NoError(t, err, string(out))
 	for line, want := range map[string]string{
 		"ver": "verdict", "checkpoints v": "verify", "node m": "mark", "status job --cond": "--conditions",
-		"checkpoints rm --js": "--json", "nonsense": "",
+		"checkpoints rm --js": "--json", "nonsense": "", "forget job --": "--master --token-file --json --help",
+		"exec job 0 -- l": "",
 	} {
 		words := strings.Fields(line)
 		script := `source <(dlroverctl --print-completion bash); COMP_WORDS=(dlroverctl "$@"); COMP_CWORD=$#
@@ -204,4 +205,5 @@ func TestCompletion(t *testing.T) {
 		require.Equal(t, want+"\n", string(out), line)
 	}
 	require.Equal(t, 2, ctl(io.Discard, "--print-completion", "csh"))
+	require.Equal(t, 0, ctl(io.Discard, "exec", "job", "0", "--", "ls", "--generate-bash-completion"), "it was executed")
 }

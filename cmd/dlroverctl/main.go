@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -68,6 +69,8 @@ func (p *program) run(ctx context.Context, args []string) int {
 	var err error
 	if args[len(args)-1] != "--generate-bash-completion" {
 		args, p.behind, err = arrange(a, args)
+	} else if slices.Contains(args, "--") {
+		return 0 // cli would take the request for an argument, and execute the command
 	}
 	if err == nil {
 		err = a.RunContext(ctx, args)
@@ -114,7 +117,10 @@ func (p *program) app() *cli.App {
 // completion runs the program itself for the possible words.
 const completion = `_dlroverctl() {
   local words=("${COMP_WORDS[@]:0:$COMP_CWORD}")
-  [[ $2 != -* ]] || words+=("$2")
+  case $2 in
+  --) words+=(-) ;;
+  -*) words+=("$2") ;;
+  esac
   COMPREPLY=($(compgen -W "$("${words[@]}" --generate-bash-completion 2>/dev/null)" -- "$2"))
 }
 complete -o default -F _dlroverctl dlroverctl
