@@ -209,7 +209,8 @@ func (c *call) checkpoint() (*checkpoint, error) {
 		if a.MemoryAt.Before(out.MemoryAt) {
 			out.MemoryStep, out.MemoryAt = a.MemoryStep, a.MemoryAt
 		}
-		if a.DiskAt.Before(out.DiskAt) {
+		// a rank whose state another one writes has none on disk
+		if out.DiskAt.IsZero() || !a.DiskAt.IsZero() && a.DiskAt.Before(out.DiskAt) {
 			out.DiskStep, out.DiskAt = a.DiskStep, a.DiskAt
 		}
 	}
