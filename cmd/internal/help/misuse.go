@@ -20,26 +20,26 @@ func plain(text string) string {
 		return "option " + dashed(name) + " needs a value"
 	}
 	if rest, ok := strings.CutPrefix(text, "invalid boolean value "); ok {
-		rule := "takes true, false or no value"
-		if own := text[strings.LastIndex(text, ": ")+len(": "):]; own != "parse error" {
-			rule = own // the option's own
-		}
-		return wrong(text, rest, " for -", rule)
+		return wrong(text, rest, " for -", "takes true, false or no value")
 	}
-	if rest, ok := strings.CutPrefix(text, "invalid value "); ok && strings.HasSuffix(text, ": parse error") {
+	if rest, ok := strings.CutPrefix(text, "invalid value "); ok {
 		return wrong(text, rest, " for flag -", "need a whole number")
 	}
 	return text
 }
 
-// wrong explains a wrong value, which stands quoted at the head of rest, and the values that its option takes.
+// wrong explains a wrong value, which stands quoted at the head of rest: by the values that its option takes, if the
+// option names them, else by the rule.
 func wrong(text, rest, before, rule string) string {
 	quoted, err := strconv.QuotedPrefix(rest)
 	if err != nil {
 		return text
 	}
 	value, _ := strconv.Unquote(quoted) // QuotedPrefix has checked it
-	name, _, _ := strings.Cut(strings.TrimPrefix(rest[len(quoted):], before), ": ")
+	name, own, _ := strings.Cut(strings.TrimPrefix(rest[len(quoted):], before), ": ")
+	if own != "parse error" {
+		rule = own
+	}
 	return dashed(name) + "=" + value + ": " + rule
 }
 
