@@ -109,14 +109,16 @@ func arrange(app *cli.App, args []string) (line, behind []string, err error) {
 		options = append(options, own[i])
 		if takesValue(app, own[i]) {
 			if i++; i == len(own) {
-				return nil, nil, fmt.Errorf("%s needs a value; see %s --help", own[i-1], self)
+				n, _ := commandOf(app, words)
+				command := strings.Join(append([]string{self}, words[:n]...), " ")
+				return nil, nil, fmt.Errorf("%s needs a value; see %s --help", own[i-1], command)
 			}
 			options = append(options, own[i])
 		}
 	}
-	names, c := 0, &cli.Command{Subcommands: app.Commands}
-	for ; names < len(words) && c.Command(words[names]) != nil; names++ {
-		c = c.Command(words[names])
+	names, c := commandOf(app, words)
+	if names == 0 && len(words) > 0 {
+		return nil, nil, fmt.Errorf("unknown command %q; see %s --help", words[0], self)
 	}
 	if slices.Contains(options, "--help") || slices.Contains(options, "-h") {
 		return append(append(args[:1:1], words[:names]...), "--help"), nil, nil
@@ -125,6 +127,15 @@ func arrange(app *cli.App, args []string) (line, behind []string, err error) {
 		rest, behind = nil, rest
 	}
 	return slices.Concat(args[:1], words[:names], options, []string{"--"}, words[names:], rest), behind, nil
+}
+
+// commandOf returns the command that words begin with, and how many words its name has.
+func commandOf(app *cli.App, words []string) (names int, c *cli.Command) {
+	c = &cli.Command{Subcommands: app.Commands}
+	for ; names < len(words) && c.Command(words[names]) != nil; names++ {
+		c = c.Command(words[names])
+	}
+	return names, c
 }
 
 // takesValue reports whether the value of an option is the next word. All commands agree on that.

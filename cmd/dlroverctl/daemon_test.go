@@ -180,7 +180,9 @@ func TestTheCommandLine(t *testing.T) {
 		{"status: unknown option --charge; see dlroverctl status --help", []string{"status", "job", "--charge"}},
 		{"status: unknown option --nope", []string{"status", "--nope", "job"}},
 		{`log-level "LOUD": need one of debug, info, warn, error`, []string{"log-level", "job", "LOUD"}},
-		{"--reason needs a value", []string{"pause", "job", "--reason"}},
+		{"--reason needs a value; see dlroverctl pause --help", []string{"pause", "job", "--reason"}},
+		{"--timeout=soon: .* is not a duration", []string{"exec", "job", "0", "--timeout=soon", "--", "ls"}},
+		{"--tail=-3: need a number from 0", []string{"logs", "job", "--tail=-3"}},
 		{"--master needs a value", []string{"status", "--master", "--", "job"}},
 		{`pause: no run is called "\.\."; give its --rdzv-id`, []string{"pause", ".."}},
 		{`status: no run is called "\."`, []string{"status", "."}},
@@ -191,6 +193,7 @@ func TestTheCommandLine(t *testing.T) {
 		{`checkpoints takes .*, but was given "mv" "dir"`, []string{"checkpoints", "mv", "dir"}},
 		{"--master=node0:http: need a host and a port from 1 to 65535", []string{"runs", "--master=node0:http"}},
 		{`unknown command "dance"`, []string{"dance", "job"}},
+		{`unknown command "dance"`, []string{"help", "dance"}},
 	} {
 		d.fails(2, c.want, c.args...)
 	}

@@ -35,8 +35,10 @@ func (c *call) logs() error {
 	if follow && !c.args.IsSet("tail") {
 		tail = defaultTail
 	}
-	if tail < -1 || c.args.IsSet("rank") && c.args.Int("rank") < 0 {
-		return &usageError{errors.New("logs: --tail and --rank need numbers from 0")}
+	for name, least := range map[string]int{"rank": 0, "tail": -1} {
+		if n := c.args.Int(name); c.args.IsSet(name) && n < least {
+			return &usageError{fmt.Errorf("logs: --%s=%d: need a number from 0", name, n)}
+		}
 	}
 	p := newLogPrinter(c)
 	var lost time.Time

@@ -134,8 +134,6 @@ func (p *program) withoutCommand(c *cli.Context) error {
 		fmt.Fprint(p.stdout, completion)
 	case c.IsSet("print-completion"):
 		return fmt.Errorf("--print-completion=%s: only bash has one", c.String("print-completion"))
-	case c.NArg() > 0:
-		return fmt.Errorf("unknown command %q; see %s --help", c.Args().First(), self)
 	default:
 		return cli.ShowAppHelp(c)
 	}
