@@ -15,7 +15,7 @@ import (
 
 func (p *program) events() *cli.Command {
 	return &cli.Command{Name: "events", Category: ofRun, ArgsUsage: "RUN", Usage: "show what has happened",
-		Description: "With --json each event is one line.",
+		Description: "A line has time, round.epoch, event and text. With --json it is an object.",
 		Flags:       connection(followOption()), Action: p.ask((*call).showEvents)}
 }
 

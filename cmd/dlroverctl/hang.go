@@ -18,7 +18,7 @@ import (
 
 func (p *program) hang() *cli.Command {
 	return &cli.Command{Name: "hang", Category: ofRun, ArgsUsage: "RUN",
-		Usage: "show whether its workers hang, and which rank is to blame", Flags: connection(),
+		Usage: "show whether workers hang, and which rank is to blame", Flags: connection(),
 		Action: p.ask((*call).showHang)}
 }
 
@@ -78,7 +78,7 @@ func hangAction(spec string) string {
 	case hang.ActStop:
 		return "the run is stopped"
 	}
-	return "people are told"
+	return "report only"
 }
 
 func hangState(p hang.Picture) string {
@@ -91,7 +91,7 @@ func hangState(p hang.Picture) string {
 	case hang.StateAsking:
 		return "evidence is being collected: " + answers
 	case hang.StateWaiting:
-		return "it may still be no hang; it is looked at again"
+		return "not certain yet; the nodes will be asked again"
 	case hang.StateConfirming:
 		return "the verdict is being confirmed: " + answers
 	case hang.StateDecided:

@@ -31,7 +31,7 @@ func TestHang(t *testing.T) {
 	d.suspected("job", "gpu-01")
 	out := d.ok("hang", "job")
 	for _, line := range []string{
-		`run +job`, `action +people are told`, `state +evidence is being collected: 0 of 1 nodes have answered`,
+		`run +job`, `action +report only`, `state +evidence is being collected: 0 of 1 nodes have answered`,
 		`epoch +round 1, epoch 0`, `suspected +[0-2]s ago; nodes that suspect it now: 1`, `last progress +1[0-2]s ago`,
 		`no answer +nodes 0`,
 		`slow +node 0 gpu-01: rank 1 is behind in 40 % of the steps`,

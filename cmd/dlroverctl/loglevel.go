@@ -12,7 +12,7 @@ import (
 
 func (p *program) logLevel() *cli.Command {
 	return &cli.Command{Name: "log-level", Category: ofRun, ArgsUsage: "RUN LEVEL",
-		Usage: "set the log level of its launchers: " + strings.Join(levels(), ", "),
+		Usage: "set the log level of the launchers: " + strings.Join(levels(), ", "),
 		Flags: connection(nodeOption()), Action: p.ask((*call).setLogLevel)}
 }
 

@@ -20,7 +20,7 @@ func (p *program) node() *cli.Command {
 	return &cli.Command{Name: "node", Category: ofMachines, ArgsUsage: "mark|clear", Usage: "mark a machine, or clear it",
 		Subcommands: []*cli.Command{
 			change("mark", "mark a machine until it is cleared; needs --reason"),
-			change("clear", "remove its mark, and forget what was found"),
+			change("clear", "remove the mark, and forget what was found"),
 		}}
 }
 

@@ -20,7 +20,7 @@ import (
 
 func (p *program) nodes() *cli.Command {
 	return &cli.Command{Name: "nodes", Category: ofRun, ArgsUsage: "[RUN]",
-		Usage: "list its nodes; without RUN: faulty machines across jobs", Description: nodesAbout,
+		Usage: "list the nodes of a run; without RUN, faulty machines of all jobs", Description: nodesAbout,
 		Flags: connection(), Action: p.ask(func(c *call) error {
 			if c.args.NArg() == 0 {
 				return c.listMachines()
