@@ -47,8 +47,8 @@ func sizeOptions() []Option {
 	return []Option{
 		{Name: "nnodes", Default: "1:1", Meta: "N|MIN:MAX", Category: sizeSection,
 			Usage: "number of nodes: a fixed number, or a range within which nodes may leave and join while the job runs"},
-		{Name: "nproc-per-node", Default: "1", Meta: "N|auto|gpu|cpu|xpu", Category: sizeSection,
-			Usage: "workers on this node: a number, gpu, xpu or cpu for one per device of that kind, " +
+		{Name: "nproc-per-node", Default: "1", Meta: "N|auto|gpu|cpu", Category: sizeSection,
+			Usage: "workers on this node: a number, gpu or cpu for one per device of that kind, " +
 				"or auto for one per accelerator (without one, per CPU)"},
 		{Name: "auto-config", Kind: Flag, Category: sizeSection, Extra: true,
 			Usage: "take the number of nodes from $NODE_NUM and the number of workers from the GPUs of this node"},

@@ -1,6 +1,6 @@
 complete dlrover-run \
   'n@--nnodes@x:N|MIN:MAX@' \
-  'n@--nproc-per-node@x:N|auto|gpu|cpu|xpu@' \
+  'n@--nproc-per-node@x:N|auto|gpu|cpu@' \
   'n@--node-unit@x:N@' \
   'n@--rdzv-backend@x:NAME@' \
   'n@--rdzv-endpoint@x:HOST[:PORT]@' \

@@ -1,7 +1,7 @@
 #compdef dlrover-run
 _arguments -s -S -A '-*' \
   '*--nnodes=[number of nodes\: a fixed number, or a range within which nodes may leave and join while the job runs (default\: 1\:1)]:N|MIN\:MAX: ' \
-  '*--nproc-per-node=[workers on this node\: a number, gpu, xpu or cpu for one per device of that kind, or auto for one per accelerator (without one, per CPU) (default\: 1)]:N|auto|gpu|cpu|xpu: ' \
+  '*--nproc-per-node=[workers on this node\: a number, gpu or cpu for one per device of that kind, or auto for one per accelerator (without one, per CPU) (default\: 1)]:N|auto|gpu|cpu: ' \
   '*--auto-config[take the number of nodes from $NODE_NUM and the number of workers from the GPUs of this node]' \
   '*--node-unit=[train on a multiple of N nodes only, N >= 1; surplus nodes wait as spares (default\: 1)]:N: ' \
   '*--rdzv-backend=[how nodes find each other\: static (fixed node ranks), c10d (one node serves the rendezvous; ranks are assigned when the nodes meet) or dlrover-master (a daemon serves it) (default\: static)]:NAME: ' \
