@@ -12,22 +12,22 @@ import (
 	"dlrover-run/rendezvous/kube"
 )
 
-// agentPods finds the Kubernetes nodes of DLRover's agents. Of where they are, agents tell the address of their host
-// alone, so that their pods are looked up by the names that DLRover gives them.
+// agentPods finds the Kubernetes nodes of DLRover's agents. Agents report only the address of their host, so their pods
+// are looked up by the names that DLRover gives them.
 type agentPods struct {
-	find func(ctx context.Context, pod string) (kube.Place, error) // nil: there is nobody to ask
+	find func(ctx context.Context, pod string) (kube.Place, error) // nil: there is no API server to ask
 	job  string
 	log  *slog.Logger
 	busy chan struct{} // holds one for every request that is under way
 
 	mu    sync.Mutex
 	known map[podAt]string // nodes, "" where there is none to be found
-	said  map[string]bool  // what is said once
-	never bool             // nobody is asked any more
-	after time.Time        // nobody is asked before this
+	said  map[string]bool  // reasons that have been logged once
+	never bool             // no further lookups
+	after time.Time        // no lookups before this
 }
 
-// podAt is a pod by its name and the address that its agent tells. A pod of that name on another host is another one.
+// podAt is a pod by its name and the address that its agent reports. The same name on another host is a different pod.
 type podAt struct{ name, ip string }
 
 const (
@@ -68,7 +68,7 @@ func (p *agentPods) machine(ctx context.Context, kind string, id int, ip string)
 	return p.learn(at, place, err)
 }
 
-// remembered says what is known, or that nobody is to be asked.
+// remembered returns the known node of a pod; known is also true if there must be no lookup.
 func (p *agentPods) remembered(at podAt) (node string, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,7 +103,7 @@ func (p *agentPods) learn(at podAt, place kube.Place, err error) string {
 	return node
 }
 
-// remember keeps what was found of a pod whose move to another host would be seen.
+// remember keeps the result for a pod, if its move to another host would be noticed.
 func (p *agentPods) remember(at podAt, node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,7 +115,7 @@ func (p *agentPods) remember(at podAt, node string) {
 	}
 }
 
-// tell says once why agents keep their own names.
+// tell logs once why agents keep their own names.
 func (p *agentPods) tell(why string, attrs ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

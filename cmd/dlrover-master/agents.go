@@ -17,7 +17,7 @@ import (
 	"dlrover-run/rendezvous/pyproto/agents"
 )
 
-// agentsMode says whether agents of DLRover are served: not, those that name the job, or all.
+// agentsMode selects the agents of DLRover that are served: none, those that name the job, or all.
 type agentsMode string
 
 const (

@@ -134,8 +134,8 @@ type daemon struct {
 	metrics *metrics
 	service *service.Service
 	hub     atomic.Pointer[api.Hub]
-	marks   *marks.Keeper // nil: nobody keeps what is known of nodes
-	nodes   *cluster      // nil: nobody acts on marks
+	marks   *marks.Keeper // nil: no record of nodes is kept
+	nodes   *cluster      // nil: marks have no effect on the cluster
 }
 
 // Bounds of --keep-runs.
@@ -216,14 +216,15 @@ func checkExposure(listen string, hasToken, insecure bool) error {
 		"and --insecure serves anyway", listen)
 }
 
-// annotate tells of a mark in the timeline of a run. Before the service is there no run is, but marks may expire.
+// annotate adds a mark to the timeline of a run. Marks may expire before the service exists, when there are no runs
+// yet.
 func (d *daemon) annotate(run string, event job.Event, node, text string) {
 	if hub := d.hub.Load(); hub != nil {
 		_ = hub.Annotate(run, event, node, text) // the run may be over
 	}
 }
 
-// extra is what is served without a token.
+// extra serves paths that need no token.
 func (d *daemon) extra() http.Handler {
 	ready := func() error { return nil }
 	if d.marks != nil {
@@ -250,7 +251,7 @@ func (d *daemon) observe(run string, n rendezvous.Note) {
 		"node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
 }
 
-// closeMarks ends what keeps marks, before the service that they are told to.
+// closeMarks ends the Keeper of marks, before the service that it reports to.
 func (d *daemon) closeMarks() {
 	if d.marks == nil {
 		return

@@ -20,8 +20,7 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// metrics are the daemon's: counters of what happened, and gauges read from the hub
-// when they are asked for.
+// metrics are the daemon's: counters of events, and gauges that are read from the hub on request.
 type metrics struct {
 	reg    *prometheus.Registry
 	events *prometheus.CounterVec
@@ -47,7 +46,7 @@ type page struct {
 
 	mu   sync.Mutex
 	at   time.Time
-	text []byte // nobody may change it
+	text []byte // read-only
 }
 
 const pageTime = time.Second
@@ -88,7 +87,7 @@ func (p *page) fresh(now time.Time) ([]byte, error) {
 	return p.text, nil
 }
 
-// watchAll adds what is read from the parts of the daemon; k is nil without marks.
+// watchAll adds the metrics of the daemon's parts; k is nil without marks.
 func (m *metrics) watchAll(s *service.Service, k *marks.Keeper) {
 	m.watch(s.Hub)
 	m.watchCheckpoints(s.Checkpoints)
@@ -121,8 +120,8 @@ func (m *metrics) watch(h *api.Hub) {
 		func(s api.RunStatus) int { return s.Restarts })
 }
 
-// watchCheckpoints adds how old the checkpoints of the runs are that report them: the
-// oldest of all ranks, for that is what would be lost.
+// watchCheckpoints adds the age of the checkpoints of each run that reports them: the oldest of all ranks, because that
+// much work would be lost.
 func (m *metrics) watchCheckpoints(h *coordinator.Hub) {
 	oldest := func(name, help string, at func(coordinator.Age) time.Time) {
 		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
@@ -145,7 +144,7 @@ func (m *metrics) watchCheckpoints(h *coordinator.Hub) {
 		func(a coordinator.Age) time.Time { return a.DurableAt })
 }
 
-// watchChecks adds what the checks of nodes have found. Neither runs nor nodes are labels.
+// watchChecks adds the results of node checks. Neither runs nor nodes are labels.
 func (m *metrics) watchChecks(h *checks.Hub) {
 	for _, state := range checks.States {
 		m.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
@@ -165,7 +164,7 @@ func (m *metrics) watchChecks(h *checks.Hub) {
 		}, func() float64 { return h.Stats().Newest.Seconds() }))
 }
 
-// watchHangs adds what was suspected and judged of the runs' workers. Neither runs nor nodes are labels.
+// watchHangs adds suspicions and verdicts about the runs' workers. Neither runs nor nodes are labels.
 func (m *metrics) watchHangs(h *hangs.Hub) {
 	counter := func(name, help string, labels prometheus.Labels, value func(hangs.Stats) int) {
 		m.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels},

@@ -38,7 +38,7 @@ func nodeFlags() []cli.Flag {
 	}
 }
 
-// keepMarks keeps what is known of nodes, and acts on it, if anybody wants that.
+// keepMarks keeps the record of nodes, and acts on it if the options ask for that.
 func (d *daemon) keepMarks(c *cli.Context) error {
 	expiry := time.Duration(*c.Generic("node-mark-time").(*duration.Value))
 	if expiry < leastMarkTime || expiry > mostMarkTime {
@@ -76,7 +76,7 @@ func (d *daemon) keepMarks(c *cli.Context) error {
 	return nil
 }
 
-// nodeAction is the level, and who acts on it: nobody at level none, and in a dry run.
+// nodeAction returns the level and the cluster that acts on it: nil at level none, and in a dry run.
 func (d *daemon) nodeAction(c *cli.Context) (kube.Level, *cluster, error) {
 	name, dry := c.String("node-action"), c.Bool("node-action-dry-run")
 	if name == "" && !dry {
@@ -103,7 +103,7 @@ func orEvent(name string) string {
 	return name
 }
 
-// How long the start waits for the API server to say what is allowed: where a level was asked for, and where none was.
+// How long the start waits for the API server to report the permissions: with a level given, and without.
 const (
 	askedLimit = 10 * time.Second
 	silentWait = 2 * time.Second
@@ -129,7 +129,7 @@ func (d *daemon) defaultAction(ctx context.Context) (kube.Level, *cluster, error
 	return kube.Event, a, nil
 }
 
-// act is who acts on a level that was asked for. An API server that does not answer is no error: it may later.
+// act returns the cluster for a level that was given. An API server that does not answer is no error: it may later.
 func (d *daemon) act(ctx context.Context, level kube.Level) (*cluster, error) {
 	ctx, cancel := context.WithTimeout(ctx, askedLimit)
 	defer cancel()
@@ -144,7 +144,7 @@ func (d *daemon) act(ctx context.Context, level kube.Level) (*cluster, error) {
 	return a, nil
 }
 
-// away says whether an error is an awayError, and tells people if it is.
+// away reports whether an error is an awayError, and logs it if so.
 func (d *daemon) away(err error) bool {
 	away, ok := errors.AsType[*awayError](err)
 	if ok {
@@ -153,7 +153,7 @@ func (d *daemon) away(err error) bool {
 	return ok
 }
 
-// awayError: nobody has said whether the level is allowed.
+// awayError means that the API server has not confirmed the level's permissions.
 type awayError struct{ error }
 
 func (e *awayError) Unwrap() error { return e.error }
@@ -164,10 +164,10 @@ type cluster struct {
 	level   kube.Level
 	owner   string
 	log     *slog.Logger
-	guessed bool // nobody has asked for the level, nor said that it is allowed
+	guessed bool // the level was neither given nor confirmed
 }
 
-// newCluster returns who acts with the configuration, if there was no error. It is usable with an awayError, too.
+// newCluster returns a cluster with the configuration, if there was no error. It is usable with an awayError, too.
 func newCluster(ctx context.Context, l kube.Level, cfg kube.Config, err error, log *slog.Logger) (*cluster, error) {
 	if err != nil {
 		return nil, err
@@ -202,19 +202,19 @@ func manifest(l kube.Level) string {
 	return "rbac-" + string(l) + ".yaml"
 }
 
-// owner is in whose name nodes are marked: the same after a restart, in a pod of another name, too.
+// owner is the name under which nodes are marked. It stays the same after a restart, even in a pod of another name.
 func owner(cfg kube.Config) string {
 	pod := cfg.Pod
 	if pod == "" {
-		pod, _ = os.Hostname() // the pod's name, unless the pod says otherwise
+		pod, _ = os.Hostname() // the pod's name, unless its spec sets another
 	}
 	return ownerPrefix + cfg.Namespace + "/" + workload(pod)
 }
 
 const ownerPrefix = "dlrover-master/"
 
-// workload is the name of what makes a pod of that name: Deployments and Jobs append words of an alphabet that nobody
-// could take for a name. The pods of StatefulSets have names that stay.
+// workload is the name of the pod's controller: Deployments and Jobs append random words from an alphabet without
+// vowels. The pods of StatefulSets have stable names.
 func workload(pod string) string {
 	const letter = "[bcdfghjklmnpqrstvwxz2456789]"
 	return regexp.MustCompile("^(.+?)(-"+letter+"{6,10})?-"+letter+"{5}$").ReplaceAllString(pod, "$1")
@@ -226,7 +226,7 @@ func (a *cluster) close() {
 	}
 }
 
-// asked is what the Keeper asks at this level. Level event leaves nothing to undo, and does not allow to look.
+// asked is the Actor of the Keeper at this level. Level event leaves nothing to undo, and does not allow reads.
 func (a *cluster) asked() marks.Actor {
 	if a.level == kube.Event {
 		return a
@@ -266,7 +266,7 @@ type undoing struct {
 	avoiding avoiding
 }
 
-// Remove removes this owner's mark, whenever it ends: nobody but this daemon renews it.
+// Remove removes this owner's mark, whenever it ends: only this daemon renews it.
 func (a *undoing) Remove(ctx context.Context, m nodes.Mark) error {
 	err := a.client.Remove(ctx, kube.Mark{Node: m.Node, Owner: a.owner})
 	if errors.Is(err, kube.ErrNotFound) { // no node can have such a name
@@ -275,10 +275,10 @@ func (a *undoing) Remove(ctx context.Context, m nodes.Mark) error {
 	return err
 }
 
-// strangersGrace is how long after its end another master's mark is taken to be one that nobody will remove.
+// strangersGrace is the time after its end at which another master's mark counts as abandoned.
 const strangersGrace = time.Hour
 
-// Sweep removes this owner's marks of machines that are not known, and those of masters that never came back.
+// Sweep removes this owner's marks of unknown machines, and those of masters that never came back.
 func (a *undoing) Sweep(ctx context.Context, known func(machine string) bool) error {
 	all, errs := a.client.Marks(ctx)
 	for _, m := range all {
@@ -298,7 +298,7 @@ func (a *undoing) Sweep(ctx context.Context, known func(machine string) bool) er
 	return errors.Join(errs...)
 }
 
-// avoiding says whether the own pod may be annotated.
+// avoiding is the knowledge whether the own pod may be annotated.
 type avoiding int
 
 const (
@@ -331,7 +331,7 @@ func (a *undoing) Avoid(ctx context.Context, machines []string) error {
 	return err
 }
 
-// watchMarks adds what is marked. Nodes are no labels.
+// watchMarks adds the numbers of marks. Nodes are no labels.
 func (m *metrics) watchMarks(k *marks.Keeper) {
 	gauge := func(name, help string, value func(marks.Stats) int) {
 		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},

@@ -11,8 +11,8 @@ import (
 	"dlrover-run/rendezvous/nodes"
 )
 
-// Actor carries out marks somewhere. Its methods may be called again for what is done already, and with a ctx of a
-// minute; never at the same time. An error that is ErrFinal is not tried again, every other one is.
+// Actor carries out marks somewhere. Its methods must be idempotent; their ctx ends after a minute, and calls never
+// overlap. An error that is ErrFinal is not retried, every other one is.
 type Actor interface {
 	// Apply marks m.Node, or brings its mark up to date.
 	Apply(ctx context.Context, m nodes.Mark) error
@@ -20,14 +20,14 @@ type Actor interface {
 	Remove(ctx context.Context, m nodes.Mark) error
 }
 
-// Sweeper is an Actor that can remove what earlier daemons have left: all marks but those of machines that are known.
-// It is asked at the start, and then every hour.
+// Sweeper is an Actor that can remove the marks of earlier daemons: all but those of known machines. It is called at
+// the start, and then every hour.
 type Sweeper interface {
 	Sweep(ctx context.Context, known func(machine string) bool) error
 }
 
-// Avoider is an Actor that tells others which machines pods of a replacement should avoid. It is asked at the start,
-// and when they change.
+// Avoider is an Actor that publishes the machines that replacement pods should avoid. It is called at the start, and
+// when they change.
 type Avoider interface {
 	Avoid(ctx context.Context, machines []string) error
 }
@@ -35,7 +35,7 @@ type Avoider interface {
 // ErrFinal is an error of an Actor that trying again does not help.
 var ErrFinal = errors.New("it is not tried again")
 
-// Bounds of what waits for an Actor.
+// Bounds of the queue of an Actor.
 const (
 	maxPending = nodes.MaxNodes // machines
 	actBudget  = time.Minute    // of one call
@@ -44,7 +44,7 @@ const (
 	sweepEvery = time.Hour // also the last pause of a sweep
 )
 
-// What is to be done about no machine in particular; these can be no machine's names.
+// Tasks about no machine in particular. They cannot be names of machines.
 const (
 	sweepTask = "\nmarks that earlier daemons have left"
 	avoidTask = "\nthe list of machines to avoid"
@@ -98,7 +98,7 @@ func newActor(k *Keeper) *actor {
 		wake: make(chan struct{}, 1)}
 }
 
-// begin is what is to be done at the start: an earlier daemon may not have come to it.
+// begin enqueues the tasks of the start: an earlier daemon may have left them undone.
 func (a *actor) begin(marks []nodes.Mark) {
 	for _, m := range marks {
 		a.enqueue(nodes.Act{Do: nodes.Apply, Mark: m})
@@ -109,7 +109,7 @@ func (a *actor) begin(marks []nodes.Mark) {
 	a.avoid()
 }
 
-// enqueue replaces what was to be done about the machine.
+// enqueue replaces the machine's pending task.
 func (a *actor) enqueue(act nodes.Act) {
 	m, f := act.Mark, a.do.Apply
 	if act.Do == nodes.Remove {
@@ -118,7 +118,7 @@ func (a *actor) enqueue(act nodes.Act) {
 	a.put(&pending{key: m.Node, what: act.Do, run: func(ctx context.Context) error { return f(ctx, m) }})
 }
 
-// avoid has the list of machines to avoid told again.
+// avoid has the list of machines to avoid published again.
 func (a *actor) avoid() {
 	if v, ok := a.do.(Avoider); ok {
 		a.put(&pending{key: avoidTask, run: func(ctx context.Context) error { return v.Avoid(ctx, a.k.Avoid()) }})
@@ -143,7 +143,7 @@ func (a *actor) put(p *pending) {
 	signal(a.wake)
 }
 
-// known says whether something is to be done about a machine, or its mark counts.
+// known reports whether the machine has a pending task, or its mark counts.
 func (a *actor) known(machine string) bool {
 	a.mu.Lock()
 	_, busy := a.pending[machine]
@@ -169,7 +169,7 @@ func (a *actor) work(ctx context.Context) {
 	}
 }
 
-// next is what is due, or for how long nothing is.
+// next returns the task that is due, or the time until one is.
 func (a *actor) next() (first *pending, wait time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -225,7 +225,7 @@ func (p *pending) longest() time.Duration {
 	return lastPause
 }
 
-// succeeded notes what was done. The lock is held.
+// succeeded records a task that was carried out. The lock is held.
 func (a *actor) succeeded(p *pending, newer bool) {
 	switch p.what {
 	case nodes.Apply:
@@ -241,7 +241,7 @@ func (a *actor) succeeded(p *pending, newer bool) {
 	}
 }
 
-// told logs what has become of a task, once for every change. The lock is held.
+// told logs the result of a task, once for every change. The lock is held.
 func (a *actor) told(p *pending, err error) {
 	about := []any{"action", string(p.what), "node", p.key}
 	if p.what == "" {
@@ -261,7 +261,7 @@ func (a *actor) told(p *pending, err error) {
 	}
 }
 
-// same is what two errors have in common that differ in ports or times only.
+// same is the common part of errors that differ in ports or times only.
 func same(err error) string {
 	return strings.Map(func(r rune) rune {
 		if '0' <= r && r <= '9' {
@@ -271,7 +271,7 @@ func same(err error) string {
 	}, err.Error())
 }
 
-// deed is how far things are with a machine; nil: there is nothing to say.
+// deed is the progress with a machine; nil: there is none.
 func (a *actor) deed(machine string) *Deed {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -284,7 +284,7 @@ func (a *actor) deed(machine string) *Deed {
 	return nil
 }
 
-// busy are the machines of which something is to be done, and what else cannot be done now.
+// busy returns the machines with pending tasks, and the other tasks that cannot be carried out now.
 func (a *actor) busy() (machines, troubles []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -298,7 +298,7 @@ func (a *actor) busy() (machines, troubles []string) {
 	return machines, troubles
 }
 
-// counts are of machines of which something is to be done, and of calls that have failed.
+// counts are those of machines with pending tasks, and of failed calls.
 func (a *actor) counts() (machines, failures int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -16,16 +16,16 @@ import (
 	"dlrover-run/rendezvous/nodes"
 )
 
-// ear collects what a service notes, which must be quick, and hands it to the Keeper in pieces.
+// ear collects the notes of a service, which must not block, and hands them to the Keeper in batches.
 type ear struct {
 	k *Keeper
 
 	mu   sync.Mutex
-	runs map[string]*heard // of those of which there is something new
+	runs map[string]*heard // by run; only those with news
 	wake chan struct{}     // holds one when there is
 }
 
-// heard is what is new of a run.
+// heard is the news of a run.
 type heard struct {
 	machines map[string]string // of nodes that have joined, by their names
 	said     []said            // in order
@@ -87,7 +87,7 @@ func (k *Keeper) Cleared(run, id string, covered []string) {
 	}
 }
 
-// bounded leaves out what is no aspect of ours.
+// bounded drops unknown aspects.
 func bounded(covered []string) []string {
 	covered = slices.Clone(covered[:min(len(covered), maxCover)])
 	return slices.DeleteFunc(covered, func(a string) bool { return len(a) > nodes.MaxKind })
@@ -123,29 +123,30 @@ func (e *ear) take() map[string]*heard {
 // lookEvery is how often all runs are looked at, whether anything was heard of them or not.
 const lookEvery = time.Hour
 
-// Follow has the Keeper find out what it hears of: s is the service whose notes come to Hear, and whose checks to
-// Cleared. It is to be called once.
+// Follow connects the Keeper to a service, whose notes are passed to Hear and whose passed checks to Cleared. Call it
+// once.
 func (k *Keeper) Follow(s *service.Service) {
 	k.service.Store(s)
 	l := &listener{k: k, s: s, known: map[string]*known{}}
 	k.wg.Go(func() { l.listen(k.ctx) })
 }
 
-// listener turns what was heard into findings.
+// listener turns notes into findings.
 type listener struct {
 	k     *Keeper
 	s     *service.Service
 	known map[string]*known // by run
 }
 
-// known is what the listener remembers of a run.
+// known is the listener's state of a run.
 type known struct {
 	machines map[string]string // by the names of nodes; "" is unknown
 	here     []string          // machines of the nodes that were here when it last looked
 	judged   job.EpochID
 }
 
-// listen hears in pieces. What has come before ctx ended is heard before it returns, so that Close writes it.
+// listen processes notes in batches. Notes from before the end of ctx are processed before it returns, so that Close
+// writes them.
 func (l *listener) listen(ctx context.Context) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
@@ -180,7 +181,7 @@ func (l *listener) lookAtAll() {
 	}
 }
 
-// hear judges what is new of a run. Its size counts with those who have left meanwhile, for they may be what is judged.
+// hear judges the news of a run. Its size includes nodes that have left meanwhile, because the news may be about them.
 func (l *listener) hear(run string, h *heard) {
 	r := l.known[run]
 	if r == nil {
@@ -219,7 +220,7 @@ func (r *known) forget(here []rendezvous.NodeStatus) {
 	}
 }
 
-// machine is what the place of a node is called.
+// machine returns the name of a node's machine.
 func (r *known) machine(node string) string {
 	if m := r.machines[node]; m != "" {
 		return m
@@ -263,8 +264,8 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]job.Ca
 	}
 }
 
-// kindOf says what a note about a node means, "": nothing, and its text. Launchers whose workers survive SIGKILL have
-// their own names barred because of a hang.
+// kindOf returns the meaning of a note about a node, and its text; "" is no meaning. Launchers whose workers survive
+// SIGKILL have their own names barred because of a hang.
 func kindOf(s said, bars map[string]job.Cause) (nodes.Kind, string) {
 	what, rest, _ := strings.Cut(s.text, ": ")
 	switch {
@@ -280,7 +281,7 @@ func kindOf(s said, bars map[string]job.Cause) (nodes.Kind, string) {
 	return "", ""
 }
 
-// passedIfNoted is Passed, without any cost for the many machines of which nothing is known.
+// passedIfNoted is Passed, but free of cost for the many machines without a record.
 func (k *Keeper) passedIfNoted(machine string, covered []string) {
 	k.mu.Lock()
 	noted := k.book.Noted(machine)
@@ -290,7 +291,7 @@ func (k *Keeper) passedIfNoted(machine string, covered []string) {
 	}
 }
 
-// judge hands over who was to blame for the ends of epochs since it was last called.
+// judge hands over the culprits of the epochs that have ended since its last call.
 func (l *listener) judge(run string, r *known) {
 	epochs, err := l.s.Hub.Evidences(run)
 	if err != nil {
@@ -305,7 +306,7 @@ func (l *listener) judge(run string, r *known) {
 	}
 }
 
-// blame records the end of an epoch: its culprit, and what that says of machines.
+// blame records the end of an epoch: its culprit, and the findings about machines.
 func (l *listener) blame(run string, r *known, e rendezvous.EpochEvidence, v service.Verdict) {
 	culprit, kind := "", nodes.Kind("")
 	switch {
@@ -328,8 +329,8 @@ func (l *listener) blame(run string, r *known, e rendezvous.EpochEvidence, v ser
 	l.k.Failed(run, culprit, v.Line)
 }
 
-// hung records whom a hung world has waited for, and names the first of them. A verdict of little confidence blames
-// nobody.
+// hung records the nodes that a hung world has waited for, and names the first of them. A verdict of little confidence
+// blames no node.
 func (l *listener) hung(run string, r *known, v service.Verdict) string {
 	if v.Hang == nil || v.Hang.Confidence == hang.Low {
 		return ""
@@ -346,7 +347,7 @@ func silent(e rendezvous.EpochEvidence, node string) bool {
 	return slices.ContainsFunc(e.Losses, func(o job.Loss) bool { return o.Node == node && o.Silent })
 }
 
-// programs says whether a class of failures comes from the program and its command line, wherever it runs.
+// programs reports whether a class of failures comes from the program and its command line, on any machine.
 func programs(c verdict.Class) bool {
 	switch c {
 	case verdict.ImportError, verdict.UsageError, verdict.Interrupted, verdict.FileNotFound, verdict.Permission:

@@ -22,7 +22,7 @@ const (
 	probeName = "nodes.probe"
 )
 
-// file is nodes.json in a directory that nobody else writes to while the lock is held.
+// file is nodes.json in a directory that no other process writes to while the lock is held.
 type file struct {
 	dir  string
 	lock *os.File
@@ -110,7 +110,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// probeEvery bounds how often the directory is tried: anybody may ask for that.
+// probeEvery bounds how often the directory is tried: any caller may ask for that.
 const probeEvery = 2 * time.Second
 
 // probe reports why the directory cannot be written to.

@@ -16,7 +16,7 @@ import (
 type Change struct {
 	Action string `json:"action"` // "mark" or "clear"
 	Reason string `json:"reason"`
-	By     string `json:"by,omitempty"` // who says so
+	By     string `json:"by,omitempty"` // the author
 }
 
 // Changed is its answer.
@@ -44,7 +44,7 @@ const (
 	bodyTimeout = 10 * time.Second
 )
 
-// Handler answers below /v1/nodes: GET with what is known, and POST /v1/nodes/{node} to a Change.
+// Handler serves /v1/nodes: GET returns the known nodes, and POST /v1/nodes/{node} takes a Change.
 func (k *Keeper) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/nodes", answer(func(*http.Request) (any, error) { return k.List(), nil }))
@@ -92,7 +92,7 @@ func (k *Keeper) serveChange(req *http.Request) (any, error) {
 	return Changed{Known: known}, kept(err)
 }
 
-// checkChange reports what is wrong with a change.
+// checkChange reports an invalid change.
 func checkChange(node string, c Change) error {
 	for _, s := range []string{c.Reason, c.By} {
 		if len(s) > nodes.MaxText/2 || !text.Printable(s) {
@@ -115,7 +115,7 @@ func kept(err error) error {
 	return fmt.Errorf("%w: %w", errNotKept, err)
 }
 
-// Ready serves GET /readyz: 200 if the directory can be written to, else 503 with the reason. Nobody needs a token.
+// Ready serves GET /readyz: 200 if the directory can be written to, else 503 with the reason. It needs no token.
 func Ready(ready func() error) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		if err := ready(); err != nil {

@@ -1,5 +1,5 @@
-// Package marks keeps one nodes.Book for a daemon: with its file, its clock, the answers below /v1/nodes, and what acts
-// on marks elsewhere, such as a cluster. Follow has it hear what a service finds out about machines.
+// Package marks keeps one nodes.Book for a daemon: with its file, its clock, the handlers below /v1/nodes, and an Actor
+// that applies marks elsewhere, such as to a cluster. Follow adds the findings of a service about machines.
 //
 // Goroutines, until Close: one that keeps the file and the time, one that acts if there is an Actor, and one that
 // listens after Follow.
@@ -20,13 +20,13 @@ import (
 	"dlrover-run/rendezvous/nodes"
 )
 
-// Config says what a Keeper does with its marks.
+// Config says how a Keeper applies its marks.
 type Config struct {
-	// Dir is where the file is; "": what is known ends with the process.
+	// Dir is the directory of the file; with "" the record ends with the process.
 	Dir    string
-	Actor  Actor // nil: nobody acts
-	DryRun bool  // say what an Actor would be asked for, and ask none
-	// Action is what the Actor does to a machine, for people, such as "taint".
+	Actor  Actor // nil: marks have no effect elsewhere
+	DryRun bool  // log the calls of an Actor instead of making them
+	// Action names the Actor's effect on a machine, for people, such as "taint".
 	Action string
 	Policy nodes.Config
 	Log    *slog.Logger
@@ -56,8 +56,8 @@ type Keeper struct {
 	dirty, urgent chan struct{} // hold one when the file is older than the Book; urgent: it is to be written now
 }
 
-// Open reads what is known from the file in cfg.Dir, which it creates if need be, and keeps it from then on. The error
-// says which file is wrong, or which other daemon has the directory, and what to do.
+// Open reads the file in cfg.Dir, which it creates if need be, and keeps it from then on. The error names the bad file,
+// or the other daemon that has the directory, and the way out.
 func Open(cfg Config) (*Keeper, error) {
 	if cfg.Settle == 0 {
 		cfg.Settle = time.Second
@@ -90,7 +90,7 @@ func Open(cfg Config) (*Keeper, error) {
 	return k, nil
 }
 
-// Close writes what is left to be written, and ends the Keeper.
+// Close writes all changes, and ends the Keeper.
 func (k *Keeper) Close() error {
 	k.stop()
 	k.wg.Wait()
@@ -101,14 +101,14 @@ func (k *Keeper) Close() error {
 	return err
 }
 
-// gather is how long changes gather before they are written, unless somebody waits or a mark has changed, and retry how
-// long the next attempt waits after one that has failed.
+// gather is the time for which changes are batched before they are written, unless a caller waits or a mark has
+// changed. retry is the delay after a failed write.
 const (
 	gather = time.Second
 	retry  = 10 * time.Second
 )
 
-// keep ticks, and writes what has changed.
+// keep ticks, and writes changes.
 func (k *Keeper) keep(ctx context.Context) {
 	var again <-chan time.Time
 	for {
@@ -148,8 +148,8 @@ func (k *Keeper) gather(ctx context.Context) {
 // longestTurn is how long a turn of keep waits at most where anything is kept: a clock that is set moves no timer.
 const longestTurn = time.Hour
 
-// tick lets marks expire. It does not ask whether that is due: after the clock was set back, what is due is far away,
-// and only a Tick bounds it. The answer is when the next tick is due, and what ends that timer.
+// tick lets marks expire. It runs even if none is due: after the clock was set back, the due times are far away, and
+// only a Tick bounds them. It returns the timer of the next tick, and a function that stops it.
 func (k *Keeper) tick() (<-chan time.Time, func()) {
 	k.change((*nodes.Book).Tick, false)
 	k.mu.Lock()
@@ -170,7 +170,8 @@ func signal(c chan struct{}) {
 	}
 }
 
-// change does something to the Book, and what comes of it. touched says that something has changed even without acts.
+// change changes the Book, and carries out the acts that follow. touched means that there is a change even without
+// acts.
 func (k *Keeper) change(f func(b *nodes.Book, now time.Time) []nodes.Act, touched bool) {
 	k.mu.Lock()
 	acts := f(k.book, time.Now())
@@ -208,7 +209,7 @@ var events = map[nodes.Do]job.Event{
 	nodes.Apply: job.EventNodeMarked, nodes.Remove: job.EventNodeUnmarked, nodes.Hold: job.EventNodeMarkHeld,
 }
 
-// tell tells people of an act: in the timeline of its run and of all in which the machine takes part.
+// tell adds an act to the timeline of its run and of all runs in which the machine takes part.
 func (k *Keeper) tell(a nodes.Act) {
 	event, node := events[a.Do], a.Mark.Node
 	k.cfg.Log.Warn(string(event), "node", node, "run_id", a.Run, "kind", string(a.Mark.Kind), "text", a.Text)
@@ -226,7 +227,7 @@ func (k *Keeper) tell(a nodes.Act) {
 	}
 }
 
-// write brings the file up to date, and tells who waits for it.
+// write brings the file up to date, and wakes the callers that wait for it.
 func (k *Keeper) write() error {
 	k.mu.Lock()
 	waiting := k.waiting
@@ -249,7 +250,7 @@ func (k *Keeper) write() error {
 	return err
 }
 
-// durable waits until what has changed so far is in the file.
+// durable waits until all changes so far are in the file.
 func (k *Keeper) durable(ctx context.Context) error {
 	done := make(chan error, 1)
 	k.mu.Lock()
@@ -266,7 +267,7 @@ func (k *Keeper) durable(ctx context.Context) error {
 	}
 }
 
-// Find records and judges what was found out, as nodes.Book does. So do Failed, Passed and Size.
+// Find records and judges findings, as nodes.Book does. So do Failed, Passed and Size.
 func (k *Keeper) Find(found ...nodes.Finding) {
 	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Find(now, found...) }, true)
 }
@@ -276,17 +277,17 @@ func (k *Keeper) Failed(run, culprit, text string) {
 	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Failed(now, run, culprit, text) }, true)
 }
 
-// Passed says which aspects of a machine a check has found to be sound.
+// Passed records the aspects of a machine that a check has found to be sound.
 func (k *Keeper) Passed(node string, covered ...string) {
 	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Passed(now, node, covered...) }, true)
 }
 
-// Size says which machines take part in a run now; none: it is over.
+// Size sets the machines that take part in a run now; none: it is over.
 func (k *Keeper) Size(run string, machines []string) {
 	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { b.Size(now, run, machines); return nil }, true)
 }
 
-// Mark marks a machine in somebody's name. It returns when that will outlive this process.
+// Mark marks a machine in the name of an operator. It returns once the mark is on disk.
 func (k *Keeper) Mark(ctx context.Context, node, by, why string) (err error) {
 	k.change(func(b *nodes.Book, now time.Time) (acts []nodes.Act) {
 		acts, err = b.SetMark(now, node, by, why, time.Time{})
@@ -298,8 +299,8 @@ func (k *Keeper) Mark(ctx context.Context, node, by, why string) (err error) {
 	return k.durable(ctx)
 }
 
-// Clear removes every mark of a machine, and forgets what was found, in somebody's name. It returns when that will
-// outlive this process; known is false if there was nothing.
+// Clear removes every mark of a machine, and forgets its findings, in the name of an operator. It returns once that is
+// on disk; known is false if there was nothing.
 func (k *Keeper) Clear(ctx context.Context, node, by, why string) (known bool, err error) {
 	if err := nodes.CheckName(node); err != nil {
 		return false, err
@@ -311,7 +312,7 @@ func (k *Keeper) Clear(ctx context.Context, node, by, why string) (known bool, e
 	return known, k.durable(ctx)
 }
 
-// List is what is known, and how far the Actor is.
+// List is the record of all machines, and the Actor's progress.
 func (k *Keeper) List() Known {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -349,13 +350,13 @@ type Known struct {
 	Nodes []Machine `json:"nodes"`
 	// Avoid are the machines where no replacement should be placed.
 	Avoid []string `json:"avoid"`
-	// Action is what is done to a machine that is marked, "" if nothing is, and DryRun says that it is only told.
+	// Action names the effect on a marked machine, "" for none. DryRun means that it is only logged.
 	Action   string   `json:"action,omitempty"`
 	DryRun   bool     `json:"dry_run,omitempty"`
-	Troubles []string `json:"troubles,omitempty"` // what cannot be done, about no machine in particular
+	Troubles []string `json:"troubles,omitempty"` // pending failures about no machine in particular
 }
 
-// Machine is what is known of one, and what was done about it.
+// Machine is the record of one machine, and the Actor's progress.
 type Machine struct {
 	nodes.Node
 	Deed *Deed `json:"action,omitempty"`
@@ -368,25 +369,25 @@ func (k *Keeper) Avoid() []string {
 	return k.book.Avoid(time.Now())
 }
 
-// marked says whether a machine has a mark.
+// marked reports whether a machine has a mark.
 func (k *Keeper) marked(machine string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.book.Marked(time.Now(), machine)
 }
 
-// Suspect says whether a spare is preferred to a machine: it is marked, or the culprit of many failures.
+// Suspect reports whether a spare is preferred to a machine: it is marked, or the culprit of many failures.
 func (k *Keeper) Suspect(machine string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.book.Suspect(machine) || k.book.Marked(time.Now(), machine)
 }
 
-// Stats are counts of what a Keeper has.
+// Stats are counts of a Keeper's records.
 type Stats struct {
 	Marked   int // machines with a mark
-	Held     int // machines whose mark the breaker has held back
-	Pending  int // machines of which something is to be done yet
+	Held     int // machines with a mark that the breaker has held back
+	Pending  int // machines with pending tasks
 	Failures int // calls of the Actor that have failed, since the start
 }
 
