@@ -11,7 +11,7 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// newChecks joins the checks of nodes to the rendezvous: runs whose Params have a Check.
+// newChecks connects the checks of nodes to the rendezvous: runs with a Check in their Params.
 func (s *Service) newChecks() *serve.Hub {
 	return serve.New(serve.Config{
 		Spec: s.checkSpec, Names: s.Hub.Names, Topology: s.switchOf, Bar: s.barSilent, Note: s.annotate, Log: s.cfg.Log,
@@ -22,8 +22,8 @@ func (s *Service) newChecks() *serve.Hub {
 	})
 }
 
-// gate has nodes checked that the rendezvous has told so; without a Check in the run's Params they answer alone. Nodes
-// that cannot be checked here are let through, which the run's timeline tells.
+// gate has nodes checked on request of the rendezvous; without a Check in the run's Params the nodes answer alone.
+// Nodes that cannot be checked here are let through, with a note in the run's timeline.
 func (s *Service) gate(run string, subjects, witnesses []string) {
 	p, err := s.Hub.Params(run)
 	if err != nil || p.Check == "" {
@@ -41,7 +41,7 @@ func (s *Service) gate(run string, subjects, witnesses []string) {
 	}
 }
 
-// released ends the checks of nodes that were told something else meanwhile.
+// released ends the checks of nodes that have got other directives meanwhile.
 func (s *Service) released(run string, ids []string) {
 	for _, id := range ids {
 		s.Checks.Gone(run, id)

@@ -7,8 +7,8 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// failures answers with the evidence of the run's last epochs, the newest last: whose workers have failed, with the
-// ends of their output. GET /v1/runs/{run}/failures is for those who look into a run later.
+// failures returns the evidence of the run's last epochs, newest last: the failed workers, with the ends of their
+// output. GET /v1/runs/{run}/failures serves later analysis of a run.
 func (s *Service) failures(req *http.Request) (any, error) {
 	epochs, err := s.Hub.Evidences(req.PathValue("run"))
 	if err != nil {

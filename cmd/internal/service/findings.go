@@ -9,14 +9,14 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// Finding is what a launcher has found in the output of its own workers: the body of POST /v1/runs/{run}/findings.
+// Finding is a match in the output of a launcher's own workers: the body of POST /v1/runs/{run}/findings.
 type Finding struct {
-	ID   string `json:"id"` // the launcher's, which nobody else is told
+	ID   string `json:"id"` // the launcher's, which is not passed on
 	Text string `json:"text"`
 }
 
-// Found takes a finding into the run's timeline: as device-fault, with what is broken before the text, if it tells of
-// broken hardware, else as log-rule. rendezvous.ErrUnknownNode: the launcher is not in the run.
+// Found adds a finding to the run's timeline. It is a device-fault, with the device before the text, if it is about
+// broken hardware, else a log-rule. The error is rendezvous.ErrUnknownNode if the launcher is not in the run.
 func (s *Service) Found(run string, f Finding) error {
 	node := s.Hub.Names(run, []string{f.ID})[f.ID]
 	if node == "" {
@@ -29,7 +29,7 @@ func (s *Service) Found(run string, f Finding) error {
 	return s.Hub.Told(run, event, node, text)
 }
 
-// fault is what is broken by a text about hardware.
+// fault returns the device that a text about hardware blames.
 func fault(text string) string {
 	if strings.Contains(strings.ToLower(text), "ecc") {
 		return "ecc"

@@ -29,7 +29,7 @@ func (s *Service) newHangs() *hangs.Hub {
 	})
 }
 
-// endsEpoch says whether the event of a note ends an epoch.
+// endsEpoch reports whether the event of a note ends an epoch.
 func endsEpoch(e job.Event) bool {
 	return e == job.EventBreak || e == job.EventSucceeded || e == job.EventFailed
 }
@@ -64,7 +64,7 @@ func (s *Service) hangWorld(run string) (hang.World, error) {
 	return w, nil
 }
 
-// saved is the newest step that all ranks have in memory or on disk, as far as daemons have told.
+// saved is the newest step that all ranks have in memory or on disk, according to the daemons' reports.
 func (s *Service) saved(run string) (step int64, known bool) {
 	for i, a := range s.Checkpoints.Summary(run).Ages {
 		newest := max(a.MemoryStep, a.DurableStep)
@@ -76,7 +76,7 @@ func (s *Service) saved(run string) (step int64, known bool) {
 	return step, known
 }
 
-// askNodes tells all nodes of a run something by a notice.
+// askNodes sends a notice to all nodes of a run.
 func (s *Service) askNodes(run string, a hang.Ask) {
 	var body strings.Builder
 	enc := json.NewEncoder(&body)
@@ -119,7 +119,7 @@ func (s *Service) doubtAll(run, why string) {
 	}
 }
 
-// hangOf is the newest verdict about a hang that was told in the epoch, and led to its end.
+// hangOf is the newest verdict about a hang that was made in the epoch, and led to its end.
 func (s *Service) hangOf(run string, e job.EpochID) *hang.Verdict {
 	p, err := s.Hangs.Picture(context.Background(), run, false)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package service puts together what serves a rendezvous: the rounds of all runs, the places where their checkpoint
-// daemons meet, where their nodes check each other and where it is judged whether their workers hang, the topology of
-// the network, and what is served beside them, such as the output of workers to who follows it.
-// dlrover-master and a launcher that serves the other nodes of its job are the same service.
+// Package service is the whole server of a rendezvous: the rounds of all runs, the meeting places of their checkpoint
+// daemons, the checks between their nodes, the judgement of hangs, the topology of the network, and further handlers,
+// such as the output of workers for its followers. dlrover-master and a launcher that serves the other nodes of its job
+// run the same service.
 //
 // Goroutines: one for the topology file, if there is one, until Close; those of the HTTP server are Serve's.
 package service
@@ -25,33 +25,34 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// Config is what differs between those who serve.
+// Config holds the differences between the programs that serve.
 type Config struct {
 	// Token, when not empty, must come with every request below /v1; without one only this process's user is served,
 	// unless it is Insecure. Name is a name by which others reach the service, "" for none.
 	Token    string
 	Insecure bool
 	Name     string
-	// Peers are other hosts whose launchers are served without a Token; nil: none. New takes them, also if it fails.
+	// Peers are other hosts that may send requests without a Token; nil: none. New takes them, also if it fails.
 	Peers *api.Peers
 	// TopologyFile is the path of --topology-file; "" for none.
 	TopologyFile string
 	// Observe receives every note of every run in order, with the run locked: it must be quick and must not call the
 	// service. Nil drops them.
 	Observe func(run string, n rendezvous.Note)
-	// Cleared receives the ID of a launcher of a run when its node has passed a check. Nil is told nothing.
+	// Cleared receives the ID of a launcher of a run when its node has passed a check. It may be nil.
 	Cleared func(run, id string, covered []string)
-	// Suspect says that spares are preferred to a machine, and Avoid are those that pods of a replacement should avoid.
-	// They must be quick, and must not call the service. Nil knows of none.
+	// Suspect reports whether spares are preferred to a machine, and Avoid are the machines that replacement pods should
+	// avoid. They must be quick, and must not call the service. Both may be nil.
 	Suspect func(machine string) bool
 	Avoid   func() []string
 	// Keep is how long runs that have ended are kept; 0: as api.HubConfig has it.
 	Keep time.Duration
-	// Global serves what is below /v1 and of no run, by its first segment, with the token.
+	// Global serves paths below /v1 that belong to no run, by their first segment, with the token.
 	Global map[string]http.Handler
-	// Extra serves what is not below /v1, such as /metrics, without a token; nil serves nothing.
+	// Extra serves paths outside /v1, such as /metrics, without a token; nil serves nothing.
 	Extra http.Handler
-	// Agents makes what agents of DLRover speak to, over HTTP/1.1 and HTTP/2, and what ends it; nil: they are not served.
+	// Agents makes the handler for DLRover's agents, over HTTP/1.1 and HTTP/2, and a function that ends it; nil: they are
+	// not served.
 	Agents func(*Service) (handler http.Handler, end func())
 	Log    *slog.Logger
 }
@@ -65,17 +66,17 @@ type Service struct {
 	Streams     *streamhub.Hub
 
 	cfg      Config
-	handler  func() http.Handler // made once: most launchers serve nobody, and a mux of many patterns takes time
+	handler  func() http.Handler // made once: most launchers serve no requests, and a mux of many patterns takes time
 	server   *http.Server
 	agents   http.Handler // nil: agents of DLRover are not served
 	noAgents func()
 	topology atomic.Pointer[rendezvous.Topology]
-	stop     context.CancelFunc // ends what runs in the background
+	stop     context.CancelFunc // ends the background work
 	wg       sync.WaitGroup
 }
 
 // agentLimits bound what a connection of HTTP/2 takes, which only DLRover's agents have: they make a handful of calls
-// at a time. A frame that is announced takes its length at once, whether it comes or not.
+// at a time. The announced length of a frame is allocated at once, whether the frame comes or not.
 var agentLimits = http.HTTP2Config{
 	MaxConcurrentStreams: 16, MaxReadFrameSize: 16 << 10, MaxReceiveBufferPerConnection: 128 << 10,
 	MaxReceiveBufferPerStream: 64 << 10, WriteByteTimeout: 30 * time.Second,
@@ -129,7 +130,7 @@ func New(cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// peerCalls are what launchers and their checkpoint daemons ask of what is mounted.
+// peerCalls are the requests of launchers and their checkpoint daemons to mounted handlers.
 func peerCalls() []string {
 	return []string{"POST checkpoints/reports", "POST checkpoints/agree", "POST checkpoints/speaks",
 		"POST checkpoints/peers", "POST checkpoints/ages", "POST checks/next", "GET checks", "POST hang/report",
@@ -154,7 +155,7 @@ func (s *Service) Serve(l net.Listener) error {
 	return s.ServeRarely(l)
 }
 
-// ServeRarely is Serve for who expects no request: the first one waits a little.
+// ServeRarely is Serve for a server that expects no requests: the first one waits a little.
 func (s *Service) ServeRarely(l net.Listener) error {
 	return s.server.Serve(api.Watchful(l))
 }

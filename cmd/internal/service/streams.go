@@ -6,7 +6,7 @@ import (
 	"dlrover-run/launcher/streams"
 )
 
-// newStreams joins who follows output, or executes commands, to the rendezvous.
+// newStreams connects the followers of output, and the callers that execute commands, to the rendezvous.
 func (s *Service) newStreams() *streamhub.Hub {
 	return streamhub.New(streamhub.Config{
 		Secure: s.cfg.Token != "", Roster: s.Hub.Roster, Log: s.cfg.Log,

@@ -5,9 +5,9 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// suspicious says in one line why an epoch may have ended by a fault that checks of nodes find: its workers hung, a
-// node went away without a good-bye, or workers failed only because of something that nobody has reported. "" is an
-// end that explains itself, such as a worker's own error.
+// suspicious returns, in one line, why an epoch may have ended by a fault that node checks find. Its workers hung, a
+// node disappeared without leaving, or every failure of a worker has an unreported cause. "" is an end that explains
+// itself, such as a worker's own error.
 func suspicious(e job.Evidence) string {
 	var kind job.CauseKind
 	if e.Cause != nil {

@@ -10,8 +10,8 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// Verdict says why an epoch of a run ended. GET /v1/runs/{run}/verdict answers with that of the newest one whose end
-// tells something.
+// Verdict is the reason for the end of an epoch. GET /v1/runs/{run}/verdict returns that of the newest epoch whose end
+// is informative.
 type Verdict struct {
 	Round   int `json:"round"`
 	Epoch   int `json:"epoch"`
@@ -20,7 +20,7 @@ type Verdict struct {
 	Cause   *job.Cause  `json:"cause,omitempty"`
 
 	Line     string        `json:"line"`  // for people
-	Rule     verdict.Rule  `json:"rule"`  // what decided
+	Rule     verdict.Rule  `json:"rule"`  // the rule that decided
 	Class    verdict.Class `json:"class"` // the kind of fault
 	RootRank *int          `json:"root_rank"`
 	RootNode string        `json:"root_node,omitempty"` // the name of the node that is to blame, or that went away
@@ -36,7 +36,7 @@ type Verdict struct {
 }
 
 // judge finds the verdict in the evidence of a run's epochs, the oldest first; false without any. An epoch that ended
-// for new nodes says nothing about an earlier failure.
+// for new nodes has no bearing on an earlier failure.
 func judge(epochs []rendezvous.EpochEvidence) (Verdict, bool) {
 	if len(epochs) == 0 {
 		return Verdict{}, false
@@ -77,7 +77,7 @@ func judgeEpoch(e rendezvous.EpochEvidence) Verdict {
 	return v
 }
 
-// Judge says why an epoch of a run has ended, and whether that tells anything: new nodes and orders do not.
+// Judge returns the reason for the end of an epoch, and whether it is informative: new nodes and orders are not.
 func (s *Service) Judge(run string, e rendezvous.EpochEvidence) (Verdict, bool) {
 	v := judgeEpoch(e)
 	if v.Rule == verdict.WasHung {
@@ -102,7 +102,7 @@ func (s *Service) verdict(req *http.Request) (any, error) {
 	return v, nil
 }
 
-// blame takes over whom a verdict about a hang names first; nil: it is not known any more.
+// blame takes over the first node that a verdict about a hang names; nil: it is not known any more.
 func (v *Verdict) blame(h *hang.Verdict) {
 	v.Hang = h
 	if h != nil && len(h.Suspects) > 0 {

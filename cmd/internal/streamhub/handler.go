@@ -19,7 +19,7 @@ import (
 // requestTime is how long a request may take to arrive.
 const requestTime = 10 * time.Second
 
-// wireErrors is made at its first use: most programs serve nobody.
+// wireErrors is made at its first use: most programs serve no streams.
 func wireErrors() httperr.Table {
 	return httperr.Table{
 		{Err: api.ErrUnknownRun, Status: http.StatusNotFound, Code: "unknown_run"},
@@ -33,10 +33,12 @@ func wireErrors() httperr.Table {
 	}
 }
 
-// Handler serves the hub, with connections that are upgraded to streams.Protocol: GET .../streams/logs for who follows
-// output, with rank, node, tail and follow in the query; .../streams/exec, with rank and timeout, for who executes a
-// command, which is the first frame; .../streams/feed?id=ID&node=ID for launchers. It does not look at tokens, nor at
-// the run's name: whoever mounts it does.
+// Handler serves the hub, with connections that are upgraded to streams.Protocol. Its caller checks tokens and the
+// run's name.
+//
+//   - GET .../streams/logs follows output, with rank, node, tail and follow in the query.
+//   - GET .../streams/exec executes the command in the first frame, with rank and timeout in the query.
+//   - GET .../streams/feed?id=ID&node=ID is for launchers.
 func (h *Hub) Handler() http.Handler {
 	const base = "GET /v1/runs/{run}/streams/"
 	mux := http.NewServeMux()
@@ -67,7 +69,7 @@ func (h *Hub) serveLogs(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// parseLogs reads what a follower wants.
+// parseLogs reads a follower's query.
 func parseLogs(q url.Values) (r streams.Request, err error) {
 	if r.Rank, err = number(q, "rank", -1); err != nil {
 		return r, err
@@ -124,7 +126,7 @@ func (h *Hub) serveExec(w http.ResponseWriter, req *http.Request) {
 	s.serve(nc)
 }
 
-// readCommand reads the first frame of who executes something.
+// readCommand reads the first frame of a caller that executes a command.
 func readCommand(nc net.Conn) (args []string, timeout time.Duration, err error) {
 	f, err := streams.NewReader(nc).Next()
 	if err != nil {
@@ -162,7 +164,7 @@ func refuse(w http.ResponseWriter, err error) {
 	wireErrors().Write(w, err)
 }
 
-// upgrades refuses who wants to speak HTTP.
+// upgrades refuses requests that stay with HTTP.
 func upgrades(req *http.Request) error {
 	if !strings.EqualFold(req.Header.Get("Upgrade"), streams.Protocol) {
 		return fmt.Errorf("%w: %s needs Upgrade: %s; use a dlroverctl of the daemon's version", ErrBad, req.URL.Path,
@@ -187,7 +189,7 @@ func take(w http.ResponseWriter) net.Conn {
 	return &conn{Conn: nc, r: buffered.Reader}
 }
 
-// conn is a connection whose first bytes may lie in a buffer.
+// conn is a connection whose first bytes may be in a buffer.
 type conn struct {
 	net.Conn
 	r *bufio.Reader

@@ -1,8 +1,8 @@
-// Package streamhub is the daemon's side of streams: it joins who follows the output of a run, or executes a command
-// beside one of its workers, with the launchers concerned.
+// Package streamhub is the daemon's side of streams. It connects callers with the launchers of a run: to follow output,
+// or to execute a command next to a worker.
 //
-// It keeps nothing: what a follower does not take waits in the kernel and then at the launchers, who drop it. A stream
-// has two goroutines and one for each of its nodes, which end with the connection of who has asked.
+// It buffers nothing: unread output waits in the kernel and then at the launchers, which drop it. A stream has two
+// goroutines and one for each of its nodes, which end with the caller's connection.
 package streamhub
 
 import (
@@ -35,8 +35,8 @@ const (
 	answerTime = 5 * time.Second        // for a launcher to open a stream
 	askAgain   = 2 * time.Second        // how often launchers are asked again that have not
 	settle     = 100 * time.Millisecond // nodes that come are asked together
-	lastWord   = 2 * time.Second        // for what is on its way when a run, or a command, has ended
-	stalled    = 10 * time.Minute       // until who reads nothing is cut off
+	lastWord   = 2 * time.Second        // for frames on their way when a run, or a command, has ended
+	stalled    = 10 * time.Minute       // until a caller that reads nothing is cut off
 )
 
 // Errors of a request for a stream. rendezvous.ErrUnknownNode is another one.
@@ -49,12 +49,12 @@ var (
 	ErrGone    = errors.New("nobody wants this stream any more")
 )
 
-// Config is what a Hub uses of the rendezvous.
+// Config connects a Hub to the rendezvous.
 type Config struct {
 	// Secure: requests come with a job token. Without one nothing is executed.
 	Secure bool
 	Roster func(run string) ([]rendezvous.Occupant, error)
-	// Notify tells the nodes of a name, or all for "", that they are wanted.
+	// Notify asks the nodes of a name, or all for "", to connect.
 	Notify func(run, node, body string) error
 	// Note writes into the timeline of a run.
 	Note func(run string, event job.Event, node, text string)
@@ -82,7 +82,7 @@ type stream struct {
 	run  string
 	node string // "": all
 	req  streams.Request
-	news chan struct{} // something may have changed: who is here, or who has ended
+	news chan struct{} // something may have changed: the nodes present, or the ended feeds
 	over chan struct{} // closed when it ends
 	once sync.Once
 
@@ -104,10 +104,10 @@ type stream struct {
 type peer struct {
 	name string
 	conn net.Conn
-	done bool // it has no more to say
+	done bool // it has sent everything
 }
 
-// Happened tells of an event of a run. It only takes note of it.
+// Happened receives an event of a run. It only records it.
 func (h *Hub) Happened(run string, event job.Event) {
 	if h.live.Load() == 0 {
 		return
@@ -160,7 +160,7 @@ func (h *Hub) Close() {
 	h.wg.Wait()
 }
 
-// Finish says to all who follow that nothing comes any more. Close is next.
+// Finish informs all followers that nothing follows. Close is next.
 func (h *Hub) Finish(why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -172,7 +172,7 @@ func (h *Hub) Finish(why string) {
 	}
 }
 
-// admit makes a stream of what was asked for, or says why not. Its asker is not connected yet.
+// admit makes a stream of a request, or returns why not. Its caller is not connected yet.
 func (h *Hub) admit(run, node string, req streams.Request) (*stream, error) {
 	command := len(req.Args) > 0
 	if command && !h.cfg.Secure {
@@ -221,7 +221,7 @@ func (h *Hub) drop(s *stream) {
 	h.wg.Done()
 }
 
-// check says what is wrong with the request, by who is there now.
+// check reports a request that the present nodes cannot serve.
 func (s *stream) check(roster []rendezvous.Occupant) error {
 	ranks := 0
 	for _, o := range roster {
@@ -262,7 +262,7 @@ func able(o rendezvous.Occupant) bool {
 	return slices.Contains(o.Can, rendezvous.CanNotice) && slices.Contains(o.Can, rendezvous.CanStream)
 }
 
-// wanted are the nodes whose workers the stream is about.
+// wanted returns the nodes whose workers the stream is about.
 func (s *stream) wanted(roster []rendezvous.Occupant) (list []rendezvous.Occupant) {
 	for _, o := range roster {
 		has := s.req.Rank < 0 || o.RankBase >= 0 && s.req.Rank >= o.RankBase && s.req.Rank < o.RankBase+o.Slots
@@ -293,7 +293,7 @@ func (s *stream) end() {
 	}
 }
 
-// serve speaks to who has asked until the stream ends.
+// serve talks to the caller until the stream ends.
 func (s *stream) serve(asker net.Conn) {
 	s.mu.Lock()
 	s.asker = asker
@@ -305,7 +305,7 @@ func (s *stream) serve(asker net.Conn) {
 	wg.Wait()
 }
 
-// listen passes on what the asker sends to a command, until the asker is gone.
+// listen forwards the caller's input to a command, until the caller is gone.
 func (s *stream) listen(asker net.Conn) {
 	in := streams.NewReader(asker)
 	for {
@@ -339,7 +339,7 @@ func write(c net.Conn, b []byte) error {
 	return err
 }
 
-// send writes a frame to who has asked. Nodes wait for each other.
+// send writes a frame to the caller. Nodes wait for each other.
 func (s *stream) send(f streams.Frame) error {
 	s.mu.Lock()
 	asker := s.asker
@@ -353,13 +353,13 @@ func (s *stream) send(f streams.Frame) error {
 	return write(asker, s.buf)
 }
 
-// tell sends something for people.
+// tell sends a message for people.
 func (s *stream) tell(format string, args ...any) {
 	text := text.EscapeLine(fmt.Sprintf(format, args...))
 	_ = s.send(streams.Frame{Kind: streams.KindNote, Rank: -1, Data: []byte(text)})
 }
 
-// finish says that nothing follows.
+// finish announces the end.
 func (s *stream) finish(why string) {
 	_ = s.send(streams.Frame{Kind: streams.KindEnd, Rank: -1, Data: []byte(why)})
 }
@@ -401,7 +401,7 @@ func (s *stream) linger() {
 	}
 }
 
-// look asks who is missing, and says whether the stream has come to its end, and why.
+// look asks the missing nodes, and reports whether the stream has ended, and why.
 func (s *stream) look(said map[string]bool) (why string, ended bool) {
 	roster, err := s.hub.cfg.Roster(s.run)
 	s.mu.Lock()
@@ -449,7 +449,7 @@ func (s *stream) missingLocked(roster []rendezvous.Occupant) (missing []rendezvo
 	return missing, open
 }
 
-// accuse says once who does not answer.
+// accuse reports once the nodes that do not answer.
 func (s *stream) accuse(missing []rendezvous.Occupant, said map[string]bool) {
 	for _, o := range missing {
 		if said[o.ID] {
@@ -464,7 +464,7 @@ func (s *stream) accuse(missing []rendezvous.Occupant, said map[string]bool) {
 	}
 }
 
-// ask invites the launchers that are missing. Who has opened the stream does not do it again.
+// ask invites the missing launchers. A node that has already connected is not asked again.
 func (s *stream) ask(missing []rendezvous.Occupant) {
 	missing = slices.DeleteFunc(missing, func(o rendezvous.Occupant) bool { return !able(o) })
 	whom := ""
@@ -479,7 +479,7 @@ func (s *stream) ask(missing []rendezvous.Occupant) {
 	}
 }
 
-// exit tells the asker how the command has ended.
+// exit sends the result of the command to the caller.
 func (s *stream) exit(e streams.Exit) {
 	s.mu.Lock()
 	first := s.exited == nil
@@ -523,7 +523,7 @@ func (h *Hub) find(run, id, node string) (s *stream, o rendezvous.Occupant, err 
 	return s, wanted[i], nil
 }
 
-// feed takes what a launcher sends, until that is done or goes away.
+// feed reads a launcher's frames until the launcher is done or disconnects.
 func (s *stream) feed(o rendezvous.Occupant, nc net.Conn) {
 	defer nc.Close()
 	p, number := s.join(o, nc)
@@ -547,7 +547,7 @@ func (s *stream) feed(o rendezvous.Occupant, nc net.Conn) {
 	s.wake()
 }
 
-// join notes the launcher and tells it what is wanted; nil: it is here already, or too late.
+// join registers the launcher and sends it the request; nil: it is here already, or too late.
 func (s *stream) join(o rendezvous.Occupant, nc net.Conn) (*peer, uint16) {
 	s.mu.Lock()
 	command := len(s.req.Args) > 0
@@ -570,7 +570,7 @@ func (s *stream) join(o rendezvous.Occupant, nc net.Conn) (*peer, uint16) {
 	}
 	if write(nc, streams.Frame{Kind: streams.KindRequest, Rank: -1, Data: streams.JSON(req)}.Append(nil)) != nil ||
 		s.send(streams.Frame{Kind: streams.KindNode, Node: number, Rank: -1, Data: []byte(o.Name)}) != nil {
-		_ = nc.Close() // copy says so
+		_ = nc.Close() // copy reports it
 	}
 	return p, number
 }
@@ -587,7 +587,7 @@ func (s *stream) isOver() bool {
 	}
 }
 
-// copy passes on what a launcher sends; nil: it was all.
+// copy forwards a launcher's frames; nil: they were complete.
 func (s *stream) copy(p *peer, number uint16, nc net.Conn) error {
 	in := streams.NewReader(nc)
 	for {
@@ -614,7 +614,7 @@ func (s *stream) copy(p *peer, number uint16, nc net.Conn) error {
 	}
 }
 
-// note writes into the run's timeline who executes what.
+// note records the command, and its author, in the run's timeline.
 func (s *stream) note(event job.Event, node, text string) {
 	s.hub.cfg.Note(s.run, event, node, text)
 }

@@ -1,5 +1,5 @@
-// Package topology keeps what the file of --topology-file says: lines of `asw psw ip`. The file may change while jobs
-// run, by being written, replaced, or reached through another link, as the files of a Kubernetes ConfigMap are.
+// Package topology reads the file of --topology-file: lines of `asw psw ip`. The file may change while jobs run, by
+// being written, replaced, or reached through another link, as the files of a Kubernetes ConfigMap are.
 package topology
 
 import (
@@ -44,7 +44,7 @@ func Open(path string) (*File, error) {
 	return f, err
 }
 
-// First is what Open has read.
+// First is the topology that Open has read.
 func (f *File) First() rendezvous.Topology {
 	if f == nil {
 		return nil
@@ -52,8 +52,8 @@ func (f *File) First() rendezvous.Topology {
 	return f.first
 }
 
-// Follow calls changed with what the file says whenever that may be something else, until ctx ends. A file that cannot
-// be used changes nothing: log is told once for each change of it.
+// Follow calls changed with the file's topology whenever it may have changed, until ctx ends. An unusable file changes
+// nothing: log gets one line for each change of it.
 func (f *File) Follow(ctx context.Context, log *slog.Logger, changed func(rendezvous.Topology)) {
 	if f == nil || f.fixed {
 		return
@@ -102,8 +102,8 @@ func (f *File) read() (rendezvous.Topology, error) {
 	return topo, nil
 }
 
-// stamp is equal as long as a path leads to the same content. The time of change catches what keeps its time of
-// modification, such as a copy by rsync; the inode, a link that leads elsewhere.
+// stamp is equal as long as a path leads to the same content. The change time catches writers that keep the
+// modification time, such as rsync; the inode catches a link that leads elsewhere.
 type stamp struct {
 	ino           uint64
 	size          int64
