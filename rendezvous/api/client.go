@@ -31,7 +31,7 @@ type Client struct {
 	addr   string
 	token  string
 	hc     *http.Client
-	dialed func(peer net.Addr) // nil: nobody wants to know
+	dialed func(peer net.Addr) // nil: no callback
 }
 
 // NewClient returns a Client of the daemon at host:port. It connects on first use.
@@ -106,7 +106,7 @@ func (c *Client) Leave(ctx context.Context, run string, ev rendezvous.Leave) (e 
 	return e, err
 }
 
-// LeaveRequest is the whole of a Leave as it is sent, for a connection of its own: it can be sent by who has no Client.
+// LeaveRequest is the complete request of a Leave, to be sent on a connection of its own by a process without a Client.
 func (c *Client) LeaveRequest(run string, ev rendezvous.Leave) ([]byte, error) {
 	body, err := json.Marshal(ev)
 	if err != nil {
@@ -166,9 +166,8 @@ func (c *Client) Runs(ctx context.Context) (rs []RunStatus, err error) {
 	return rs, err
 }
 
-// post sends a body. once ends its connection afterwards: reports are rare, and a second
-// connection kept beside the watch's would double the daemon's open files when 10,000
-// nodes restart.
+// post sends a body. once closes its connection afterwards: reports are rare, and a second open connection next to the
+// watch's would double the daemon's open files when 10,000 nodes restart.
 func (c *Client) post(ctx context.Context, run, verb string, once bool, body, into any) error {
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -217,7 +216,7 @@ func (c *Client) request(ctx context.Context, method, path string, body []byte) 
 	return req, nil
 }
 
-// maxReply bounds what a client reads: the world table of MaxNodes nodes.
+// maxReply bounds a reply: the world table of MaxNodes nodes.
 const maxReply = 32 << 20
 
 func readReply(resp *http.Response, into any) error {

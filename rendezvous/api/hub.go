@@ -22,18 +22,16 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// Service is what a launcher needs of a rendezvous: a Hub in its own process, or a
-// Client of one elsewhere.
+// Service is the rendezvous as a launcher uses it: a Hub in its own process, or a Client of one elsewhere.
 type Service interface {
 	// Join asks for a place in the next world of run. It does not wait for one.
 	Join(ctx context.Context, run string, ev rendezvous.Join) error
-	// Watch waits for a directive other than the one that after names or, for who asks, for notices; the answer has
-	// the present directive in either case. It returns ErrNothingNew when the service has held the request for long
-	// enough.
+	// Watch waits for a directive other than the one in after or, if after asks for them, for notices; the answer has the
+	// present directive in either case. It returns ErrNothingNew when the service has held the request for long enough.
 	Watch(ctx context.Context, run, id string, after Cursor) (News, error)
 	// Report delivers a Ready, Failing, Success, Cleared, Barred, Doubt or Leaving.
 	Report(ctx context.Context, run string, ev rendezvous.Event) error
-	// Leave takes the node out of the run and returns what is known about its end.
+	// Leave takes the node out of the run and returns the evidence about its end.
 	Leave(ctx context.Context, run string, ev rendezvous.Leave) (job.Evidence, error)
 	// World is the table of the newest sealed world.
 	World(ctx context.Context, run string) ([]job.Member, error)
@@ -51,7 +49,7 @@ var (
 	ErrTooManyRuns = errors.New("the rendezvous daemon keeps too many runs")
 	// ErrClosed: the Hub has shut down.
 	ErrClosed = errors.New("api: closed")
-	// ErrUnknownRun answers who is no node of the run: an order, a notice, or a question for its events.
+	// ErrUnknownRun answers orders, notices and questions about events of an unknown run.
 	ErrUnknownRun = errors.New("the rendezvous daemon has no such run")
 	// ErrNotEnded: a run that has not ended cannot be forgotten.
 	ErrNotEnded = errors.New("the run has not ended")
@@ -61,12 +59,12 @@ var (
 	ErrNotFound = fmt.Errorf("%w: not found", ErrBadRequest)
 )
 
-// retention is how long a run that is paused or has barred nodes is kept for launchers that come late, and one that has
-// ended, where HubConfig.Keep says nothing else.
+// retention is how long a run that is paused or has barred nodes is kept for launchers that come late, and an ended one
+// without HubConfig.Keep.
 const retention = 10 * time.Minute
 
-// Bounds of the runs that nobody is in, and of the nodes of those that have ended: of more, those that were left first
-// are forgotten.
+// Bounds of the runs without nodes, and of the nodes of ended runs: above them, the runs that emptied first are
+// forgotten.
 const (
 	maxLeftRuns  = 1024
 	maxLeftNodes = 16384
@@ -75,35 +73,35 @@ const (
 // Nameless is the id of the run of jobs that were given none: torchrun's default. It never means the same job again.
 const Nameless = "none"
 
-// HubConfig is what a Hub knows beyond its requests.
+// HubConfig connects a Hub to the rest of its program.
 type HubConfig struct {
 	// Topology is the first one; SetTopology replaces it.
 	Topology rendezvous.Topology
 	// Observe receives every note of every run in order, with the run locked: it
 	// must be quick and must not call the Hub. Nil drops them.
 	Observe func(run string, n rendezvous.Note)
-	// Gate receives the IDs of nodes of a run that have just been told to check themselves, in order and one call at
-	// a time for each run. Witnesses are cleared already and only help to examine the subjects; they are let go with a
-	// Cleared, and nobody waits for them. Gate may call the Hub, and must be quick: the request that led here waits. With
-	// nil the nodes alone answer.
+	// Gate receives the IDs of nodes of a run that have just got a Check, in order and one call at a time for each run.
+	// Witnesses are cleared already and only help to examine the subjects; a Cleared releases them, and the gate does not
+	// wait for them. Gate may call the Hub, and must be quick: the request that led here waits. With nil the nodes alone
+	// answer.
 	Gate func(run string, subjects, witnesses []string)
-	// Released receives, as Gate does and in order with it, the IDs of nodes that were told to check themselves, have not
-	// answered, and were told something else: nobody wants their answers now. Nil is told nothing; of nodes that go away
-	// the notes tell.
+	// Released receives, as Gate does and in order with it, the IDs of nodes whose Check has been replaced by another
+	// directive before they answered: their answers are no longer needed. It may be nil. Nodes that go away are in the
+	// notes instead.
 	Released func(run string, ids []string)
-	// Saved is the newest step of which all workers of a run have a checkpoint, if there is one, for the Progress of what
-	// nodes report about an epoch's end. It must be quick, and must not call the Hub. Nil knows of none.
+	// Saved returns the newest step of which all workers of a run have a checkpoint, if there is one. It completes the
+	// Progress in nodes' reports of an epoch's end. It must be quick, and must not call the Hub. Nil: there are none.
 	Saved func(run string) (step int64, known bool)
 	// Cleared receives the launcher's ID whenever the check of a node of a run has passed in company, or alone where it
-	// needs none. It must be quick, and may call the Hub. Nil is told nothing.
+	// needs none. It must be quick, and may call the Hub. It may be nil.
 	Cleared func(run, id string, covered []string)
 	// Suspicious is the Rounds'. It is called with the run locked, and must not call the Hub.
 	Suspicious func(job.Evidence) string
 	// Suspect is the Rounds', and called as Suspicious is.
 	Suspect func(machine string) bool
 	// Keep is how long a run is kept that has ended, or that all nodes have left: for people and, if it has succeeded, for
-	// launchers that are started later under its name, which are told so. 0: ten minutes at least, if there is anything to
-	// tell, and launchers open the run anew.
+	// launchers that are started later under its name, which get its result. With 0, a run with a history is kept for ten
+	// minutes at least, and launchers open the run anew.
 	Keep time.Duration
 	// Avoid are the machines that pods of a replacement should avoid, for RunStatus. Nil knows of none.
 	Avoid func() []string
@@ -174,14 +172,14 @@ func (h *Hub) prune(now time.Time, urgent bool) {
 	}
 }
 
-// leftRun is a run that nobody is in, since when, and how many nodes are kept of it.
+// leftRun is a run without nodes: since when, and how many nodes are kept of it.
 type leftRun struct {
 	run   *run
 	at    time.Time
 	nodes int
 }
 
-// dropLeft drops a run if nobody is in it.
+// dropLeft drops a run if no node is in it.
 func (h *Hub) dropLeft(r *run) {
 	h.runs.Drop(r.id, func(kept *run) bool { return kept == r && !r.idle.IsZero() })
 }
@@ -231,7 +229,7 @@ func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
 }
 
 // forgetUnused drops a run that was made for a node that it then refused. One that has had nodes, or an order, keeps
-// what is known. Who comes for the run at this moment tries again.
+// its state. A node that joins the run at this moment tries again.
 func (h *Hub) forgetUnused(r *run) {
 	h.runs.Drop(r.id, func(kept *run) bool { return kept == r && !r.used && !r.tellsLocked() })
 }
@@ -255,12 +253,13 @@ func (h *Hub) Report(_ context.Context, id string, ev rendezvous.Event) error {
 	return nil
 }
 
-// tellsOfACheck: one that holds no longer than until its end found nobody to pair the node with.
+// tellsOfACheck reports whether c is the result of a test: one that holds no longer than until its end had no partner
+// for the node.
 func tellsOfACheck(c rendezvous.Cleared, now time.Time) bool {
 	return !c.Unchecked && (c.Until.IsZero() || c.Until.After(now))
 }
 
-// saved adds to p what is known here of the run's checkpoints.
+// saved adds to p the step of the run's checkpoints.
 func (h *Hub) saved(run string, p job.Progress) job.Progress {
 	if h.cfg.Saved == nil {
 		return p
@@ -296,7 +295,8 @@ func (h *Hub) World(_ context.Context, id string) ([]job.Member, error) {
 	return r.round.World(), nil
 }
 
-// Params are the rules of a run, those of New before anybody has joined it. ErrUnknownRun and ErrClosed are the errors.
+// Params are the rules of a run, those of New before any node has joined it. ErrUnknownRun and ErrClosed are the
+// errors.
 func (h *Hub) Params(id string) (rendezvous.Params, error) {
 	r, err := h.existing(id)
 	if err != nil {
@@ -318,7 +318,7 @@ func (h *Hub) Seat(id, node string) (rendezvous.Seat, error) {
 	return r.round.Seat(node)
 }
 
-// Crew is the world whose workers run now, by group rank, and its epoch. ErrUnknownRun and rendezvous.ErrNotRunning are
+// Crew is the world with running workers, by group rank, and its epoch. ErrUnknownRun and rendezvous.ErrNotRunning are
 // the errors.
 func (h *Hub) Crew(id string) (job.EpochID, []job.Member, error) {
 	r, err := h.existing(id)
@@ -345,7 +345,7 @@ func (h *Hub) Roster(id string) ([]rendezvous.Occupant, error) {
 	return r.round.Roster(), nil
 }
 
-// IDs are those of the launchers that are in a run, in no order: nothing that a node may hear.
+// IDs are those of the launchers that are in a run, in no order. They must not be sent to nodes.
 func (h *Hub) IDs(id string) []string {
 	r, err := h.existing(id)
 	if err != nil {
@@ -367,8 +367,8 @@ func (h *Hub) Names(id string, ids []string) map[string]string {
 	return r.round.Names(ids)
 }
 
-// Annotate adds a line to the timeline of a run, as if the run had noted it: for what is mounted beside it. Node is the
-// name of a node, or "". The event must be none of the run's own. Observe hears of it, so that it must not call this.
+// Annotate adds a line to the timeline of a run, as if the run had noted it: for mounted handlers. Node is the name of
+// a node, or "". The event must be none of the run's own. Observe receives it, so it must not call Annotate.
 // ErrUnknownRun and ErrClosed are the errors.
 func (h *Hub) Annotate(id string, event job.Event, node, text string) error {
 	r, err := h.existing(id)
@@ -380,9 +380,9 @@ func (h *Hub) Annotate(id string, event job.Event, node, text string) error {
 	return r.annotateLocked(time.Now(), event, node, text)
 }
 
-// Told is Annotate for what a node tells of itself: what is more than 8 lines of an event by a node, or 64 by all of
-// its run, in ten minutes is dropped. It may be told before anybody has joined: the run then begins with the line, and
-// is kept for ten minutes for its nodes. ErrTooManyRuns and ErrClosed are the errors.
+// Told is Annotate for a node's reports about itself. In ten minutes, it drops all above 8 lines of an event by a node,
+// or 64 by all of its run. It may precede the first join: the run then begins with the line, and is kept for ten
+// minutes for its nodes. ErrTooManyRuns and ErrClosed are the errors.
 func (h *Hub) Told(id string, event job.Event, node, text string) error {
 	r, err := h.open(id)
 	if err != nil {
@@ -391,7 +391,7 @@ func (h *Hub) Told(id string, event job.Event, node, text string) error {
 	return r.told(event, node, text)
 }
 
-// Order gives an order to a run. Beside the errors of the Round there are ErrUnknownRun and ErrClosed.
+// Order gives an order to a run. Besides the errors of the Round there are ErrUnknownRun and ErrClosed.
 func (h *Hub) Order(id string, o rendezvous.Order) error {
 	r, err := h.existing(id)
 	if err != nil {
@@ -418,9 +418,9 @@ func (h *Hub) Watch(ctx context.Context, id, node string, after Cursor) (News, e
 	return *n, nil
 }
 
-// watch is Watch without large values on the stack. A join takes more than the 8 KiB that a connection's goroutine has,
-// and the garbage collector halves its 16 KiB again when less than 4 KiB are in use, 1 KiB of its own included.
-// Over is the connection, if it is known.
+// watch is Watch without large values on the stack. A join takes more than the 8 KiB that a connection's goroutine has.
+// The garbage collector halves its 16 KiB again when less than 4 KiB are in use, 1 KiB of its own included. Over is the
+// connection, if it is known.
 func (h *Hub) watch(ctx context.Context, id, node string, after Cursor, over *line) (*News, error) {
 	r, err := h.member(id)
 	if err != nil {
@@ -451,7 +451,7 @@ type RunStatus struct {
 	Nodes []rendezvous.NodeStatus `json:"nodes,omitempty"`
 	// Ended are the nodes of a run that has ended, as they were then.
 	Ended []rendezvous.NodeStatus `json:"ended,omitempty"`
-	// Avoid are the machines that pods of a replacement should avoid, whatever their run.
+	// Avoid are the machines that replacement pods should avoid, in any run.
 	Avoid []string `json:"avoid,omitempty"`
 }
 

@@ -40,10 +40,10 @@ func serveLife(l net.Listener) *Lifeline {
 	return ll
 }
 
-// Life is what a node brings when it joins.
+// Life is the part of a Join that describes the lifeline.
 func (l *Lifeline) Life() rendezvous.Life { return l.life }
 
-// serve says who is there. An answer is so short that nobody can keep it waiting.
+// serve answers with the launcher's identity. An answer is too short for a peer to block it.
 func (l *Lifeline) serve() {
 	defer close(l.done)
 	for {
@@ -56,7 +56,7 @@ func (l *Lifeline) serve() {
 		case errors.Is(err, net.ErrClosed):
 			return
 		default:
-			time.Sleep(lifePause) // without descriptors, say
+			time.Sleep(lifePause) // such as without descriptors
 		}
 	}
 }
@@ -72,7 +72,7 @@ func (l *Lifeline) Close() error {
 const (
 	lifeTimeout = time.Second           // for an answer
 	lifePause   = 25 * time.Millisecond // between two refusals: a launcher that lives has dialed again by then
-	lifeProvers = 16                    // that ask launchers who have just come
+	lifeProvers = 16                    // that ask new launchers
 	lifeLooks   = 64                    // at launchers whose connection has broken; more break for another reason
 )
 
@@ -167,7 +167,7 @@ func (l *lives) answers(addr, key string, within time.Duration) (bool, error) {
 }
 
 // look calls dead if the host at addr refuses twice in a row. The port of a process that is being killed may be closed
-// a little later than its connection. There may be none who looks.
+// a little later than its connection. It drops the request if too many looks are under way.
 func (l *lives) look(addr, key string, dead func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,8 +185,8 @@ func (l *lives) look(addr, key string, dead func()) {
 	})
 }
 
-// isClosed reports whether the port at addr is closed, or will be soon. A host that is silent, or a network that does
-// not reach it, says nothing.
+// isClosed reports whether the port at addr is closed, or will be soon. A silent host, or an unreachable one, does not
+// count.
 func (l *lives) isClosed(addr, key string) bool {
 	for refusals, end := 0, time.Now().Add(lifeTimeout); time.Now().Before(end) && l.ctx.Err() == nil; {
 		lives, err := l.answers(addr, key, lifePause)
@@ -222,7 +222,8 @@ func (h *Hub) lifeOf(id, node string) rendezvous.Life {
 	return r.round.Life(node)
 }
 
-// confirm looks whether a node is dead whose connection c has broken, if its launcher has answered where c came from.
+// confirm checks whether a node is dead whose connection c has broken, if its launcher has answered at c's source
+// address.
 func (h *Hub) confirm(c *line, r *run, node string) {
 	life := h.lifeOf(r.id, node)
 	if c == nil || life.Port == 0 {

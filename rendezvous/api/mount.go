@@ -25,7 +25,7 @@ func Answer(f func(*http.Request) (any, error)) http.Handler {
 	})
 }
 
-// Take makes a mount of a function that hears what is posted as JSON. Its error is answered as the API does.
+// Take makes a mount of a function that receives JSON bodies. Its error is answered as the API does.
 func Take[B any](f func(run string, body B) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		limitBody(w)
@@ -46,8 +46,8 @@ func refuseMethod(w http.ResponseWriter, req *http.Request, right string) {
 	wireErrors.Write(w, fmt.Errorf("%w: %s %s: need %s", errMethod, req.Method, req.URL.Path, right))
 }
 
-// Call posts a value to what is mounted under a name of the run, such as "checks/next", and decodes the answer.
-// ErrNothingNew: it is empty. The answer may be held back: only ctx, and a connection that breaks, ends the wait.
+// Call posts a value to a mount of the run, such as "checks/next", and decodes the answer. ErrNothingNew means that it
+// is empty. The answer may be held back: only ctx, and a broken connection, ends the wait.
 func (c *Client) Call(ctx context.Context, run, name string, in, out any) error {
 	data, err := json.Marshal(in)
 	if err != nil {
@@ -56,8 +56,8 @@ func (c *Client) Call(ctx context.Context, run, name string, in, out any) error 
 	return c.do(patiently(ctx), 0, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+name, false, data, out)
 }
 
-// Global asks what is served under a path below /v1 that is of no run, such as "nodes", and decodes the answer; with a
-// body other than nil it posts that.
+// Global sends a request to a path below /v1 that belongs to no run, such as "nodes", and decodes the answer. With a
+// body other than nil it is a POST.
 func (c *Client) Global(ctx context.Context, path string, body, into any) error {
 	if body == nil {
 		return c.get(ctx, requestTimeout, "/v1/"+path, into)
@@ -69,9 +69,9 @@ func (c *Client) Global(ctx context.Context, path string, body, into any) error 
 	return c.do(ctx, requestTimeout, http.MethodPost, "/v1/"+path, false, data, into)
 }
 
-// Exchange posts a body to what is mounted under a name of the run, or gets that if there is none; encoding is the
-// body's Content-Encoding. The answer is as it came, whatever its status, but for a Content-Encoding of gzip, which is
-// undone; the caller closes and bounds it. Only ctx, and a connection that breaks, ends the wait.
+// Exchange posts a body to a mount of the run, or sends a GET if there is none; encoding is the body's
+// Content-Encoding. The answer is unchanged, whatever its status, but a Content-Encoding of gzip is decoded; the caller
+// closes and bounds it. Only ctx, and a broken connection, ends the wait.
 func (c *Client) Exchange(ctx context.Context, run, name, encoding string, body []byte) (*http.Response, error) {
 	method := http.MethodPost
 	if body == nil {
@@ -100,9 +100,8 @@ func (c *Client) Exchange(ctx context.Context, run, name, encoding string, body 
 	return resp, nil
 }
 
-// Open connects to what is mounted under a name of the run, such as "streams/logs?tail=10", to speak another protocol
-// with it from then on. The caller closes the connection, which ends a Read and a Write of it. ctx and ten seconds
-// bound the opening alone.
+// Open connects to a mount of the run, such as "streams/logs?tail=10", and switches to another protocol. The caller
+// closes the connection, which ends a Read and a Write of it. ctx and ten seconds bound the opening alone.
 func (c *Client) Open(ctx context.Context, run, name, protocol string) (io.ReadWriteCloser, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -133,7 +132,7 @@ type unzipped struct {
 	io.Closer
 }
 
-// Mounted asks what is mounted under a name of the run, and decodes the answer. ErrNothingNew: it is empty.
+// Mounted sends a GET to a mount of the run, and decodes the answer. ErrNothingNew means that it is empty.
 func (c *Client) Mounted(ctx context.Context, run, name string, into any) error {
 	return c.get(ctx, requestTimeout, "/v1/runs/"+url.PathEscape(run)+"/"+name, into)
 }

@@ -16,15 +16,15 @@ const (
 	maxNotices = 64
 )
 
-// News is the answer of a Watch: the present directive and what has been told beside it.
+// News is the answer of a Watch: the present directive and new notices.
 type News struct {
 	rendezvous.Directive
-	// Notices are those after the Cursor's, and NoticeSeq is where to go on; both only for who asked.
+	// Notices are those after the Cursor's, and NoticeSeq is where to go on; both only if the Cursor asks for them.
 	Notices   []job.Notice `json:"notices,omitempty"`
 	NoticeSeq uint64       `json:"notice_seq,omitempty"`
 }
 
-// Cursor is what the caller of a Watch has heard already.
+// Cursor is the position of a Watch's caller: the news that it already has.
 type Cursor struct {
 	// Directive is the sequence number of the newest directive, 0 for none.
 	Directive uint64
@@ -53,9 +53,9 @@ func validate(n job.Notice) error {
 	return nil
 }
 
-// Notify tells the nodes of one name, or all if node is "", something beside their directives. Nodes that do not ask
-// for notices hear nothing; ErrNoNotices says so of a single one. ErrUnknownRun, ErrUnknownNode and ErrBadRequest are
-// the other errors.
+// Notify sends a notice to the nodes of one name, or to all if node is "". Nodes that do not ask for notices get none;
+// ErrNoNotices is the error if that is the only one. ErrUnknownRun, ErrUnknownNode and ErrBadRequest are the other
+// errors.
 func (h *Hub) Notify(id, node, topic, body string) error {
 	n := job.Notice{Topic: topic, Body: body}
 	if err := validate(n); err != nil {
@@ -100,7 +100,7 @@ func (r *run) keepLocked(node string, n job.Notice) {
 }
 
 // noticesLocked are the notices for a node after the given one. A number of the future is that of a daemon whose clock
-// was ahead of ours: whatever is here is new then.
+// was ahead of ours: all notices are new then.
 func (r *run) noticesLocked(id string, after uint64) (ns []job.Notice) {
 	if after == r.noticeSeq || r.notices.count == 0 {
 		return nil

@@ -11,10 +11,12 @@ import (
 )
 
 // A web page can have the browser that shows it send requests to any address, also to one that only this host reaches.
-// Browsers say so: by Origin in all that change something, by Sec-Fetch-Site, by a Content-Type that needs no leave, or
-// by a Host of the page's own, whose name resolves to our address.
+// Such requests are recognized by Origin in all that change something, by Sec-Fetch-Site, or by a Content-Type that
+// needs no [preflight]. A Host of the page's own, whose name resolves to our address, is another sign.
+//
+// [preflight]: https://developer.mozilla.org/docs/Web/HTTP/Guides/CORS
 
-// programsOnly keeps out what the scripts and forms of web pages send.
+// programsOnly rejects requests of the scripts and forms of web pages.
 func programsOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if len(req.Header["Origin"]) > 0 {
@@ -25,7 +27,7 @@ func programsOnly(next http.Handler) http.Handler {
 	})
 }
 
-// checkMedia refuses what is posted as anything else than JSON. Launchers of earlier versions do not say what it is.
+// checkMedia rejects bodies of other types than JSON. Launchers of earlier versions send no type.
 func checkMedia(req *http.Request) error {
 	said := req.Header.Get("Content-Type")
 	kind, _, _ := mime.ParseMediaType(said)
@@ -56,7 +58,7 @@ func hostOf(hostPort string) string {
 	return strings.Trim(hostPort, "[]")
 }
 
-// ownName: nobody can register a name without a dot, or one below localhost.
+// ownName reports whether host is a name that cannot be registered: one without a dot, or one below localhost.
 func (s *server) ownName(host string) bool {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	if _, err := netip.ParseAddr(host); err == nil {
@@ -67,7 +69,7 @@ func (s *server) ownName(host string) bool {
 		host == strings.ToLower(s.cfg.Name)
 }
 
-// turnAway answers a caller who gets nothing else, and ends the connection.
+// turnAway answers a rejected caller, and ends the connection.
 func turnAway(w http.ResponseWriter, err error) {
 	w.Header().Set("Connection", "close")
 	limitBody(w)

@@ -32,7 +32,7 @@ const (
 	peerSay     = 10 * time.Second // between two lines of the log
 )
 
-// PeersConfig says who the hosts of a job are.
+// PeersConfig lists the hosts of a job.
 type PeersConfig struct {
 	Names []string // of hosts, or addresses
 	Text  string   // the same for people
@@ -41,10 +41,9 @@ type PeersConfig struct {
 	Log    *slog.Logger
 }
 
-// Peers knows by its address whether a host is one of a job, of which it has the names. These are looked up when an
-// unknown address comes, so that a host that is replaced is known by its new address, and the old one forgotten. What a
-// resolver that is away would say is taken to be as it was. It owns a goroutine while addresses are unknown, until
-// Close.
+// Peers decides by its address whether a host is one of a job, whose host names it has. It looks the names up when an
+// unknown address comes. So the new address of a replaced host is accepted, and the old one forgotten. While a resolver
+// does not answer, the last results stay. It owns a goroutine while addresses are unknown, until Close.
 type Peers struct {
 	cfg     PeersConfig
 	ctx     context.Context
@@ -55,7 +54,7 @@ type Peers struct {
 	mu      sync.Mutex
 	hosts   []peerHost
 	at      map[netip.Addr]int // which of the hosts
-	waiting chan struct{}      // closed when the next pass has ended; nil: nobody waits for one
+	waiting chan struct{}      // closed when the next pass has ended; nil: no request waits for one
 	busy    bool               // there is a goroutine for passes
 	next    time.Time          // no pass begins before
 	said    time.Time
@@ -91,7 +90,7 @@ func NewPeers(cfg PeersConfig) *Peers {
 
 func bareAddr(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
-// Close ends what is looked up. Nil is closed.
+// Close ends the lookups. Nil is closed.
 func (p *Peers) Close() {
 	if p == nil {
 		return
@@ -164,7 +163,7 @@ func (p *Peers) await(ctx context.Context) {
 	}
 }
 
-// passes looks all names up for as long as somebody waits for it.
+// passes looks all names up for as long as a request waits for it.
 func (p *Peers) passes() {
 	for p.pause() {
 		p.mu.Lock()
@@ -214,7 +213,7 @@ func (p *Peers) pass() int {
 	return min(int(n.Load()), len(order))
 }
 
-// order begins with the hosts that have no address, and of these with who has waited longest.
+// order begins with the hosts that have no address, and of these with the one that has waited longest.
 func (p *Peers) order() (all []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -230,7 +229,8 @@ func (p *Peers) order() (all []int) {
 	return all
 }
 
-// resolve looks a name up. A name that there is not has no address; when nobody answers it keeps those that it had.
+// resolve looks a name up. A name that does not exist has no address; if no server answers, the name keeps its
+// addresses.
 func (p *Peers) resolve(ctx context.Context, i int) {
 	select {
 	case p.lookups <- struct{}{}:
@@ -264,7 +264,7 @@ func (p *Peers) resolve(ctx context.Context, i int) {
 	}
 }
 
-// turnAway says so in the log, but not for everyone who comes.
+// turnAway logs rejected hosts, at a limited rate.
 func (p *Peers) turnAway(addr netip.Addr) error {
 	p.mu.Lock()
 	p.refused++
@@ -282,13 +282,13 @@ func (p *Peers) turnAway(addr netip.Addr) error {
 		tokenFix)
 }
 
-// tokenFix is what to do where there is no job token.
+// tokenFix is the advice if there is no job token.
 const tokenFix = "give the job a token: the same DLROVER_TOKEN (openssl rand -hex 16) or --token-file everywhere"
 
 // checkPeer is for a request from another host to a server without a token. Its connection is known from then on.
 func (s *server) checkPeer(req *http.Request, addr netip.Addr) error {
 	if c := lineOf(req.Context()); c == nil || !c.peer.Load() {
-		if ofThisHost(addr) { // of a process that has closed its end, and could be anybody's
+		if ofThisHost(addr) { // of a process that has closed its end, and could be any
 			return fmt.Errorf("%w: the connection is within this host, and nobody has its other end", ErrUnauthorized)
 		}
 		if err := s.cfg.Peers.Check(req.Context(), addr); err != nil {
@@ -314,7 +314,7 @@ func ofThisHost(addr netip.Addr) bool {
 	})
 }
 
-// launchers reports whether a launcher makes this request, by its method and what follows the run in its path.
+// launchers reports whether a launcher makes this request, by its method and the part of its path after the run.
 func (s *server) launchers(req *http.Request) bool {
 	rest, is := strings.CutPrefix(req.URL.EscapedPath(), "/v1/runs/")
 	_, call, _ := strings.Cut(rest, "/")
@@ -322,6 +322,6 @@ func (s *server) launchers(req *http.Request) bool {
 	return is && (slices.Contains(ownCalls, call) || slices.Contains(s.cfg.PeerCalls, call))
 }
 
-// ownCalls are the requests of launchers to what is not mounted.
+// ownCalls are the requests of launchers to the API itself, not to mounts.
 var ownCalls = []string{"POST join", "GET watch", "POST ready", "POST failing", "POST success", "POST stepped",
 	"POST cleared", "POST barred", "POST doubt", "POST leaving", "POST leave", "GET world"}

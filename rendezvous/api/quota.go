@@ -2,15 +2,15 @@ package api
 
 import "time"
 
-// Bounds of what the nodes of a run tell by one event in quotaTime. Every line goes to the log, to who watches the run
-// and to what marks machines, too, so that the room of a timeline does not bound it.
+// Bounds of the lines that the nodes of a run may add by one event in quotaTime. The room of a timeline does not bound
+// them: every line also goes to the log, to the watchers of the run and to the marks of machines.
 const (
 	quotaTime = 10 * time.Minute
 	quotaNode = 8
 	quotaRun  = 64
 )
 
-// quota counts what is told. The zero value is ready for use.
+// quota counts lines from nodes. The zero value is ready for use.
 type quota struct {
 	begun time.Time
 	taken map[[2]string]int // by event and node ("" for all of the run)

@@ -19,8 +19,8 @@ func Final(err error) bool {
 	return false
 }
 
-// retry repeats f until it succeeds, fails for good or ctx ends. Absence of the
-// daemon is said once, and so is its return.
+// retry repeats f until it succeeds, fails for good or ctx ends. The daemon's absence is logged once, and so is its
+// return.
 func (s *Session) retry(ctx context.Context, what string, f func(context.Context) error) error {
 	away := outage{s: s, what: what}
 	for {
@@ -38,7 +38,7 @@ func (s *Session) retry(ctx context.Context, what string, f func(context.Context
 	}
 }
 
-// ended is why ctx ended, with the last error of what was tried meanwhile.
+// ended is the reason why ctx ended, with the last error of the attempts.
 func ended(ctx context.Context, last error) error {
 	if last == nil {
 		return context.Cause(ctx)
@@ -46,7 +46,7 @@ func ended(ctx context.Context, last error) error {
 	return &awayError{context.Cause(ctx), last}
 }
 
-// awayError reads as the last attempt's error and is also what ended the attempts.
+// awayError reads as the last attempt's error and is also the error that ended the attempts.
 type awayError struct{ cause, last error }
 
 func (e *awayError) Error() string   { return e.last.Error() }

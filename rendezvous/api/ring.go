@@ -1,6 +1,6 @@
 package api
 
-// ring is a queue that grows up to a limit; beyond that, what is pushed takes the place of the oldest.
+// ring is a queue that grows up to a limit; beyond that, a pushed element replaces the oldest.
 type ring[T any] struct {
 	limit int
 	items []T // a circle from head
@@ -40,7 +40,7 @@ func (q *ring[T]) pop() T {
 func (q *ring[T]) remove(i int) T {
 	at, last := (q.head+i)%len(q.items), len(q.items)-1
 	v := q.items[at]
-	if at < q.head { // what is older lies on both sides of the end
+	if at < q.head { // older elements lie on both sides of the end
 		copy(q.items[1:at+1], q.items[:at])
 		q.items[0] = q.items[last]
 		at = last

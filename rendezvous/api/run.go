@@ -10,7 +10,7 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// run gives one Round its time and carries out what it wants. Locks are taken in the order Host, Run, archive.mu.
+// run drives one Round's time and carries out its actions. Locks are taken in the order Host, Run, archive.mu.
 type run struct {
 	runhost.Run
 	id    string
@@ -18,18 +18,18 @@ type run struct {
 	line  *timeline
 	round *rendezvous.Round
 	wake  map[string]chan struct{} // closed when the node has a new directive or a notice
-	idle  time.Time                // since when nobody is here
-	used  bool                     // somebody has been
+	idle  time.Time                // since when it has no nodes
+	used  bool                     // it has had nodes
 	early bool                     // something has been noted before
-	quota quota                    // of what nodes tell
+	quota quota                    // quota of lines from nodes
 
 	notices   ring[addressed]
 	noticeSeq uint64 // of the newest notice; larger than that of any earlier daemon
 
-	untold map[string]bool // IDs of which cfg.Gate has not been told, which do not hear of their checks before
+	untold map[string]bool // IDs that cfg.Gate has not received, whose nodes do not get their Check before
 }
 
-// newRun makes a run whose numbers are larger than those of any that had its name before.
+// newRun makes a run with sequence numbers above those of earlier runs of the same name.
 func (h *Hub) newRun(id string) *run {
 	now := time.Now()
 	base := uint64(now.UnixNano())
@@ -76,15 +76,15 @@ func (r *run) detach(e rendezvous.Detach) {
 	}
 }
 
-// hungUp reports whether that is news: one who has left, or watches over another connection, is not suspect.
+// hungUp reports whether that is news: a node that has left, or watches over another connection, is not suspect.
 func (r *run) hungUp(node string) bool {
 	r.Lock()
 	defer r.Unlock()
 	return r.round.Away(node) && r.stepLocked(rendezvous.HungUp{ID: node}) == nil
 }
 
-// await waits for what is new after the cursor. Every node of a run waits here, nearly always: the frames below must
-// be small, as Hub.watch says.
+// await waits for news after the cursor. Every node of a run waits here, nearly always: the frames below must be small;
+// see Hub.watch.
 func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Duration) (*News, error) {
 	expired := time.NewTimer(hold)
 	defer expired.Stop()
@@ -103,7 +103,7 @@ func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Du
 	}
 }
 
-// newer returns what is new after the cursor, or a channel that closes when something may be.
+// newer returns the news after the cursor, or a channel that closes when there may be some.
 func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, err error) {
 	r.Lock()
 	defer r.Unlock()
@@ -156,7 +156,7 @@ func (r *run) stepLocked(ev rendezvous.Event) error {
 	return err
 }
 
-// told adds to the timeline what a node tells, which may be before anybody is here.
+// told adds a node's report to the timeline. It may precede the first join.
 func (r *run) told(event job.Event, node, text string) error {
 	r.Lock()
 	defer r.Unlock()
@@ -197,8 +197,8 @@ func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 	}
 }
 
-// gateLocked passes on whom to check and whom not any more. Who was released in the same step comes first. A node hears
-// that it is to be checked only when cfg.Gate has not answered for it: what it is told next may be there already.
+// gateLocked passes on the nodes to check and those released. Nodes released in the same step come first. A node gets
+// its Check only if cfg.Gate has not answered for it: its next directive may be there already.
 func (r *run) gateLocked(a rendezvous.Action) {
 	asked := slices.Concat(a.Gate, a.Witnesses)
 	for _, id := range asked {
@@ -249,8 +249,8 @@ func (r *run) Closed() {
 	r.wakeAllLocked()
 }
 
-// Idle implements runhost.Machine: nobody is here, and there is either nothing to tell to who comes late, or there has
-// been for long enough.
+// Idle implements runhost.Machine: the run has no nodes, and either nothing to report to late launchers, or has been
+// kept for long enough.
 func (r *run) Idle(now time.Time) bool {
 	if r.idle.IsZero() {
 		return false
@@ -258,7 +258,7 @@ func (r *run) Idle(now time.Time) bool {
 	if keep := r.cfg.Keep; keep > 0 && r.used {
 		since := r.idle
 		if at := r.round.Status().EndedAt; !at.IsZero() {
-			since = at // whoever comes later does not prolong it
+			since = at // later visitors do not prolong it
 		}
 		return now.Sub(since) > keep
 	}
@@ -268,7 +268,7 @@ func (r *run) Idle(now time.Time) bool {
 	return now.Sub(r.idle) > time.Minute
 }
 
-// left says what is kept of a run that nobody is in.
+// left returns the summary of a run that has no nodes.
 func (r *run) left() (leftRun, bool) {
 	r.Lock()
 	defer r.Unlock()

@@ -20,27 +20,27 @@ import (
 
 // ServerConfig describes the HTTP side of a Hub.
 type ServerConfig struct {
-	// Token, when not empty, must come as "Authorization: Bearer <token>" with every
-	// request but /healthz and those of Extra. Without one only processes of this one's user, on this host, are served.
+	// Token, when not empty, must come as "Authorization: Bearer <token>" with every request but /healthz and those of
+	// Extra. Without one only processes of the same user, on this host, are served.
 	Token string
 	// Insecure serves everyone without a Token.
 	Insecure bool
-	// Peers are other hosts whose launchers are served, too, without a Token; nil: none. PeerCalls are what launchers
-	// ask of Mounts, by method and path after the run, such as "POST checks/next".
+	// Peers are other hosts whose launchers are served, too, without a Token; nil: none. PeerCalls are the requests of
+	// launchers to Mounts, by method and path after the run, such as "POST checks/next".
 	Peers     *Peers
 	PeerCalls []string
-	// Name is a name by which callers reach this server, beside localhost and the host's.
+	// Name is a name by which callers reach this server, besides localhost and the host's.
 	Name string
-	// Mounts serve /v1/runs/{run}/NAME and what is below, with the token and the run's id checked: a handler finds the
-	// id as PathValue("run") and the whole path in the URL, and bounds bodies, and times to read them, itself. A NAME
-	// is one segment of a path, and not one of the API's own.
+	// Mounts serve /v1/runs/{run}/NAME and all paths below, with the token and the run's id checked: a handler finds the
+	// id as PathValue("run") and the whole path in the URL, and bounds bodies, and times to read them, itself. A NAME is
+	// one segment of a path, and not one of the API's own.
 	Mounts map[string]http.Handler
 	// Python serves agents of DLRover, which know no token, at /get and /report, and below /elastic.Master/, which alone
 	// is served by HTTP/2; nil serves none.
 	Python http.Handler
-	// Global serves /v1/NAME and what is below, with the token checked: as Mounts, but for no run.
+	// Global serves /v1/NAME and all paths below, with the token checked: as Mounts, but for no run.
 	Global map[string]http.Handler
-	// Extra serves what is not part of the API, such as /metrics; nil serves nothing.
+	// Extra serves paths outside the API, such as /metrics; nil serves nothing.
 	Extra http.Handler
 }
 
@@ -122,7 +122,7 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	})
 }
 
-// brief bounds how long a body is read that nobody asked for.
+// brief bounds the time to read an unwanted body.
 func brief(f http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		limitBody(w)
@@ -130,7 +130,7 @@ func brief(f http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// Trust tells the connection of a request that its peer has proved that it belongs here, by other means than the token.
+// Trust marks the connection of a request as trusted: its peer has authenticated itself by other means than the token.
 func Trust(ctx context.Context) {
 	if c := lineOf(ctx); c != nil {
 		c.Prove(true)
@@ -144,11 +144,10 @@ func limitBody(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(requestTimeout))
 }
 
-// NewServer returns an http.Server with timeouts that suit long-polls: a peer must
-// send its header promptly, may then wait for as long as a Watch is held, a minute at most,
-// has another one to take the answer, unless its handler gives it more, and an
-// idle connection outlives the pause between two polls. A connection that has a method
-// Prove(bool) hears when its peer has shown the token.
+// NewServer returns an http.Server with timeouts that suit long-polls. A peer must send its header promptly, and may
+// then wait for as long as a Watch is held, a minute at most. It has another minute to take the answer, unless its
+// handler gives it more. An idle connection outlives the pause between two polls. If a connection has a method
+// Prove(bool), it is called once its peer has shown the token.
 func NewServer(handler http.Handler) *http.Server {
 	return &http.Server{
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: answerTime, IdleTimeout: 3 * time.Minute,
@@ -223,7 +222,7 @@ func (s *server) wrongMethod(right string) http.HandlerFunc {
 	}
 }
 
-// mounted passes on what the rendezvous does not understand.
+// mounted passes on paths that the rendezvous does not serve.
 func (s *server) mounted(next http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		if _, err := runName(req); err != nil {

@@ -21,8 +21,7 @@ type SessionConfig struct {
 	Params rendezvous.Params
 	// OnResume is a command that is given in advance; nil is none.
 	OnResume *job.Command
-	// Work is a digest of what this node was started to execute, by which a run that has succeeded knows it again; "":
-	// it does not.
+	// Work is a digest of the node's command, by which a run that has succeeded recognizes it; "": it does not.
 	Work string
 	// Where names the daemon in messages, such as host:port.
 	Where string
@@ -42,21 +41,21 @@ type Session struct {
 	wg       sync.WaitGroup
 	dirs     chan rendezvous.Directive
 	notices  chan job.Notice
-	flooded  bool  // of follow: it has said that notices were dropped
+	flooded  bool  // of follow: dropped notices have been logged
 	err      error // why dirs is closed; read after it is
 	mu       sync.Mutex
 	resume   *rendezvous.Resume // the newest epoch that had workers here
-	stopped  job.EpochID        // the newest epoch whose workers have been stopped as told
+	stopped  job.EpochID        // the newest epoch whose workers have been stopped on request
 	works    bool               // workers run
 	idleAt   time.Time          // since when they do not
 	seen     job.EpochID        // the newest epoch heard of
 	spent    int                // restarts the run had spent by then
-	params   rendezvous.Params  // the run's, as far as is known; a daemon that was started again is told these
-	paused   *job.Cause         // the newest directive said so
-	barred   *job.Cause         // the newest directive is a Bar, or says that one will follow
+	params   rendezvous.Params  // the run's, as far as known; sent to a restarted daemon
+	paused   *job.Cause         // from the newest directive
+	barred   *job.Cause         // the newest directive is a Bar, or announces one
 	progress job.Progress       // of the workers of stopped
-	used     *rendezvous.Spent  // of the run's budget beside restarts, by then
-	command  *job.Command       // the newest directive said so
+	used     *rendezvous.Spent  // of the run's budget besides restarts, by then
+	command  *job.Command       // from the newest directive
 	left     atomic.Bool        // by Leave or Abandon: being unknown is then as it should be
 }
 
@@ -94,15 +93,15 @@ func (s *Session) Close() {
 // reader. The channel closes when the daemon will not have this node any more (Err).
 func (s *Session) Directives() <-chan rendezvous.Directive { return s.dirs }
 
-// Notices delivers what is told beside the directives, if the node can read notices. Of those that are not read in time
-// the oldest of more than 64 are dropped. The channel closes with Directives.
+// Notices delivers the notices, if the node can read them. Of those that are not read in time the oldest of more than
+// 64 are dropped. The channel closes with Directives.
 func (s *Session) Notices() <-chan job.Notice { return s.notices }
 
 // Err is why Directives was closed.
 func (s *Session) Err() error { return s.err }
 
-// Running tells the session which epoch's workers run on this node, nil that none
-// do. It is what a daemon without memory is told, together with what was reported.
+// Running sets the epoch whose workers run on this node; nil: none run. A restarted daemon receives it, together with
+// the reports.
 func (s *Session) Running(r *rendezvous.Resume) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +113,7 @@ func (s *Session) Running(r *rendezvous.Resume) {
 	}
 }
 
-// booked keeps what is being reported for a daemon that has lost its memory.
+// booked keeps an event that is being reported for a daemon that has lost its memory.
 func (s *Session) booked(ev rendezvous.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,8 +158,8 @@ func (s *Session) awaySince(outage time.Time) time.Time {
 	return outage
 }
 
-// patience is how long a node without workers waits for a daemon that is away. One
-// whose workers run waits for as long as they do, and one of a paused run without end.
+// patience is how long a node without workers waits for a daemon that is away. A node with running workers waits for as
+// long as they run, and one of a paused run without end.
 func (s *Session) patience() (limit time.Duration, endless bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +182,7 @@ func (s *Session) Params() rendezvous.Params {
 	return s.params
 }
 
-// heed takes the run's parameters from a directive, and tells of those that are not ours.
+// heed takes the run's parameters from a directive, and logs those that differ from ours.
 func (s *Session) heed(d rendezvous.Directive) {
 	if d.Params == nil {
 		return // they are those that we have sent
@@ -202,7 +201,7 @@ func (s *Session) heed(d rendezvous.Directive) {
 // ErrAway: the daemon has been away for too long.
 var ErrAway = errors.New("api: the rendezvous daemon does not come back")
 
-// Achieved says how far the workers have come that the next Rejoin tells of.
+// Achieved sets the workers' progress for the next Rejoin.
 func (s *Session) Achieved(p job.Progress) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,14 +249,14 @@ func (s *Session) World(ctx context.Context) (ms []job.Member, err error) {
 	return ms, err
 }
 
-// Leave takes the node out of the run and returns what is known about its end.
+// Leave takes the node out of the run and returns the evidence about its end.
 func (s *Session) Leave(ctx context.Context, reason string, fs []job.Failure) (job.Evidence, error) {
 	s.left.Store(true)
 	return s.svc.Leave(ctx, s.cfg.Run, rendezvous.Leave{ID: s.cfg.Node.ID, Reason: reason, Failures: fs})
 }
 
-// Abandon is for a launcher that ends at once, and for which somebody else says good-bye: that the daemon does not know
-// the node any more is then as it should be.
+// Abandon is for a launcher that ends at once, and whose Leave another process sends. The daemon is then expected not
+// to know the node any more.
 func (s *Session) Abandon() { s.left.Store(true) }
 
 func (s *Session) join(ctx context.Context, failures []job.Failure) error {
@@ -349,7 +348,7 @@ func (s *Session) follow(ctx context.Context) {
 	}
 }
 
-// outlast waits a little for a daemon that is away; ErrAway says that patience is over.
+// outlast waits a little for a daemon that is away; ErrAway means that patience is over.
 func (s *Session) outlast(ctx context.Context, away *outage, err error) error {
 	away.wait(ctx, err)
 	if s.outOfPatience(away.since) {
@@ -363,7 +362,7 @@ func (s *Session) outOfPatience(outage time.Time) bool {
 	return !endless && !s.working() && time.Since(s.awaySince(outage)) > limit
 }
 
-// take delivers what is new in the answer of a Watch, and moves the cursor.
+// take delivers the news in the answer of a Watch, and moves the cursor.
 func (s *Session) take(n News, after *Cursor) {
 	if n.Directive.Seq != after.Directive {
 		s.deliver(n.Directive)
@@ -377,7 +376,7 @@ func (s *Session) take(n News, after *Cursor) {
 	}
 }
 
-// queue hands a notice to a reader who may be slow, or missing.
+// queue hands a notice to a reader, which may be slow, or missing.
 func (s *Session) queue(n job.Notice) {
 	select {
 	case s.notices <- n:
@@ -414,7 +413,7 @@ func (s *Session) introduce(ctx context.Context, away *outage) error {
 func (s *Session) deliver(d rendezvous.Directive) {
 	s.heed(d)
 	s.mu.Lock()
-	if d.Round > 0 { // a daemon without memory has nothing to tell
+	if d.Round > 0 { // a daemon without memory has no history
 		s.seen, s.spent, s.used = d.EpochID, d.Restarts, d.Spent
 	}
 	s.paused, s.barred, s.command = d.Paused, d.Barred, d.Command

@@ -20,7 +20,8 @@ var watchAlive = net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interv
 // tcpUserTimeout is the socket option TCP_USER_TIMEOUT of Linux, in milliseconds.
 const tcpUserTimeout = 18
 
-// notice makes the kernel notice that the other host has fallen silent. It is best effort: what is lost is time.
+// notice makes the kernel notice that the other host has fallen silent. It is best effort: without it, detection takes
+// longer.
 func notice(nc net.Conn) {
 	if t := tcpConn(nc); t != nil {
 		_ = t.SetKeepAliveConfig(watchAlive)
@@ -28,7 +29,8 @@ func notice(nc net.Conn) {
 	}
 }
 
-// setUserTimeout bounds how long what was sent may stay unacknowledged, or unread in a full buffer; 0 does not.
+// setUserTimeout bounds how long sent data may stay unacknowledged, or unread in a full buffer; 0 is no bound. See
+// TCP_USER_TIMEOUT in https://man7.org/linux/man-pages/man7/tcp.7.html.
 func setUserTimeout(t *net.TCPConn, d time.Duration) {
 	raw, err := t.SyscallConn()
 	if err == nil {
@@ -58,7 +60,7 @@ func noticing(ctx context.Context) context.Context {
 	})
 }
 
-// patiently is ctx for a request whose reader may take its time; its connection may have carried a Watch.
+// patiently is ctx for a request whose reader may be slow; its connection may have carried a Watch.
 func patiently(ctx context.Context) context.Context {
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
 		if t := tcpConn(i.Conn); t != nil && i.Reused {
@@ -105,7 +107,8 @@ func lineOf(ctx context.Context) *line {
 	return c
 }
 
-// watched notes who watches now, or will. Requests of one connection come one after the other.
+// watched records the node whose Watch the connection carries, or will. Requests of one connection come one after the
+// other.
 func (c *line) watched(h *Hub, run, node string) {
 	if c == nil {
 		return
@@ -122,7 +125,7 @@ func (c *line) watched(h *Hub, run, node string) {
 	c.recheck()
 }
 
-// recheck is for a peer that has hung up before anybody knew whose connection it is, or while its request was open.
+// recheck is for a peer that has hung up before the connection's node was known, or while its request was open.
 func (c *line) recheck() {
 	if c != nil && c.closed.Load() {
 		s := c.last.Load()
@@ -130,11 +133,11 @@ func (c *line) recheck() {
 	}
 }
 
-// silent says whether the connection has ended because its host has fallen silent.
+// silent reports whether the connection has ended because its host has fallen silent.
 func (c *line) silent() bool { return c != nil && c.fallen.Load() }
 
-// Read tells the hub of a silent host, and of a peer that has hung up: no request need be under way, as when its last
-// answer was never received.
+// Read notifies the hub of a silent host, and of a peer that has hung up. No request need be under way, as when its
+// last answer was never received.
 func (c *line) Read(b []byte) (int, error) {
 	if len(c.unread) > 0 {
 		n := copy(b, c.unread)
@@ -156,7 +159,7 @@ func (c *line) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// isSilence: nobody has answered the kernel, or routers have said that they do not reach the host.
+// isSilence reports whether the kernel got no answer, or routers have reported that they do not reach the host.
 func isSilence(err error) bool {
 	return errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) ||
 		errors.Is(err, syscall.ENETUNREACH)
@@ -164,28 +167,28 @@ func isSilence(err error) bool {
 
 func isHangUp(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) }
 
-// Prove tells the connection below.
+// Prove passes ok to the connection below.
 func (c *line) Prove(ok bool) {
 	if p, can := c.Conn.(prover); can {
 		p.Prove(ok)
 	}
 }
 
-// Unread has the next reads return b, which c keeps. It is for who takes a connection out of its server and gives it
-// back: in a wrapper it would not be known as a line any more. Nobody may read meanwhile.
+// Unread has the next reads return b, which c keeps. It serves a caller that takes a connection out of its server and
+// returns it: a wrapper would hide that it is a line. No Read may run meanwhile.
 func (c *line) Unread(b []byte) { c.unread = append(b, c.unread...) }
 
 // NetConn is the connection below.
 func (c *line) NetConn() net.Conn { return c.Conn }
 
-// silent tells the run that the host of a node answers no more. A run, or a node, that is gone needs no news.
+// silent reports to the run that a node's host no longer answers. A run, or a node, that is gone ignores it.
 func (h *Hub) silent(id, node string) {
 	if r, err := h.member(id); err == nil {
 		_ = r.step(rendezvous.Silence{ID: node})
 	}
 }
 
-// hungUp tells the run that the connection of a node has closed, and looks whether its launcher lives.
+// hungUp reports to the run that a node's connection has closed, and checks whether its launcher is alive.
 func (h *Hub) hungUp(c *line, s *seat) {
 	if r, err := h.member(s.run); err == nil && r.hungUp(s.node) {
 		h.confirm(c, r, s.node)

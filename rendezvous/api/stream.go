@@ -14,10 +14,10 @@ import (
 // Bounds of a stream of events.
 const (
 	streamAlive = 15 * time.Second // a comment is sent when nothing else has been for so long
-	writeTime   = 10 * time.Second // for a reader to take what is written at once; a slower one is dropped
+	writeTime   = 10 * time.Second // for a reader to take one write; a slower one is dropped
 )
 
-// events answers with a part of the timeline, or streams it to who asks for text/event-stream.
+// events answers with a part of the timeline, or streams it if the request accepts text/event-stream.
 func (s *server) events(w http.ResponseWriter, req *http.Request) {
 	streams := strings.Contains(req.Header.Get("Accept"), "text/event-stream")
 	var es Events
@@ -39,8 +39,10 @@ func (s *server) events(w http.ResponseWriter, req *http.Request) {
 	writeAnswer(w, es, err)
 }
 
-// eventCursor is the number after which events are asked for. What a browser sends when it connects again counts more
-// than the address that it was given first.
+// eventCursor is the number after which events are wanted. The [Last-Event-ID] of a browser that reconnects takes
+// precedence over the address that it was given first.
+//
+// [Last-Event-ID]: https://html.spec.whatwg.org/multipage/server-sent-events.html#the-last-event-id-header
 func eventCursor(req *http.Request, streams bool) (uint64, error) {
 	if last := req.Header.Get("Last-Event-ID"); streams && last != "" {
 		return number(url.Values{"Last-Event-ID": {last}}, "Last-Event-ID", false)
@@ -48,7 +50,7 @@ func eventCursor(req *http.Request, streams bool) (uint64, error) {
 	return number(req.URL.Query(), "after", true)
 }
 
-// limitWrite bounds the writing of this answer, or of what comes next of it; net/http lifts it for the next request.
+// limitWrite bounds the writing of this answer, or of its next part; net/http lifts it for the next request.
 func limitWrite(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTime))
 }
@@ -67,7 +69,7 @@ func (s *server) stream(w http.ResponseWriter, req *http.Request, run string, af
 	for ok := send(w, nil); ok; {
 		es, news, err := r.line.since(after)
 		if err != nil {
-			return nil // the connection's end tells
+			return nil // the end of the connection is the sign
 		}
 		if news == nil {
 			after, ok = es.Next, send(w, encodeStream(es))
@@ -94,7 +96,7 @@ func send(w http.ResponseWriter, data []byte) bool {
 	return http.NewResponseController(w).Flush() == nil
 }
 
-// encodeStream writes events as a browser's EventSource reads them. "dropped" says that some are missing before these.
+// encodeStream writes events as a browser's EventSource reads them. "dropped" means that some are missing before these.
 func encodeStream(es Events) []byte {
 	var b bytes.Buffer
 	if es.Dropped {

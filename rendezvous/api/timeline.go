@@ -12,10 +12,10 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// What the timelines keep.
+// Limits of the timelines.
 const (
 	maxEvents = 1000 // notes of one run
-	maxEnded  = 16   // epochs of one run whose evidence is kept
+	maxEnded  = 16   // epochs of one run with kept evidence
 	maxLine   = 1 << 20
 	maxLines  = 256 << 20 // of all runs; some 64 KiB of the oldest go at once when it is full
 	evictStep = 64 << 10
@@ -50,9 +50,9 @@ type archive struct {
 	lines map[*timeline]struct{}
 }
 
-// timeline is what a run remembers of itself. Nothing is encoded before somebody asks. When it is full, no source of
-// events displaces those of others: a node that floods it loses its own oldest, and else the kind of events, or the
-// evidence, that takes the most loses its oldest.
+// timeline is the history of a run. Nothing is encoded before it is requested. When it is full, no source of events
+// displaces those of others: a node that floods it loses its own oldest, and else the kind of events, or the evidence,
+// that takes the most loses its oldest.
 type timeline struct {
 	of      *archive
 	base    uint64 // every sequence number is larger
@@ -62,7 +62,7 @@ type timeline struct {
 	ended   ring[endedAt]
 	size    int
 	sources []source
-	news    chan struct{} // closed with the next event; nil while nobody waits
+	news    chan struct{} // closed with the next event; nil while no request waits
 	closed  error
 }
 
@@ -228,7 +228,7 @@ func (t *timeline) dropOldest() {
 	}
 }
 
-// close forgets everything and ends whatever waits for news, with err.
+// close forgets everything and ends the waits for news, with err.
 func (t *timeline) close(err error) {
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
@@ -322,7 +322,7 @@ func bounded(e rendezvous.EpochEvidence) rendezvous.EpochEvidence {
 	return e
 }
 
-// fitting copies as many items as fit into what is left, each cut to its own limits.
+// fitting copies as many items as fit into the rest, each cut to its own limits.
 func fitting[T any](items []T, left *int, cut func(T) (T, int)) []T {
 	var out []T
 	for _, item := range items {
@@ -360,8 +360,8 @@ func (h *Hub) Events(ctx context.Context, id string, after uint64) (Events, erro
 	}
 }
 
-// Evidences is what is known about the ends of the last 16 epochs of a run, the newest last. The caller must not write
-// to what it refers to.
+// Evidences is the evidence about the ends of the last 16 epochs of a run, newest last. The caller must not write to
+// the data that it refers to.
 func (h *Hub) Evidences(id string) ([]rendezvous.EpochEvidence, error) {
 	r, err := h.existing(id)
 	if err != nil {

@@ -38,7 +38,7 @@ func (s *server) checkUser(req *http.Request) error {
 	return nil
 }
 
-// mayAsk lets the daemon's own user in, and root, who can do all that this user can.
+// mayAsk admits the daemon's own user, and root, who has the same rights and more.
 func mayAsk(uid, own int) bool { return uid == own || uid == 0 }
 
 // The request of sock_diag(7), which package syscall lacks.
@@ -50,7 +50,8 @@ const (
 	diagAnswerSize   = syscall.NLMSG_HDRLEN + 4 + diagIDSize + 20
 )
 
-// userOf asks the kernel for the user of the process whose end of a TCP connection within this host is from.
+// userOf asks the kernel for the user of the process that owns the TCP socket with the local address from, on this
+// host.
 func userOf(from, to netip.AddrPort) (uid int, err error) {
 	if uid, err = userByDiag(from, to); err == nil || err == errNoSocket {
 		return uid, err
@@ -97,13 +98,13 @@ func diagRequest(from, to netip.AddrPort) []byte {
 		copy(b[at:], a.Unmap().AsSlice())
 	}
 	b = append(b, 0, 0, 0, 0)                                        // on any interface
-	return append(b, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff) // whatever its cookie is
+	return append(b, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff) // any cookie
 }
 
 var errNoSocket = errors.New("no process has the other end")
 
-// readDiag reads the answer for a socket that is connected to a port. The kernel tells of a listener where there is no
-// such connection; and one that its process has closed is nobody's, but reads as root's.
+// readDiag reads the answer for a socket that is connected to a port. The kernel returns a listener where there is no
+// such connection. A connection that its process has closed has no owner, but reads as root's.
 func readDiag(b []byte, to uint16) (uid int, err error) {
 	if len(b) < syscall.NLMSG_HDRLEN+4 {
 		return 0, errNoSocket

@@ -112,7 +112,7 @@ var wireErrors = httperr.Table{
 var (
 	// errMethod: the path exists, and the method does not.
 	errMethod = fmt.Errorf("%w: wrong method", ErrBadRequest)
-	// errPage: a web page may be behind the request, in the browser of somebody who may do what is asked for.
+	// errPage answers requests that a web page may have made in the browser of an authorized user.
 	errPage  = fmt.Errorf("%w: web pages are not served", ErrBadRequest)
 	errMedia = fmt.Errorf("%w: wrong Content-Type", ErrBadRequest)
 )

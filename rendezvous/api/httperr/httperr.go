@@ -15,15 +15,15 @@ type Body struct {
 	Error string `json:"error"`
 }
 
-// Table lists the errors that the receiver acts upon. The first row that an error is, or that has the code, counts. A
-// Code is not empty and stays what it is, because programs of other versions know it.
+// Table lists the errors that the receiver handles. The first row that matches the error, or the code, counts. A Code
+// is not empty and never changes, because programs of other versions know it.
 type Table []struct {
 	Err    error
 	Status int
 	Code   string
 }
 
-// Write answers a request with err; what is not in the table is "internal", with the status 500.
+// Write answers a request with err; an error that is not in the table is "internal", with the status 500.
 func (t Table) Write(w http.ResponseWriter, err error) {
 	status, body := http.StatusInternalServerError, Body{Code: "internal", Error: err.Error()}
 	for _, row := range t {
@@ -37,7 +37,7 @@ func (t Table) Write(w http.ResponseWriter, err error) {
 	_ = json.NewEncoder(w).Encode(body) // the peer may be gone; it asks again
 }
 
-// Parse reads what Write has written, the words on one line. It reports false for a reply of some other service.
+// Parse reads the output of Write, the words on one line. It reports false for a reply of some other service.
 func Parse(data []byte) (Body, bool) {
 	var b Body
 	err := json.Unmarshal(data, &b)
@@ -45,7 +45,7 @@ func Parse(data []byte) (Body, bool) {
 	return b, err == nil && b.Code != ""
 }
 
-// Received is the error that b tells of: that of the table with the sender's words, or the words alone.
+// Received is the error in b: that of the table with the sender's words, or the words alone.
 func (t Table) Received(b Body) error {
 	for _, row := range t {
 		if row.Code == b.Code {
