@@ -23,13 +23,13 @@ import (
 	"dlrover-run/internal/plainhttp"
 )
 
-// ClientConfig says who speaks to which master.
+// ClientConfig holds the identity of the client, and its master.
 type ClientConfig struct {
 	Addr   string // host:port
 	Caller Caller
 	HTTP   bool    // JSON over HTTP/1.1 in place of gRPC
 	Speak  Dialect // "": Comm
-	// Dialed hears the master's address whenever a connection was made; nil: nobody does.
+	// Dialed receives the master's address for every new connection; it may be nil.
 	Dialed func(net.Addr)
 }
 
@@ -37,7 +37,7 @@ type ClientConfig struct {
 type Client struct {
 	cfg     ClientConfig
 	hc      *http.Client
-	foreign atomic.Bool // what the last connection has heard is another protocol
+	foreign atomic.Bool // the last connection has received another protocol
 	old     bool        // the master is of version 0.3
 
 	mu    sync.Mutex
@@ -48,15 +48,15 @@ type Client struct {
 var (
 	// ErrNoMaster: something answers that is no master of DLRover, or one of another transport.
 	ErrNoMaster = errors.New("no master of DLRover answers")
-	// ErrRefused: the master did not do as it was told, or failed on the way.
+	// ErrRefused: the master has rejected the request, or failed on the way.
 	ErrRefused = errors.New("the master of DLRover refused")
 )
 
 // callTimeout bounds one call, as DLRover's agents do.
 const callTimeout = 60 * time.Second
 
-// silence bounds how long what was sent to a master may stay without an acknowledgement of its host: the connection is
-// given up, and the next call makes another. There are no pings of HTTP/2, for which the masters of Python hang up.
+// silence bounds how long data sent to a master may stay without an acknowledgement of its host: then the connection is
+// closed, and the next call makes another. There are no pings of HTTP/2, because Python masters hang up on them.
 const silence = 15 * time.Second
 
 // tcpUserTimeout is the socket option TCP_USER_TIMEOUT of Linux, in milliseconds.
@@ -94,14 +94,14 @@ func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	return g, nil
 }
 
-// noticeSilence is best effort: what is lost is time.
+// noticeSilence is best effort: without it, detection takes longer.
 func noticeSilence(_, _ string, raw syscall.RawConn) error {
 	return raw.Control(func(fd uintptr) {
 		_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(silence.Milliseconds()))
 	})
 }
 
-// greeted is a connection whose other end must say first what it is.
+// greeted is a connection whose other end must identify its protocol first.
 type greeted struct {
 	net.Conn
 	c     *Client
@@ -148,7 +148,7 @@ func (c *Client) Close() {
 	}
 }
 
-// Caller is who the client speaks for.
+// Caller is the identity that the client sends.
 func (c *Client) Caller() Caller { return c.cfg.Caller }
 
 // Old: the master is of version 0.3.
@@ -169,7 +169,7 @@ func (c *Client) Get(ctx context.Context, m *Message) (*Message, error) {
 	return ReadMessage(data)
 }
 
-// Report tells the master; ErrRefused: it did not do what it was told.
+// Report sends a report to the master; ErrRefused: the master has not accepted it.
 func (c *Client) Report(ctx context.Context, m *Message) error {
 	_, r, err := c.call(ctx, "report", m)
 	if err != nil || r.Success {
@@ -198,8 +198,8 @@ func envelope(from Caller, m *Message) Envelope {
 	return Envelope{NodeID: from.NodeID, NodeType: from.NodeType, Data: pickle.Encode(m)}
 }
 
-// RequestBody is what a call by gRPC sends, for who asks the same again and again. The JobUID is not in it, but in the
-// header job_uid.
+// RequestBody is the body of a call by gRPC, for callers that repeat the same request. The JobUID is not in it, but in
+// the header job_uid.
 func RequestBody(from Caller, m *Message) []byte { return frame(envelope(from, m).marshal()) }
 
 func (c *Client) request(ctx context.Context, path, kind string, body []byte) (*http.Response, error) {
@@ -216,7 +216,7 @@ func (c *Client) request(ctx context.Context, path, kind string, body []byte) (*
 		req.Header.Set("Te", "trailers")
 	}
 	resp, err := c.hc.Do(req)
-	if err != nil && c.foreign.Load() { // what net/http says of it depends on what it was about
+	if err != nil && c.foreign.Load() { // net/http's own error depends on its state then
 		err = fmt.Errorf("%w (%w)", errForeign, err)
 	}
 	return resp, err
@@ -258,7 +258,7 @@ func readAnswer(r io.Reader) ([]byte, error) {
 	return body, nil
 }
 
-// maxAnswer is room for a message and what surrounds it.
+// maxAnswer is room for a message and its envelope.
 const maxAnswer = MaxMessage + 4096
 
 // statusOf reads gRPC's status, which comes behind the body, or in the header if there is none.

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Envelope is what surrounds a message in both transports (elastic.Message).
+// Envelope wraps a message in both transports (elastic.Message).
 type Envelope struct {
 	NodeID   int
 	NodeType string

@@ -13,8 +13,8 @@ import (
 // findTime bounds one question of Find.
 const findTime = 5 * time.Second
 
-// Find returns a Client of the master at cfg.Addr, in the transport and the dialect that it understands: those that cfg
-// names are tried first. ErrNoMaster: none has been answered. An error of the network is that of nobody at the address.
+// Find returns a Client of the master at cfg.Addr, in a transport and a dialect that it understands: those in cfg are
+// tried first. ErrNoMaster: none has been answered. A network error means that no server is reachable at the address.
 func Find(ctx context.Context, cfg ClientConfig) (*Client, error) {
 	var errs []string
 	for _, http := range []bool{cfg.HTTP, !cfg.HTTP} {
@@ -42,7 +42,7 @@ func Find(ctx context.Context, cfg ClientConfig) (*Client, error) {
 	return nil, fmt.Errorf("%w at %s: %s", ErrNoMaster, cfg.Addr, strings.Join(errs, "; "))
 }
 
-// whyNot is what an attempt has come to, without the address.
+// whyNot is the error of an attempt, without the address.
 func whyNot(err error) string {
 	if err == nil {
 		return "the question is not understood"
@@ -60,7 +60,7 @@ func transport(http bool, d Dialect) string {
 	return fmt.Sprintf("by gRPC, with messages of %s", d)
 }
 
-// knows asks what every version can answer, and then what versions from 0.4 on can.
+// knows makes a request that every version can answer, and then one that versions from 0.4 on can.
 func (c *Client) knows(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, findTime)
 	defer cancel()

@@ -8,7 +8,7 @@ package pyproto
 
 import "fmt"
 
-// Dialect is the Python module in which a version of DLRover has its messages. Who answers uses the caller's.
+// Dialect is the Python module in which a version of DLRover has its messages. An answer uses the caller's.
 type Dialect string
 
 // The dialects.

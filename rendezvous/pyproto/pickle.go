@@ -10,11 +10,11 @@ import (
 // ErrPickle: the bytes are no message of DLRover's.
 var ErrPickle = errors.New("pyproto: not a message of DLRover")
 
-// MaxMessage bounds what is read as one message, in bytes. DLRover allows 256 MiB; its largest message, a world of
-// 100,000 nodes, has less than 2 MiB.
+// MaxMessage bounds one message, in bytes. DLRover allows 256 MiB; its largest message, a world of 100,000 nodes, has
+// less than 2 MiB.
 const MaxMessage = 16 << 20
 
-// What a message consists of.
+// The values in a message.
 type (
 	Tuple  = pickle.Tuple
 	List   = pickle.List

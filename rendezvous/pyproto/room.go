@@ -26,7 +26,7 @@ var (
 	errAnswer = errors.New("the answer is too large")
 )
 
-// room bounds the memory of requests and their answers, as anybody may send some. A call that finds none is refused;
+// room bounds the memory of requests and their answers, as any client may send some. A call without room is refused;
 // agents try again.
 type room struct {
 	size      int64
@@ -37,7 +37,7 @@ type room struct {
 
 func newRoom(size int64) *room { return &room{size: size, large: make(chan struct{}, 1)} }
 
-// call takes room for what is read of one request, and for its answer until that is written. Done gives it back.
+// call reserves room for one request, and for its answer until that is written. Done gives it back.
 type call struct {
 	io.Reader
 	room    *room

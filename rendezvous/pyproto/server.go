@@ -18,34 +18,34 @@ import (
 	"dlrover-run/internal/pickle"
 )
 
-// Caller is who sends a request, in its own words. Backends get it without the JobUID, which Admit has had.
+// Caller is the sender of a request, by its own account. Backends get it without the JobUID, which Admit has had.
 type Caller struct {
 	NodeID   int
 	NodeType string
-	JobUID   string // "" from who has none
+	JobUID   string // "" if the sender has none
 }
 
-// Answer is what a Backend answers: a message in the dialect of the request, or nothing.
+// Answer is the answer of a Backend: a message in the dialect of the request, or nothing.
 type Answer struct {
 	Message *Message
-	// Encoded is in place of Message what Encode made of one that many callers share. Nobody may change it.
+	// Encoded replaces Message by an output of Encode that many callers share. It is read-only.
 	Encoded []byte
 }
 
 // Backend answers the requests of agents. Its methods are called by many goroutines.
 type Backend interface {
-	// Admit says whether a caller may speak, by the job_uid of its request, "" if it names none. Nothing else of the
+	// Admit returns whether a caller is admitted, by the job_uid of its request, "" if it names none. Nothing else of the
 	// request has been read. A caller is known if that has shown that it belongs to the job. The error is ErrJobUID.
 	Admit(ctx context.Context, uid string) (known bool, err error)
 	Get(ctx context.Context, from Caller, m *Message) (Answer, error)
-	// Report says whether it has been heeded.
+	// Report returns whether the report was accepted.
 	Report(ctx context.Context, from Caller, m *Message) (bool, error)
 }
 
 // ErrJobUID: the caller has not shown that it belongs to the job.
 var ErrJobUID = errors.New("the job_uid is not the job's")
 
-// bodyTimeout bounds the reading of a request, and the writing of its answer; what the Backend takes is its own affair.
+// bodyTimeout bounds the reading of a request, and the writing of its answer; the Backend bounds its own time.
 const bodyTimeout = 30 * time.Second
 
 // GRPCPath is below which DLRover's agents speak gRPC.
@@ -113,7 +113,8 @@ func (s *served) grpc(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// callGRPC writes an answer, or returns an error, which is told behind it: no window of the caller's can hold that up.
+// callGRPC writes an answer, or returns an error, which goes into the trailers: no window of the caller's can hold that
+// up.
 func (s *served) callGRPC(w http.ResponseWriter, req *http.Request, call *call) error {
 	e, err := envelopeOf(w, call)
 	if err != nil {
@@ -138,11 +139,11 @@ func (s *served) enter(req *http.Request, body io.Reader) (*call, error) {
 // jobUID is the header with which agents of DLRover from 0.6 on name their job.
 const jobUID = "job_uid"
 
-// maxReason is the most bytes of an error that go into a header, of which peers take 8 KiB.
+// maxReason is the most bytes of an error that go into a header; peers accept 8 KiB of headers.
 const maxReason = 1000
 
-// limitReading bounds the reading of a request. The function that it returns ends that: what a connection of HTTP/1.1
-// hears later would end the request's context.
+// limitReading bounds the reading of a request. The function that it returns ends that: later input on a connection of
+// HTTP/1.1 would end the request's context.
 func limitReading(w http.ResponseWriter) (done func()) {
 	c := http.NewResponseController(w)
 	_ = c.SetReadDeadline(time.Now().Add(bodyTimeout))
@@ -153,9 +154,8 @@ func limitWriting(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(bodyTimeout))
 }
 
-// limit ends what a handler of HTTP/2 does with its stream, unless it is over in time. The deadlines that net/http
-// keeps itself cost a stream of HTTP/2 two wake-ups of the connection's goroutine for each; here that is only of those
-// that pass.
+// limit passes a deadline to a stream of HTTP/2, unless its handler is done in time. The deadlines that net/http keeps
+// itself cost a stream of HTTP/2 two wake-ups of the connection's goroutine for each; here only expired ones cost that.
 type limit struct {
 	pass  func(time.Time) error // sets a deadline
 	timer *time.Timer
@@ -196,8 +196,8 @@ func writeAll(w http.ResponseWriter, parts ...[]byte) error {
 	return c.Flush()
 }
 
-// writeSlowly writes through a buffer of the size of a frame: net/http holds what it was given last for a while when a
-// stream is reset, and that is not to be all of an answer.
+// writeSlowly writes through a buffer of the size of a frame: net/http keeps the last written slice for a while when a
+// stream is reset, and that must not be a whole answer.
 func writeSlowly(w io.Writer, data []byte) error {
 	if len(data) <= smallBody {
 		_, err := w.Write(data)
@@ -241,7 +241,7 @@ func beforeData(n int) []byte {
 	return append(b, tag...)
 }
 
-// dispatch has the Backend answer what is in the envelope.
+// dispatch passes the message in the envelope to the Backend.
 func (s *served) dispatch(req *http.Request, c *call, e Envelope) (data []byte, success bool, err error) {
 	from, err := callerOf(e)
 	if err != nil {
@@ -262,10 +262,10 @@ func (s *served) dispatch(req *http.Request, c *call, e Envelope) (data []byte, 
 	return nil, success, err
 }
 
-// maxKind is the most bytes of a NODE_TYPE, of which DLRover's longest has 14.
+// maxKind is the most bytes of a NODE_TYPE; DLRover's longest has 14.
 const maxKind = 64
 
-// callerOf checks what a request says of its sender, which Backends keep.
+// callerOf checks a request's identity of its sender, which Backends keep.
 func callerOf(e Envelope) (Caller, error) {
 	if len(e.NodeType) > maxKind || !utf8.ValidString(e.NodeType) {
 		return Caller{}, fmt.Errorf("%w: a NODE_TYPE %.80q of %d bytes: need UTF-8 of at most %d", errProto, e.NodeType,
@@ -288,7 +288,7 @@ func readFrame(r io.Reader) ([]byte, error) {
 		return nil, fmt.Errorf("%w: compressed, or of more than %d bytes", errProto, MaxMessage)
 	}
 	body := make([]byte, 0, min(n, smallBody))
-	for uint32(len(body)) < n { // what does not come is not allocated
+	for uint32(len(body)) < n { // announced bytes are allocated as they arrive
 		chunk := make([]byte, min(n-uint32(len(body)), max(uint32(len(body)), smallBody)))
 		if _, err := io.ReadFull(r, chunk); err != nil {
 			return nil, unreadable(err)
@@ -314,7 +314,7 @@ func frame(body []byte) []byte {
 	return append(b, body...)
 }
 
-// json is the form over HTTP, whose answer is a pickle.
+// json is the form over HTTP, with a pickle as its answer.
 func (s *served) json(w http.ResponseWriter, req *http.Request) {
 	call, err := s.enter(req, http.MaxBytesReader(w, req.Body, maxJSON))
 	var e Envelope
@@ -361,7 +361,7 @@ func aroundData(success bool, n int) (before, after []byte) {
 	return b[:end:end], b[end:]
 }
 
-// maxJSON is room for a message in base64, and for what surrounds it, in bytes.
+// maxJSON is room for a message in base64, and for its envelope, in bytes.
 const maxJSON = MaxMessage/3*4 + 64<<10
 
 // readJSON reads the envelope of a request, in its time.

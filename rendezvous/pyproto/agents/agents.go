@@ -1,11 +1,11 @@
 // Package agents lets the agents of DLRover, which are written in Python, take part in a run of our rendezvous: every
-// one is a node of the Hub. What an agent asks for again and again is answered from what its node was told last, and
-// what it tells becomes an event of the Round, so that agents and our launchers can be in one world.
+// agent is a node of the Hub. Polls of an agent are answered from its node's last directive, and its reports become
+// events of the Round, so that agents and our launchers can be in one world.
 //
-// What agents do not know, they cannot do: they are no spares that are told why they wait, they are not held, drained
-// or given commands, and each counts its restarts by itself.
+// Agents lack some features of our launchers: they are not informed why they wait, they are not held, drained or given
+// commands, and each counts its restarts by itself.
 //
-// Goroutines: one for every agent that is here, and one that looks for those that are silent, until Close.
+// Goroutines: one for every present agent, and one that looks for silent agents, until Close.
 package agents
 
 import (
@@ -32,7 +32,7 @@ const (
 	checking = "network-check"
 )
 
-// Silence is how long an agent may say nothing: three of its heartbeats.
+// Silence is how long an agent may send nothing: three of its heartbeats.
 const Silence = 45 * time.Second
 
 // Config describes the one run that all agents belong to.
@@ -45,13 +45,14 @@ type Config struct {
 	Log    *slog.Logger
 	// Trust, if it is not nil, hears of requests that name the JobUID.
 	Trust func(ctx context.Context)
-	// Note adds a line to the run's timeline, which may begin with it; nil: nobody reads it. Machine is that of the node,
-	// "" if it is unknown.
+	// Note adds a line to the run's timeline, which may begin with it; it may be nil. Machine is that of the node, "" if
+	// it is unknown.
 	Note func(event job.Event, node, machine, text string)
-	// Machine says where an agent is, by its NODE_TYPE, NODE_ID and NODE_IP ("" where it tells none): agents do not tell
-	// it themselves. The agent waits for the answer, "" for unknown; nil knows of nobody.
+	// Machine returns an agent's machine by its NODE_TYPE, NODE_ID and NODE_IP ("" if it sends none): agents do not report
+	// it themselves. The agent waits for the answer, "" for unknown; nil: all are unknown.
 	Machine func(ctx context.Context, kind string, id int, ip string) string
-	// Others is how many nodes of the run are no agents, who do not take part in the agents' checks; nil: there are none.
+	// Others is the number of nodes of the run that are no agents, and do not take part in the agents' checks; nil: there
+	// are none.
 	Others func() int
 }
 
@@ -73,17 +74,17 @@ type Host struct {
 	astray map[caller]bool   // agents that are in no node any more, and are called back
 	places map[caller]string // the machines of agents that have joined
 	params map[caller]rendezvous.Params
-	last   *rendezvous.Params // of the newest agent that has told its own
+	last   *rendezvous.Params // of the newest agent that has sent its own
 	worlds worlds
 	store  store
 	check  check
 	steps  map[caller]int
 	ports  ports
-	said   map[string]bool // what is said once, and the first names that callers chose
-	begun  bool            // somebody looks for silent agents
+	said   map[string]bool // reasons that have been logged once, and the first names that callers chose
+	begun  bool            // the search for silent agents runs
 }
 
-// caller is an agent's identity: what comes with each of its requests.
+// caller is an agent's identity, which is part of each of its requests.
 type caller struct {
 	kind string
 	id   int
@@ -115,7 +116,7 @@ func New(cfg Config) *Host {
 	return h
 }
 
-// Close ends what runs for the agents. Their nodes stay in the run.
+// Close ends the work for the agents. Their nodes stay in the run.
 func (h *Host) Close() {
 	h.mu.Lock()
 	h.cancel() // nothing is started from here on
@@ -172,7 +173,7 @@ func (h *Host) Get(ctx context.Context, from pyproto.Caller, m *pyproto.Message)
 	return a, err
 }
 
-// answer makes what an agent asks for, nil for what nobody serves here.
+// answer makes the answer to an agent's request, nil for one that is not supported.
 func (h *Host) answer(ctx context.Context, who caller, m *pyproto.Message) (*pyproto.Message, error) {
 	d := pyproto.DialectOf(m)
 	switch m.Class.Name {
@@ -207,7 +208,7 @@ func (h *Host) answer(ctx context.Context, who caller, m *pyproto.Message) (*pyp
 	return nil, nil
 }
 
-// cannot says once of what is asked for in vain.
+// cannot logs an unsupported request once.
 func (h *Host) cannot(m *pyproto.Message) {
 	name := fmt.Sprintf("%.100s", m.Class.Name)
 	h.once("message "+name, func() {
@@ -215,7 +216,7 @@ func (h *Host) cannot(m *pyproto.Message) {
 	})
 }
 
-// once says what is said once under a name. A "message" is one that callers choose: there may be any number of them.
+// once calls say once for a name. A "message" is a name that callers choose: there may be any number of them.
 func (h *Host) once(name string, say func()) {
 	h.mu.Lock()
 	chosen := strings.HasPrefix(name, "message ")
@@ -229,8 +230,8 @@ func (h *Host) once(name string, say func()) {
 	}
 }
 
-// numbered is an answer with a number of waiting nodes and without a world. All agents ask for it all the time, so
-// that the answers are made once. Nobody may change them.
+// numbered is an answer with a number of waiting nodes and without a world. All agents poll it all the time, so that
+// the answers are made once. They are read-only.
 func numbered(d pyproto.Dialect, waiting int) []byte {
 	if b, ok := common[numberKey{d, waiting}]; ok {
 		return b
@@ -259,7 +260,7 @@ func rendezvousState(d pyproto.Dialect, world *pyproto.Dict, waiting, round, gro
 		pyproto.Field{Name: "group", Value: group})
 }
 
-// parallel: nothing is tuned, and nobody shall restart for new hardware.
+// parallel: nothing is tuned, and agents shall not restart for new hardware.
 func parallel(d pyproto.Dialect) *pyproto.Message {
 	loader := d.New("DataLoaderConfig", pyproto.Field{Name: "version", Value: 0},
 		pyproto.Field{Name: "dataloader_name", Value: ""}, pyproto.Field{Name: "last_batch_size", Value: 0},
@@ -300,7 +301,7 @@ func (h *Host) Report(ctx context.Context, from pyproto.Caller, m *pyproto.Messa
 	case "GlobalStep":
 		return true, h.stepped(ctx, who)
 	case "HeartBeat", "ResourceStats", "AtorchEvent", "DiagnosisReportData", "Event", "ModelInfo", "NodeAddress",
-		"ParallelConfig": // nobody here acts upon these
+		"ParallelConfig": // ignored
 		return true, nil
 	}
 	h.cannot(m)
@@ -374,7 +375,7 @@ func (h *Host) running(d pyproto.Dialect) *pyproto.Message {
 	return d.New("RunningNodes", pyproto.Field{Name: "nodes", Value: nodes})
 }
 
-// sameStep reports whether all agents of the world have told the same step of their checkpoints in memory.
+// sameStep reports whether all agents of the world have reported the same step of their checkpoints in memory.
 func (h *Host) sameStep(who caller, step int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -15,14 +15,14 @@ import (
 // master): two rounds of pairs, the second of which puts the slow together with the fast. It decides by the times that
 // it is given, and is guarded by Host.mu.
 //
-// A round is left alone by those who join the next one: who has not heard of it still does, and its results are told
-// until the next one begins. That waits for it, but no longer than a test may take.
+// A join to the next round does not disturb the present one: nodes that have not read its pairs still can, and its
+// results are readable until the next round begins. The next round waits for it, but no longer than a test may take.
 type check struct {
 	params  *rendezvous.Params
 	others  int            // nodes of the run that take no part
 	waiting map[int]tester // by node rank
 	again   int            // of waiting: those that were in the newest round
-	joined  time.Time      // of the last who came
+	joined  time.Time      // of the last join
 
 	// Of the newest round:
 	round   int
@@ -61,8 +61,8 @@ func newCheck() check {
 		due: map[int]bool{}, passed: map[int]bool{}, times: map[int]float64{}}
 }
 
-// rules are those of an agent. Later ones count: who joins anew may have others. Agents bring them before the first
-// round of a check, and not before the second.
+// rules are those of an agent. Later ones count: an agent that joins anew may have others. Agents bring them before the
+// first round of a check, and not before the second.
 func (c *check) rules(p rendezvous.Params, id int) {
 	p = p.WithDefaults()
 	c.params = &p
@@ -93,7 +93,7 @@ func (c *check) close(rank int) {
 	}
 }
 
-// gone: who leaves is not waited for.
+// gone ends the wait for an agent that leaves.
 func (c *check) gone(rank, id int) {
 	if t, ok := c.waiting[rank]; ok && t.id == id {
 		c.drop(rank)
@@ -110,7 +110,7 @@ func (c *check) drop(rank int) {
 	}
 }
 
-// goneID is gone for who is known by its NODE_ID only.
+// goneID is gone for an agent that is known by its NODE_ID only.
 func (c *check) goneID(id int) {
 	for rank, t := range c.waiting {
 		if t.id == id {
@@ -144,8 +144,8 @@ func (c *check) waitingNum() int {
 	return 0
 }
 
-// complete begins a round if all are there, or enough and nobody has come for the time of the last call. It reports
-// whether it has begun one.
+// complete begins a round if all are there, or enough and the last join is older than the time of the last call. It
+// reports whether it has begun one.
 func (c *check) complete(now time.Time) bool {
 	if !c.ready(now) {
 		return false
@@ -166,8 +166,8 @@ func (c *check) complete(now time.Time) bool {
 	return true
 }
 
-// dropSilent: who waits asks again and again, or is gone. Agents that are about to train go back to the check for
-// those who wait in it.
+// dropSilent drops agents that no longer poll. Agents that are about to train return to the check for the nodes that
+// wait in it.
 func (c *check) dropSilent(now time.Time) {
 	for rank, t := range c.waiting {
 		if now.Sub(t.seen) > Silence {
@@ -176,7 +176,7 @@ func (c *check) dropSilent(now time.Time) {
 	}
 }
 
-// bounds are for how many nodes a round is: those of the run without those that take no part.
+// bounds limit the nodes of a round: those of the run without the nodes that take no part.
 func (c *check) bounds() (lowest, highest int) {
 	return max(1, c.params.Min-c.others), max(1, c.params.Max-c.others)
 }
@@ -213,7 +213,7 @@ func (c *check) begin(now time.Time, ranks []int) {
 	clear(c.open)
 	for _, rank := range ranks {
 		t := c.waiting[rank]
-		if c.round%rounds == 0 || !c.due[t.id] { // what is known of the rank is another check's
+		if c.round%rounds == 0 || !c.due[t.id] { // the rank's results are of another check
 			delete(c.passed, rank)
 			delete(c.times, rank)
 		}
@@ -221,7 +221,7 @@ func (c *check) begin(now time.Time, ranks []int) {
 		delete(c.waiting, rank)
 	}
 	clear(c.due)
-	c.again = 0 // of those who still wait, none was in this round
+	c.again = 0 // no waiting agent was in this round
 	c.pair()
 	c.round++
 }
@@ -229,7 +229,7 @@ func (c *check) begin(now time.Time, ranks []int) {
 // first: the next round is the first of a check.
 func (c *check) first() { c.round = (c.round + rounds - 1) / rounds * rounds }
 
-// pair puts the nodes into groups of two, one of which may have three.
+// pair puts the nodes into groups of two, but an odd one into a group of three.
 func (c *check) pair() {
 	groups := [][]int{}
 	if c.round%rounds == 0 {
@@ -256,7 +256,7 @@ func (c *check) pair() {
 	}
 }
 
-// timeOf sorts who has none behind all others, as DLRover sorts who has failed.
+// timeOf sorts a node without a time behind all others, as DLRover sorts failed ones.
 func (c *check) timeOf(rank int) float64 {
 	if t, ok := c.times[rank]; ok {
 		return t
@@ -267,7 +267,7 @@ func (c *check) timeOf(rank int) float64 {
 // failedTime is the time that DLRover's agents report for a test that has failed, in seconds.
 const failedTime = 3600
 
-// report books what a node has measured. A success in one round makes good for a failure in the other.
+// report books a node's measurements. A success in one round makes good for a failure in the other.
 func (c *check) report(rank, id int, passed bool, seconds float64) {
 	if t, ok := c.testers[rank]; !ok || t.id != id {
 		return
@@ -352,7 +352,7 @@ func (c *check) nodes() map[int]tester {
 	return all
 }
 
-// faults are the nodes that have failed; the reason says whether it is known.
+// faults are the nodes that have failed, with the reason that agents of DLRover expect.
 func (c *check) faults() (ranks []int, reason string) {
 	r := c.found()
 	switch {
@@ -375,7 +375,7 @@ func (c *check) stragglers() (ranks []int, reason string) {
 	return r.stragglers, ""
 }
 
-// group is that of a node in the newest round, and its number. Who has joined again is in none.
+// group is that of a node in the newest round, and its number. A node that has joined again is in none.
 func (c *check) group(rank int) (members []int, number int) {
 	i, ok := c.groupOf[rank]
 	if _, waits := c.waiting[rank]; !ok || waits {
@@ -390,7 +390,7 @@ func (h *Host) checked(who caller, rank int, passed bool, seconds float64) {
 	h.check.report(rank, who.id, passed, seconds)
 }
 
-// checkWorld tells a node with whom it tests.
+// checkWorld returns a node's group for the test.
 func (h *Host) checkWorld(d pyproto.Dialect, who caller, rank int) *pyproto.Message {
 	others := h.others()
 	h.mu.Lock()

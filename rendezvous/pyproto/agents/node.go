@@ -27,16 +27,16 @@ type agent struct {
 	seen   time.Time // its last request
 
 	dir    rendezvous.Directive
-	worked job.EpochID // the newest epoch whose world it was told
+	worked job.EpochID // the newest epoch whose world it has received
 	place  *job.Place  // its own in it
 	works  bool        // it has workers of that epoch
 	ended  job.EpochID // the newest epoch that it has ended, by joining again
 	done   bool        // its workers have succeeded
-	exited bool        // it has said that it ends
-	moved  bool        // it has told of a step
+	exited bool        // it has announced its end
+	moved  bool        // it has reported a step
 }
 
-// Bounds of what an agent joins with: no host has as many devices, nor an address of as many bytes.
+// Bounds of the values in an agent's join: no host has as many devices, nor an address of as many bytes.
 const (
 	maxSlots = 1 << 16
 	maxAddr  = 255
@@ -126,7 +126,7 @@ func (h *Host) joinTraining(ctx context.Context, who caller, rank, slots int, ip
 	return round, h.arrive(ctx, who, *p, rank, slots, ip)
 }
 
-// rulesOf are those that the agent has told; an agent that has been here before does not tell them again.
+// rulesOf are the rules that the agent has sent; an agent that returns does not send them again.
 func (h *Host) rulesOf(who caller) *rendezvous.Params {
 	if p, ok := h.params[who]; ok {
 		return &p
@@ -134,8 +134,8 @@ func (h *Host) rulesOf(who caller) *rendezvous.Params {
 	return h.last
 }
 
-// arrive makes a node of an agent. It is known before it joins: by that a world may be sealed, of which others hear
-// at once.
+// arrive makes a node of an agent. It is registered before it joins: its join may seal a world, of which others hear at
+// once.
 func (h *Host) arrive(ctx context.Context, who caller, p rendezvous.Params, rank, slots int, ip string) error {
 	name := nodeName(who)
 	h.mu.Lock()
@@ -172,8 +172,8 @@ func (h *Host) arrive(ctx context.Context, who caller, p rendezvous.Params, rank
 	return nil
 }
 
-// rejoin is that of an agent whose workers have ended, or a request that is sent again. That the run is over it hears
-// by its next question.
+// rejoin joins the node of an agent whose workers have ended, or repeats a request. If the run is over, the agent's
+// next poll reports it.
 func (h *Host) rejoin(ctx context.Context, a *agent, slots int, ip string) error {
 	h.mu.Lock()
 	worked, told, epoch := a.works && !a.over(), a.dir.Kind == job.Stop, a.worked
@@ -204,7 +204,7 @@ func (h *Host) rejoinHub(ctx context.Context, a *agent) error {
 	return h.cfg.Service.Join(ctx, h.cfg.Run, ev)
 }
 
-// follow receives what the node of an agent is told.
+// follow receives the directives of an agent's node.
 func (h *Host) follow(ctx context.Context, a *agent) {
 	var after api.Cursor
 	for ctx.Err() == nil {
@@ -226,7 +226,7 @@ func (h *Host) follow(ctx context.Context, a *agent) {
 	}
 }
 
-// take keeps a directive for the agent's next question, and does what needs no agent.
+// take keeps a directive for the agent's next poll, and carries out the part that needs no agent.
 func (h *Host) take(ctx context.Context, a *agent, d rendezvous.Directive) {
 	h.mu.Lock()
 	if h.agents[a.who] != a {
@@ -260,23 +260,24 @@ func (h *Host) waitsBy(a *agent, n int) {
 	}
 }
 
-// stop: an agent without workers is back at once. One whose workers have succeeded waits for others in a barrier of its
-// own, and cannot be called back: it ends, and the world goes on without it.
+// stop handles a Stop. An agent without workers joins again at once. One whose workers have succeeded waits for others
+// in a barrier of its own, and cannot be called back: it ends, and the world goes on without it.
 func (h *Host) stop(ctx context.Context, a *agent, d rendezvous.Directive) func() {
 	switch {
 	case a.done && a.worked == d.EpochID:
 		h.release(a)
 		return func() { h.leave(ctx, a, rendezvous.Leave{Reason: noWayBack}) }
 	case a.works && a.worked == d.EpochID:
-		return nil // it is told that nodes wait
+		return nil // its polls report waiting nodes
 	}
 	a.ended = d.EpochID
-	return func() { _ = h.rejoinHub(ctx, a) } // a Round that is gone tells the agent's next question
+	return func() { _ = h.rejoinHub(ctx, a) } // if the Round is gone, the agent's next poll reports it
 }
 
 const noWayBack = "its workers had succeeded, and agents of DLRover do not go back"
 
-// waiting is what makes agents stop: above 0 there are nodes that wait for a new world; -1 ends them while they wait.
+// waiting is the number that stops agents: above 0 there are nodes that wait for a new world; -1 ends them while they
+// wait.
 func (h *Host) waiting(who caller, name string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -303,8 +304,8 @@ func stopped(a *agent) int {
 	return 0
 }
 
-// strayed calls back an agent that has been here before: one that was given up or asks for a world at once, one whose
-// workers run since before this master when others wait for it.
+// strayed calls back an agent that has been here before. Either its node is gone, or its workers run since before this
+// master and others wait for it.
 func (h *Host) strayed(who caller) int {
 	if h.astray[who] || h.waits > 0 {
 		return 1
@@ -315,7 +316,7 @@ func (h *Host) strayed(who caller) int {
 // stray notes, h locked, that an agent is in no node any more, and does not know it.
 func (h *Host) stray(who caller) {
 	if len(h.astray) >= maxCallers {
-		clear(h.astray) // who asks is noted again
+		clear(h.astray) // an agent that polls is noted again
 	}
 	h.astray[who] = true
 }
@@ -323,12 +324,12 @@ func (h *Host) stray(who caller) {
 func (h *Host) report(ctx context.Context, ev rendezvous.Event) error {
 	err := h.cfg.Service.Report(ctx, h.cfg.Run, ev)
 	if errors.Is(err, rendezvous.ErrUnknownNode) {
-		return nil // it is told so by what it asks next
+		return nil // its next poll reports it
 	}
 	return err
 }
 
-// failed tells the run of what has befallen an agent.
+// failed reports an agent's failure to the run.
 func (h *Host) failed(ctx context.Context, who caller, m *pyproto.Message) error {
 	text, level := m.Str("error_data"), m.Str("level")
 	h.mu.Lock()
@@ -369,14 +370,14 @@ const (
 	nodeError    = "node_error"
 )
 
-// ofSaver is in the failures of what saves checkpoints: no worker has failed.
+// ofSaver marks failures of the process that saves checkpoints: no worker has failed.
 const ofSaver = "Async checkpoint saver got failure"
 
 func nodeName(who caller) string {
 	return fmt.Sprintf("%.100s-%d", cmp.Or(strings.Map(inName, who.kind), "worker"), who.id)
 }
 
-// inName keeps what a node's name is printed with.
+// inName keeps the printable characters of a node's name.
 func inName(r rune) rune {
 	if r > ' ' && r < 0x7F {
 		return r
@@ -384,13 +385,13 @@ func inName(r rune) rune {
 	return -1
 }
 
-// Bounds of what one agent tells at once: failures, and the bytes of them that are read.
+// Bounds of one report of an agent: failures, and the bytes of them that are read.
 const (
 	maxFailures = 128
 	maxErrors   = 256 << 10
 )
 
-// failures reads what an agent tells of its workers: an object by global rank. One that was cut is a failure still.
+// failures parses an agent's report of its workers: an object by global rank. A truncated one is a failure still.
 func failures(name string, place job.Place, text string) []job.Failure {
 	var told map[int]struct {
 		LocalRank int    `json:"local_rank"`
@@ -407,7 +408,7 @@ func failures(name string, place job.Place, text string) []job.Failure {
 		if rank < 0 || rank >= max(place.WorldSize, 1) || len(fs) == maxFailures {
 			continue
 		}
-		detail, _ := json.Marshal(map[string]any{ // as a launcher tells it; of these types JSON knows all
+		detail, _ := json.Marshal(map[string]any{ // as a launcher sends it; JSON knows all of these types
 			"node": group, "node_name": name, "rank": rank, "local_rank": f.LocalRank,
 			"exit_code": cmp.Or(f.ExitCode, 1), "message": line(f.Message), "at": at,
 		})
@@ -427,7 +428,7 @@ func failures(name string, place job.Place, text string) []job.Failure {
 // line is s of an agent, printable and of at most 1 KiB.
 func line(s string) string { return strings.Join(strings.Fields(text.Line(s, 1<<10)), " ") }
 
-// event is what an agent says of itself.
+// event handles an agent's report of its own state.
 func (h *Host) event(ctx context.Context, who caller, m *pyproto.Message) error {
 	switch kind := m.Str("event_type"); kind {
 	case "NODE_CHECK_SUCCEEDED", "NODE_CHECK_FAILED":
@@ -466,7 +467,7 @@ func (h *Host) exit(ctx context.Context, who caller, succeeded bool) error {
 	return h.succeeded(ctx, a)
 }
 
-// succeeded tells the run of it, once. An agent that is to stop is too late: see stop.
+// succeeded reports the success to the run, once. An agent that is to stop is too late: see stop.
 func (h *Host) succeeded(ctx context.Context, a *agent) error {
 	h.mu.Lock()
 	told, epoch := a.done, a.worked

@@ -44,7 +44,7 @@ func (p *ports) ask(now time.Time, who caller, port, need int) (common, next int
 	return port, 0
 }
 
-// forget forgets an agent, and with the last one what they had agreed on.
+// forget forgets an agent, and with the last one the agreed port.
 func (p *ports) forget(who caller, last bool) {
 	delete(p.offers, who)
 	if last {
@@ -52,8 +52,8 @@ func (p *ports) forget(who caller, last bool) {
 	}
 }
 
-// syncPort: who comes later, such as in the place of a node that was lost, gets the port that the others have, as it is
-// too late for them to take another.
+// syncPort returns the agreed port. An agent that comes later, such as a replacement, gets the port that the others
+// have, as it is too late for them to take another.
 func (h *Host) syncPort(who caller, m *pyproto.Message) *pyproto.Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -33,7 +33,7 @@ const (
 	worldsKept = 3
 )
 
-// store is what agents keep at the master: bytes, text or, where they count, a number.
+// store holds the agents' values at the master: bytes, text or, where they count, a number.
 type store struct {
 	values  map[string]any
 	bytes   int
@@ -106,7 +106,7 @@ func worldOfKey(rendezvous, key string) (int, bool) {
 	return n, ok && err == nil
 }
 
-// set writes a key. Some tell of the agent that writes them.
+// set writes a key. Some keys carry the state of the agent that writes them.
 func (h *Host) set(ctx context.Context, who caller, key string, v any) error {
 	h.mu.Lock()
 	err := h.store.set(key, v)
@@ -117,7 +117,7 @@ func (h *Host) set(ctx context.Context, who caller, key string, v any) error {
 	return h.wrote(ctx, who, key)
 }
 
-// set is put for what agents write.
+// set is put for keys that agents write.
 func (s *store) set(key string, v any) error {
 	switch v.(type) {
 	case []byte, string, int64:
@@ -144,7 +144,7 @@ func (s *store) full(key string, more int) bool {
 	return s.bytes+more > maxStore || more > 0 && s.lasts(key) && s.lasting+more > maxLasting
 }
 
-// wrote acts upon the keys by which agents tell each other how far they are.
+// wrote handles the keys by which agents announce their progress to each other.
 func (h *Host) wrote(ctx context.Context, who caller, key string) error {
 	h.mu.Lock()
 	a := h.agents[who]
@@ -172,7 +172,8 @@ func isArrival(name string) bool {
 	return ok && err == nil
 }
 
-// ready: the leader's agent has told where its first worker will serve the store. It tells address and port apart.
+// ready: the leader's agent has published where its first worker will serve the store. It writes address and port
+// separately.
 func (h *Host) ready(ctx context.Context, a *agent, number int) error {
 	h.mu.Lock()
 	addr := string(pyproto.BytesOf(h.store.values[prefix(number)+masterAddr]))
@@ -208,7 +209,7 @@ func (h *Host) pair(ctx context.Context, who caller, m *pyproto.Message) *pyprot
 	return pyproto.DialectOf(m).New("KeyValuePair", fields...)
 }
 
-// get: what is not there is empty.
+// get returns an empty value for a missing key.
 func (s *store) get(key string) any {
 	if v, ok := s.values[key]; ok {
 		return v

@@ -54,8 +54,8 @@ func prefix(number int) string {
 	return fmt.Sprintf("%s/torch.rendezvous.%s.%d.0/", training, training, number)
 }
 
-// commWorld tells an agent the world that its node was told to run in, or that there is none yet. Who was told has
-// workers from then on.
+// commWorld returns the world of the node's directive, or that there is none yet. An agent that has received a world
+// counts as having workers from then on.
 func (h *Host) commWorld(ctx context.Context, who caller, d pyproto.Dialect) ([]byte, error) {
 	h.mu.Lock()
 	a := h.agents[who]
@@ -94,7 +94,7 @@ func (a *agent) mayRun() bool {
 	return (a.dir.Kind == job.Lead || a.dir.Kind == job.Run) && a.dir.EpochID != a.ended && !a.dir.Hold
 }
 
-// idle says why an agent has no world.
+// idle is why an agent has no world.
 type idle int
 
 const (
@@ -125,8 +125,8 @@ func (h *Host) sealed(ctx context.Context) bool {
 	return err == nil && len(world) > 0
 }
 
-// elsewhere are the answers with a world that no agent is in. As long as an agent is told of one, it waits; without, it
-// gives up after its join timeout.
+// elsewhere are the answers with a world that no agent is in. An agent that gets one waits; without, it gives up after
+// its join timeout.
 var elsewhere = func() map[pyproto.Dialect][]byte {
 	m := map[pyproto.Dialect][]byte{}
 	for _, d := range pyproto.Dialects() {
@@ -136,8 +136,8 @@ var elsewhere = func() map[pyproto.Dialect][]byte {
 	return m
 }()
 
-// worldOf encodes the world of an epoch, once, and puts into the store what the agents will look for there. Nil: the
-// table is that of another world by now.
+// worldOf encodes the world of an epoch, once, and stores the keys that the agents will read there. Nil: the table is
+// that of another world by now.
 func (h *Host) worldOf(world []job.Member, a *agent, dir rendezvous.Directive, key answerKey) []byte {
 	if len(world) != dir.Place.GroupWorldSize || world[dir.Place.GroupRank].Node != a.node.Name {
 		return nil
@@ -165,9 +165,9 @@ func (h *Host) worldOf(world []job.Member, a *agent, dir rendezvous.Directive, k
 	return answer
 }
 
-// seed writes what launchers of ours do not write themselves: where the workers meet, if one leads. Agents of 0.4 with
-// torch 2.4 or later tell each other about ranks, too, before their leader says where; the others hear of the world
-// only then, so that it is told for them. h is locked.
+// seed writes the keys that our launchers do not write themselves: the workers' meeting place, if one of them leads.
+// Agents of 0.4 with torch 2.4 or later also exchange ranks before their leader publishes the place. The others hear of
+// the world only then, so seed writes their ranks. h is locked.
 func (h *Host) seed(world []job.Member, ours bool, place *job.Place, key answerKey) {
 	p := prefix(key.number)
 	if ours && place.MasterPort > 0 {
@@ -193,7 +193,7 @@ func (h *Host) seed(world []job.Member, ours bool, place *job.Place, key answerK
 func (h *Host) release(a *agent) {
 	number, ok := h.worlds.numbers[a.worked]
 	size := h.store.sizes[number]
-	if !ok || size == 0 { // nobody was told of it, or it is done
+	if !ok || size == 0 { // no agent has received it, or it is done
 		return
 	}
 	delete(h.store.sizes, number)

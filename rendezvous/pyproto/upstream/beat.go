@@ -8,7 +8,7 @@ import (
 	"dlrover-run/rendezvous/pyproto"
 )
 
-// beat tells the master that this node lives, and does what it asks for.
+// beat sends the master a heartbeat, and carries out the action in the answer.
 func (s *Service) beat() {
 	t := time.NewTicker(s.every.heartbeat)
 	defer t.Stop()
@@ -47,7 +47,7 @@ func (s *Service) obey(a *pyproto.Message) {
 	if kind == "" || kind == "NoAction" {
 		return
 	}
-	_ = json.Unmarshal([]byte(a.Str("action_content")), &c) // what it does not say is empty
+	_ = json.Unmarshal([]byte(a.Str("action_content")), &c) // missing fields are empty
 	cause := job.Cause{Kind: job.CauseOperator, Text: "the master asks for it: " + kind}
 	if c.Reason != "" {
 		cause.Text += " (" + c.Reason + ")"

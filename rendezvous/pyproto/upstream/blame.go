@@ -8,17 +8,18 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Workers whose peer dies fail within milliseconds of it, before the master can tell that the peer's node wants a new
+// Workers whose peer dies fail within milliseconds of it, before the master can report that the peer's node wants a new
 // world. A node whose workers failed like that pays nothing if another one's failed by themselves. If none did, such as
 // where the network was interrupted, one of those nodes pays: restarts have to come to an end.
 
-// The keys below a world's for that: a node's workers have failed by themselves; how many nodes found nobody to blame.
+// The keys below a world's for that: a node's workers have failed by themselves; the number of nodes without another to
+// blame.
 const (
 	blameKey   = "dlrover-run/blame"
 	nobodysKey = "dlrover-run/nobodys"
 )
 
-// debt is a failure for which it is not known yet who pays.
+// debt is a failure whose payer is not known yet.
 type debt struct {
 	since time.Time // zero: there is none
 	own   bool      // a worker of this node has failed by itself, too
@@ -30,7 +31,7 @@ func (s *Service) followed(fs []job.Failure) bool {
 	return !slices.ContainsFunc(fs, func(f job.Failure) bool { return !s.cfg.Follows(f) })
 }
 
-// takeBlame says that workers of this node have failed by themselves. If it does not arrive, others pay as well.
+// takeBlame records that workers of this node have failed by themselves. If it does not arrive, others pay as well.
 func (s *Service) takeBlame(ctx context.Context, w world) {
 	if err := s.set(ctx, w.key(blameKey), []byte{'1'}); err != nil {
 		s.cfg.Log.Debug("cannot tell the other nodes that the failure is this one's", "err", err)

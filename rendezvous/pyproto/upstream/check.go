@@ -17,9 +17,9 @@ import (
 // checking is the master's name for the rendezvous in which nodes test each other.
 const checking = "network-check"
 
-// Check says how this node is checked before it trains.
+// Check is how this node is checked before it trains.
 type Check struct {
-	// Local: the launcher examines its own node first, when it is told to Check.
+	// Local means that the launcher first examines its own node, on a Check.
 	Local bool
 	// Test runs DLRover's test with the nodes of a group, as its agents do, and returns the seconds that it took; nil:
 	// nodes do not test each other.
@@ -28,7 +28,7 @@ type Check struct {
 	Inert string
 	// ExcludeStraggler ends this node if it is slow.
 	ExcludeStraggler bool
-	// ReportOnly trains in spite of what was found.
+	// ReportOnly trains in spite of the result.
 	ReportOnly bool
 }
 
@@ -44,7 +44,7 @@ const (
 	checkRounds = 2
 	testTime    = 300 * time.Second // of one test, and before it for the leader of the group
 	verdictTime = 360 * time.Second // for the tests of all nodes
-	failedTime  = 3600.0            // what is reported for a test that has failed, in seconds
+	failedTime  = 3600.0            // the reported duration of a failed test, in seconds
 	askPause    = 250 * time.Millisecond
 	insistPause = 5 * time.Second // at most, between two attempts at the same
 )
@@ -60,7 +60,7 @@ func (s *Service) before() phase {
 	return joining
 }
 
-// clearance is what a launcher's check of its own node has found.
+// clearance is the result of a launcher's check of its own node.
 type clearance struct {
 	passed bool
 	until  time.Time // zero: for its life
@@ -70,7 +70,7 @@ func (c clearance) holds(now time.Time) bool {
 	return c.passed && (c.until.IsZero() || now.Before(c.until))
 }
 
-// clear goes on with a node whose launcher has found nothing.
+// clear goes on with a node whose launcher has found no fault.
 func (s *Service) clear(e rendezvous.Cleared) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +82,7 @@ func (s *Service) clear(e rendezvous.Cleared) {
 }
 
 var (
-	// errAside ends a check that nobody waits for any more.
+	// errAside ends a check that is no longer needed.
 	errAside = errors.New("upstream: the check is over")
 	// errNext: other nodes have begun the next round.
 	errNext = errors.New("upstream: the round is over")
@@ -121,8 +121,8 @@ func (s *Service) test(ctx context.Context, turn int) error {
 	return s.conclude(ctx, turn, slices.Contains(faults, s.cfg.Rank), slices.Contains(slow, s.cfg.Rank))
 }
 
-// asideIs: that nobody waits for the check is no error of the master's, nor is it one that the check begins anew, as it
-// does where the phase is still inCheck.
+// asideIs drops errors that are not the master's: the check is no longer needed, or it begins anew, as it does where
+// the phase is still inCheck.
 func (s *Service) asideIs(err error) error {
 	if errors.Is(err, errAside) || errors.Is(err, errNext) || errors.Is(err, errAnew) {
 		return nil
@@ -130,7 +130,7 @@ func (s *Service) asideIs(err error) error {
 	return err
 }
 
-// few ends the check of a small job, in which nobody is left to find out which node is at fault.
+// few ends the check of a small job, in which no node is left to find out which node is at fault.
 func (s *Service) few(ctx context.Context, turn int, faults, slow []int) error {
 	var m *pyproto.Message
 	err := s.insist(ctx, turn, func() (err error) {
@@ -211,7 +211,7 @@ func (s *Service) testIn(ctx context.Context, w world) (seconds float64, err err
 	return s.cfg.Check.Test(ctx, Group{w.own, w.base(w.own), w.size, w.addr, w.port})
 }
 
-// group joins the check and finds out with whom this node tests, and where.
+// group joins the check and learns this node's group, and their meeting place.
 func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
 	if err = s.enlist(ctx, turn, checking, -1); err != nil {
 		return w, err
@@ -257,7 +257,7 @@ func (s *Service) askGroup(ctx context.Context, turn int) (w world, mine, forgot
 	return w, mine, forgotten, err
 }
 
-// late: a check that does not come about blames nobody.
+// late ends a check that was never formed, and blames no node.
 func (s *Service) late(ctx context.Context, turn int) error {
 	text := fmt.Sprintf("too few nodes for the check within %s: need %d to %d",
 		s.params.JoinTimeout, s.params.Min, s.params.Max)
@@ -272,7 +272,7 @@ func (s *Service) late(ctx context.Context, turn int) error {
 	return errAside
 }
 
-// lead tells the other nodes of the group where to meet.
+// lead publishes the meeting place to the other nodes of the group.
 func (s *Service) lead(ctx context.Context, turn int, w world) (world, error) {
 	w.addr = s.node.Addr
 	err := s.insist(ctx, turn, func() (err error) {
@@ -304,7 +304,7 @@ func (s *Service) leader(ctx context.Context, turn int, w world) (world, error) 
 		if err != nil || w.port > 0 {
 			return w, err
 		}
-		end = end.Add(time.Since(asked)) // without the master nobody can tell
+		end = end.Add(time.Since(asked)) // time without the master does not count
 		if err := s.wait(ctx, turn, askPause); err != nil {
 			return w, err
 		}
@@ -341,7 +341,7 @@ func (s *Service) verdict(ctx context.Context, turn int, w world, question strin
 		if err != nil {
 			return nil, err
 		}
-		end = end.Add(time.Since(asked)) // without the master nobody can report
+		end = end.Add(time.Since(asked)) // time without the master does not count
 		switch m.Str("reason") {
 		case "Not Initialized": // some node has joined since
 			if err := s.void(ctx, turn, w); err != nil {
@@ -362,7 +362,7 @@ func (s *Service) verdict(ctx context.Context, turn int, w world, question strin
 	return nil, nil
 }
 
-// wait pauses, as long as somebody waits for the check.
+// wait pauses, as long as the check is needed.
 func (s *Service) wait(ctx context.Context, turn int, pause time.Duration) error {
 	s.sleep(turn, pause)
 	s.mu.Lock()

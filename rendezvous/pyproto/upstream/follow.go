@@ -10,7 +10,7 @@ import (
 	"dlrover-run/rendezvous/pyproto"
 )
 
-// follow does what the phase asks for, again and again.
+// follow repeats the work of the present phase.
 func (s *Service) follow() {
 	for s.ctx.Err() == nil {
 		s.mu.Lock()
@@ -96,7 +96,7 @@ func (s *Service) join(ctx context.Context, turn int) error {
 	return nil
 }
 
-// enlist joins a rendezvous. Where this node may have joined after the round before already, as an answer was lost, it
+// enlist joins a rendezvous. If an answer was lost, this node may have joined after the round before already. So it
 // looks first whether a world was sealed with it, which another join would make void. -1: it has not joined.
 func (s *Service) enlist(ctx context.Context, turn int, name string, before int) error {
 	_, p := s.self()
@@ -132,7 +132,7 @@ func (s *Service) insist(ctx context.Context, turn int, ask func() error) error 
 	}
 }
 
-// joinNamed tells the master that this node wants to be in the next world of a rendezvous.
+// joinNamed announces to the master that this node wants to be in the next world of a rendezvous.
 func (s *Service) joinNamed(ctx context.Context, name string) error {
 	n, _ := s.self()
 	id := s.cfg.Client.Caller().NodeID
@@ -150,7 +150,7 @@ func (s *Service) joinNamed(ctx context.Context, name string) error {
 	return err
 }
 
-// preCheck is what this node knows of the master's check of the job.
+// preCheck is this node's view of the master's check of the job.
 type preCheck struct {
 	told   bool // the master knows that this node waits
 	passed bool
@@ -222,8 +222,8 @@ type outage struct {
 // sayAfter keeps a moment's absence out of the log.
 const sayAfter = 2 * time.Second
 
-// noticeOutage says once that the master is away, and that it is back. One that was started again has forgotten who
-// waits: whoever does joins again.
+// noticeOutage logs once that the master is away, and that it is back. A restarted master has forgotten the waiting
+// nodes: each of them joins again.
 func (s *Service) noticeOutage(err error) {
 	if s.ctx.Err() != nil {
 		return
@@ -251,8 +251,7 @@ func (s *Service) noticeOutage(err error) {
 	}
 }
 
-// forsaken ends a run whose master does not come back: workers that run go on, and what they have done counts. s is
-// locked.
+// forsaken ends a run whose master does not come back: workers that run go on, and their results count. s is locked.
 func (s *Service) forsaken(gone time.Duration) {
 	if gone < s.params.JoinTimeout || s.phase == running || s.phase == over {
 		return

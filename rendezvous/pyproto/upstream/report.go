@@ -23,17 +23,18 @@ const (
 	checkFailure = "CheckFailure"
 )
 
-// maxErrorData is how much of a failure a master keeps, in bytes; what is longer it cuts, and with it the JSON.
+// maxErrorData is the part of a failure that a master keeps, in bytes; it truncates longer ones, and with them the
+// JSON.
 const maxErrorData = 2048
 
-// failure tells the master of one.
+// failure reports one to the master.
 func (s *Service) failure(ctx context.Context, level, data string, restarts int) error {
 	return s.cfg.Client.Report(ctx, s.cfg.Client.New("NodeFailure", pyproto.Field{Name: "error_data", Value: data},
 		pyproto.Field{Name: "restart_count", Value: restarts}, pyproto.Field{Name: "level", Value: level}))
 }
 
-// NodeError tells the master that this node is at fault, which replaces it, and ends the run here. Who tells of it
-// after somebody else waits for the answer: in Kubernetes that takes seconds, in which the master creates another pod.
+// NodeError reports to the master that this node is at fault, which replaces it, and ends the run here. A second caller
+// waits for the answer to the first: in Kubernetes that takes seconds, in which the master creates another pod.
 func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
 	text := kind
 	if reason != "" {
@@ -60,7 +61,7 @@ func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
 	return nil
 }
 
-// Order does for this node what api's Hub does for a run: only a launcher's bar of its own node is known here.
+// Order is api's Hub.Order for this node: only a launcher's bar of its own node is supported here.
 func (s *Service) Order(ctx context.Context, o rendezvous.Order) error {
 	if o.Kind != rendezvous.OrderBar {
 		return fmt.Errorf("%w: a master of DLRover takes no order %q", api.ErrBadRequest, o.Kind)
@@ -68,7 +69,7 @@ func (s *Service) Order(ctx context.Context, o rendezvous.Order) error {
 	return s.NodeError(ctx, "NodeFault", o.Text)
 }
 
-// nodeEvent tells the master what has become of this node.
+// nodeEvent reports a change of this node's state to the master.
 func (s *Service) nodeEvent(ctx context.Context, kind string) error {
 	return s.nodeEventTook(ctx, kind, 0)
 }
@@ -88,7 +89,7 @@ func (s *Service) nodeEventTook(ctx context.Context, kind string, seconds float6
 		pyproto.Field{Name: "event_elapsed_time", Value: seconds}, pyproto.Field{Name: "node", Value: meta}))
 }
 
-// failing tells the master of workers that have failed, and decides what follows: restarts are counted here.
+// failing reports failed workers to the master, and decides on the next step: restarts are counted here.
 func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
 	waiting, _ := s.waiting(ctx) // an error here is one of the report below, too
 	s.mu.Lock()
@@ -96,7 +97,7 @@ func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
 	if e.EpochID == s.dir.EpochID {
 		s.record(e.Failures)
 	}
-	if len(e.Failures) > 0 { // before anybody hears what follows
+	if len(e.Failures) > 0 { // before the decision becomes visible
 		s.owe(untold{e.EpochID, processErrors(e.Failures), s.spent, s.world, current && !s.followed(e.Failures)})
 	}
 	if current && !e.Tolerated {
@@ -122,7 +123,7 @@ func (s *Service) owe(u untold) {
 	}
 }
 
-// pass tells the master what it does not know yet. A launcher that leaves may do so while another call is at it.
+// pass sends all pending reports to the master. A launcher that leaves may do so during another call.
 func (s *Service) pass(ctx context.Context) error {
 	select {
 	case s.passing <- struct{}{}:
@@ -158,8 +159,8 @@ func (s *Service) record(fs []job.Failure) {
 	}
 }
 
-// settle says what a failure leads to, with s locked. Where another node waits for a new world already, the failure is
-// a consequence of its failure or loss, and costs this node nothing.
+// settle decides on the next step after a failure, with s locked. Where another node waits for a new world already, the
+// failure is a consequence of its failure or loss, and costs this node nothing.
 func (s *Service) settle(e rendezvous.Failing, follows bool) {
 	cause := job.Cause{Kind: job.CauseFailure, Node: s.node.Name, Text: "a worker failed"}
 	if len(e.Failures) > 0 {
@@ -179,7 +180,7 @@ func (s *Service) settle(e rendezvous.Failing, follows bool) {
 	}
 }
 
-// processErrors is what DLRover's agent sends: an object by global rank, whole within maxErrorData.
+// processErrors is the format of DLRover's agent: an object by global rank, whole within maxErrorData.
 func processErrors(fs []job.Failure) string {
 	for limit := 1024; ; limit /= 2 {
 		all := map[string]any{}
@@ -189,7 +190,7 @@ func processErrors(fs []job.Failure) string {
 				ExitCode  int    `json:"exit_code"`
 				Message   string `json:"message"`
 			}
-			_ = json.Unmarshal(f.Detail, &d) // what it does not say is zero
+			_ = json.Unmarshal(f.Detail, &d) // missing fields are zero
 			text := d.Message
 			if text == "" {
 				text = f.Text
@@ -207,11 +208,11 @@ func processErrors(fs []job.Failure) string {
 	}
 }
 
-// joinTimeout is the master's word for a rendezvous whose time is up, which 0.6 tells in an event. Those before it keep
-// the text as it is.
+// joinTimeout is the master's word for a rendezvous that has timed out; 0.6 puts it into an event. Earlier ones keep
+// the text unchanged.
 const joinTimeout = "join-timeout"
 
-// timedOut tells the master of a world of a rendezvous that has not come about.
+// timedOut reports to the master that a rendezvous has formed no world.
 func (s *Service) timedOut(ctx context.Context, name, text string, after time.Duration) error {
 	data, err := json.Marshal(map[string]any{"rdzv_name": name, "node_rank": s.cfg.Rank, "err_type": joinTimeout,
 		"err_message": text, "elapsed_time": seconds(after)})
@@ -236,9 +237,9 @@ type barrier struct {
 	count   int
 }
 
-// meet waits at the end of an epoch for the others. There are two barriers, of torch to 1.13 and of later ones, and of
-// DLRover: two keys for every member, for the second of which the first member waits alone, or a count and a key that
-// the last one sets. Whoever waits at either hears of us.
+// meet waits at the end of an epoch for the others. There are two barriers, of torch up to 1.13 and of later ones, and
+// of DLRover. The first has two keys for every member, for the second of which the first member waits alone. The second
+// has a count and a key that the last member sets. Nodes that wait at either see our arrival.
 func (s *Service) meet(ctx context.Context, turn int) error {
 	s.mu.Lock()
 	w, counted := s.world, s.barrier.counted
@@ -274,7 +275,7 @@ func (s *Service) succeed() {
 	s.direct(rendezvous.Directive{Kind: job.Done})
 }
 
-// arrive tells those who wait at the barriers of this node.
+// arrive announces this node at both barriers.
 func (s *Service) arrive(ctx context.Context, w world) error {
 	own := strconv.Itoa(w.own)
 	for _, key := range []string{terminalState + own, terminalState + own + fin} {

@@ -1,9 +1,9 @@
 // Package upstream is a rendezvous whose master is DLRover's, in Python: an api.Service in front of the master's
 // procedures, for one launcher in one run.
 //
-// The master forms worlds; it knows neither epochs nor directives. Service asks it for what its agents ask for, and
-// makes directives of the answers. What it cannot do, no Service can: there are no spares that take over at once, every
-// node counts its own restarts, and nobody hears of the failures of other nodes.
+// The master forms worlds; it knows neither epochs nor directives. Service sends it the requests of its agents, and
+// makes directives of the answers. It has the master's limits. There are no spares that take over at once, every node
+// counts its own restarts, and no node hears of the failures of other nodes.
 //
 // Goroutines: from the first Join to Close two, one that follows the world and one that sends heartbeats.
 package upstream
@@ -31,30 +31,31 @@ const (
 	barrierTime = 900 * time.Second // for the nodes that still work when this one has succeeded
 )
 
-// intervals are how often something is done; tests have no time for those of New.
+// intervals between repeated calls; tests use shorter ones than New.
 type intervals struct {
 	heartbeat time.Duration
-	// ask: a node that waits for a world says so again, if the master counts nobody who waits, or at ten times that, and
-	// at once if the master's round is another one than it was. The master has forgotten it if it was started again, or
-	// has sealed a world with it that a late node then made void. Who waits already is not counted twice.
+	// ask: a node that waits for a world announces itself again, if the master counts no waiting node, or after ten times
+	// that, and at once if the master's round has changed. The master has forgotten it if it was started again, or has
+	// sealed a world with it that a late node then made void. A node that waits already is not counted twice.
 	ask time.Duration
-	// show: a leader tells again where the workers meet. A master that was started again has forgotten it, and nodes may
-	// not have asked before.
+	// show: a leader publishes the workers' meeting place again. A master that was started again has forgotten it, and
+	// nodes may not have asked before.
 	show time.Duration
-	// blame: how long a node whose workers failed as another node's failure makes them waits for one to blame.
+	// blame: how long a node waits for another one to blame, if its workers failed as they do after another node's
+	// failure.
 	blame time.Duration
-	// leader: how long a node in a check waits for the first of its group to tell where they meet.
+	// leader: how long a node in a check waits for the first of its group to publish their meeting place.
 	leader time.Duration
-	// round: between the rounds of a check, in which all nodes hear the verdict of one before somebody begins the next.
+	// round: between the rounds of a check, in which all nodes read the verdict of one before any node begins the next.
 	round time.Duration
 }
 
-// Limits is what Service says once, at the start, that a Python master cannot do.
+// Limits describes the limits of a Python master, for one line of log at the start.
 const Limits = "the master is DLRover's: it has no spares, counts restarts for every node by itself, tells nobody of " +
 	"other nodes' failures, finds no hangs, and takes no token"
 
-// Inert lists the options in p, as a user would type them, that cannot act under a Python master; "" if there are none.
-// Of a check only who makes it can tell: Check.Inert.
+// Inert lists the options in p, as on a command line, that have no effect under a Python master; "" if there are none.
+// Those of a check are in Check.Inert.
 func Inert(p rendezvous.Params) string {
 	acting := rendezvous.Params{
 		Min: p.Min, Max: p.Max, Unit: p.Unit, LastCall: p.LastCall, JoinTimeout: p.JoinTimeout, MaxRestarts: p.MaxRestarts,
@@ -64,12 +65,12 @@ func Inert(p rendezvous.Params) string {
 	return own
 }
 
-// Config is who speaks to which master.
+// Config holds the launcher's identity, and its master.
 type Config struct {
 	Client *pyproto.Client
 	// Rank is NODE_RANK: the master knows the nodes of a world by it.
 	Rank int
-	// Check says how this node is checked before it trains; the zero value: not at all.
+	// Check is how this node is checked before it trains; the zero value: not at all.
 	Check Check
 	// Port finds a free port for the first worker of a test; nil without Check.Test.
 	Port func() (int, error)
@@ -78,16 +79,16 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// phase is what the node waits for.
+// phase is the event that the node waits for.
 type phase int
 
 const (
 	idle      phase = iota
-	examining       // for its own launcher, which is told to Check
+	examining       // for its own launcher, which got a Check
 	inCheck         // for the master's verdict about a test with other nodes
 	joining         // for the master's leave to join
 	forming         // for a world
-	leading         // for its own launcher, which is told to Lead
+	leading         // for its own launcher, which got a Lead
 	following       // for the leader's address
 	running         // for a reason to stop
 	ending          // for the other nodes, with its own workers done
@@ -130,13 +131,13 @@ type Service struct {
 
 	// Of the goroutine that follows the world alone.
 	preCheck preCheck
-	joined   time.Time // when the master was last told that this node wants to be in a world, or in a check
+	joined   time.Time // when this node last asked the master to be in a world, or in a check
 	round    int       // the master's, then
-	shown    time.Time // when a leader has last told where the workers meet
+	shown    time.Time // when a leader has last published the meeting place
 	shownAt  string    // the key of that; "": nowhere
 }
 
-// New returns a Service, which contacts nobody before Join.
+// New returns a Service, which contacts no master before Join.
 func New(cfg Config) *Service {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -152,7 +153,7 @@ func New(cfg Config) *Service {
 	return s
 }
 
-// Close ends what runs in the background, and says nothing to the master.
+// Close ends the background work, without a message to the master.
 func (s *Service) Close() {
 	s.mu.Lock()
 	cancel := s.cancel
@@ -175,7 +176,7 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 		return fmt.Errorf("%w: --hold: a master of DLRover holds no job; leave it out, or use dlrover-master",
 			rendezvous.ErrRefused)
 	}
-	if err := s.introduce(ctx, p); err != nil { // who cannot be reached is noticed by the session
+	if err := s.introduce(ctx, p); err != nil { // the session notices an unreachable master
 		return err
 	}
 	s.mu.Lock()
@@ -184,7 +185,7 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 	s.record(ev.Failures)
 	s.debt.own = s.debt.own || !s.followed(ev.Failures)
 	if s.phase == over {
-		return nil // it is told how the run has ended
+		return nil // its directive is the result of the run
 	}
 	s.enter(s.before())
 	if s.phase == examining {
@@ -216,8 +217,8 @@ func (s *Service) inert(p rendezvous.Params) string {
 	return all + "in tests with other nodes: " + s.cfg.Check.Inert
 }
 
-// introduce tells the master the rules of the run. The first node's count, until the master is started again: one that
-// has heard none would make a world of whoever has come within 30 s.
+// introduce sends the rules of the run to the master. The first node's count, until the master is started again:
+// without rules it would make a world of all nodes that join within 30 s.
 func (s *Service) introduce(ctx context.Context, p rendezvous.Params) error {
 	return s.cfg.Client.Report(ctx, s.cfg.Client.New("RendezvousParams",
 		pyproto.Field{Name: "min_nodes", Value: p.Min}, pyproto.Field{Name: "max_nodes", Value: p.Max},
@@ -226,8 +227,7 @@ func (s *Service) introduce(ctx context.Context, p rendezvous.Params) error {
 		pyproto.Field{Name: "join_timeout", Value: seconds(p.JoinTimeout)}))
 }
 
-// seconds rounds up: the master counts whole ones, and takes a join timeout of 0 for none, in place of which it has its
-// own.
+// seconds rounds up: the master counts whole ones, and replaces a join timeout of 0 by its own.
 func seconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
 
 // self is this node, and the rules of its run.
@@ -247,7 +247,7 @@ func (s *Service) enter(p phase) {
 	}
 }
 
-// direct tells the launcher its new duty, with s locked.
+// direct sends the launcher its new directive, with s locked.
 func (s *Service) direct(d rendezvous.Directive) {
 	d.Seq, d.EpochID, d.Restarts = s.dir.Seq+1, s.dir.EpochID, s.spent
 	if d.Kind == job.Lead || d.Kind == job.Run {
@@ -320,8 +320,8 @@ func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (job
 	return e, s.nodeEvent(ctx, "FAILED_EXITED")
 }
 
-// World implements api.Service: what the members that are launchers have said of themselves, and of others what the
-// master tells of all, which is no address.
+// World implements api.Service: launchers have published their own entries, and the entries of others come from the
+// master's data, which has no address.
 func (s *Service) World(ctx context.Context, _ string) ([]job.Member, error) {
 	s.mu.Lock()
 	w := s.world

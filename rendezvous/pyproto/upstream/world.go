@@ -20,7 +20,7 @@ type seat struct {
 	slots int
 }
 
-// world is what the master has sealed, in the order of the group ranks.
+// world is one that the master has sealed, in the order of the group ranks.
 type world struct {
 	name         string // of the rendezvous
 	round, group int
@@ -82,7 +82,7 @@ const (
 	numMembers    = terminalState + "/num_members"
 )
 
-// memberKey is where a launcher says what only launchers ask for.
+// memberKey is the key of a launcher's entry, which only launchers read.
 func memberKey(group int) string { return fmt.Sprintf("dlrover-run/member/%d", group) }
 
 func (s *Service) set(ctx context.Context, key string, value []byte) error {
@@ -155,8 +155,8 @@ func (s *Service) askWorld(ctx context.Context, turn int) error {
 	return nil
 }
 
-// forgotten: the master, which counts those that wait, was started again since this node has joined, or has sealed a
-// world with it that another node's join has made void.
+// forgotten reports that the master, which counts waiting nodes, no longer has this node's join. Either it was started
+// again, or it has sealed a world with this node that another node's join has made void.
 func (s *Service) forgotten(w world, waiting int) bool {
 	waited := time.Since(s.joined)
 	return len(w.seats) == 0 && (w.round != s.round || waiting == 0 && waited > s.every.ask || waited > 10*s.every.ask)
@@ -194,7 +194,7 @@ func (s *Service) request(kind, name string) *pyproto.Message {
 		pyproto.Field{Name: "local_world_size", Value: node.Slots}, pyproto.Field{Name: "rdzv_name", Value: name})
 }
 
-// formed acts upon the master's answer. What it returns says that time is up.
+// formed handles the master's answer. It returns a text if time is up.
 func (s *Service) formed(w world, mine, stopping bool, turn int) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,7 +229,7 @@ func (s *Service) waitingFor(ctx context.Context, name string) (int, error) {
 	return m.Int("waiting_num"), err
 }
 
-// sealed begins an epoch, with s locked. Its numbers are this launcher's own, until the leader has told others.
+// sealed begins an epoch, with s locked. Its numbers are this launcher's own, until the leader has published others.
 func (s *Service) sealed(w world) {
 	s.world, s.barrier = w, barrier{}
 	s.epochs++
@@ -243,7 +243,7 @@ func (s *Service) sealed(w world) {
 	s.enter(following)
 }
 
-// ready tells the other nodes where the workers meet, and then starts its own.
+// ready publishes the workers' meeting place to the other nodes, and then starts its own.
 func (s *Service) ready(ctx context.Context, e rendezvous.Ready) error {
 	s.mu.Lock()
 	w, current := s.world, s.phase == leading && e.EpochID == s.dir.EpochID
@@ -263,12 +263,12 @@ func (s *Service) ready(ctx context.Context, e rendezvous.Ready) error {
 	return nil
 }
 
-// epochKey is where a leader says what it calls the epoch. The nodes of a world need one name for it: their checkpoint
+// epochKey is the key of the leader's name for the epoch. The nodes of a world need one name for it: their checkpoint
 // daemons know by it which shards belong together.
 const epochKey = "dlrover-run/epoch"
 
-// show tells the nodes of a world what this epoch is called and where the workers meet. The address comes last: who
-// sees it sees the rest as well.
+// show publishes the epoch's name and the workers' meeting place. The address comes last: a node that sees it sees the
+// rest as well.
 func (s *Service) show(ctx context.Context, w world, addr string, port int) error {
 	s.mu.Lock()
 	e := s.dir.EpochID
@@ -293,8 +293,8 @@ func (s *Service) showAgain(ctx context.Context) error {
 	return s.show(ctx, w, w.addr, w.port)
 }
 
-// hide takes back what showAgain has told. A master that was started again counts its rounds anew, and the nodes of the
-// next world with the number of this one would meet where this one did.
+// hide removes the address that showAgain has published. A restarted master counts its rounds anew. The nodes of the
+// next world with the number of this one would use this one's meeting place.
 func (s *Service) hide(ctx context.Context) error {
 	if s.shownAt == "" {
 		return nil
@@ -343,15 +343,15 @@ func (s *Service) askAddress(ctx context.Context, turn int) error {
 	return nil
 }
 
-// past reports whether an epoch has run here already. Then its leader has told the address to a master that was started
-// again, and has not taken it back, as when it has died.
+// past reports whether an epoch has run here already. Then its leader has published the address to a restarted master,
+// and has not removed it, such as after its death.
 func (s *Service) past(e job.EpochID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return e.Round > 0 && e.Term == s.ran.Term && e.Epoch <= s.ran.Epoch
 }
 
-// epoch is what the leader calls the epoch; zero where it is an agent of DLRover's, who has no name for it.
+// epoch is the leader's name for the epoch; zero where it is an agent of DLRover's, which has no name for it.
 func (s *Service) epoch(ctx context.Context, w world) (e job.EpochID, err error) {
 	text, err := s.text(ctx, w.key(epochKey))
 	if n, _ := fmt.Sscanf(text, "%d.%d.%d", &e.Term, &e.Round, &e.Epoch); n < 3 || e.Round < 1 || e.Epoch < 0 {
@@ -360,7 +360,7 @@ func (s *Service) epoch(ctx context.Context, w world) (e job.EpochID, err error)
 	return e, err
 }
 
-// address is what the leader of a world has told; port 0: nothing yet.
+// address is the one that the leader of a world has published; port 0: nothing yet.
 func (s *Service) address(ctx context.Context, w world) (addr string, port int, err error) {
 	if addr, err = s.text(ctx, w.key(masterAddr)); err != nil || addr == "" {
 		return "", 0, err
@@ -382,7 +382,7 @@ func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
 		return err
 	}
 	n, err := s.waitingFor(ctx, training)
-	checked := n != 0 // as who waits there was; to check this node again would take the others along, for ever
+	checked := n != 0 // as the waiting nodes were; to check this node again would draw in the others, for ever
 	if err == nil && !checked && s.cfg.Check.Test != nil {
 		n, err = s.waitingFor(ctx, checking)
 	}
@@ -414,8 +414,8 @@ func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
 // noLeader is why a run ends whose leader has neither come nor been replaced.
 const noLeader = "the node of the first rank has not told where the workers meet within the join timeout"
 
-// publish says who this node is. It is for presets that need the table of the world: that it does not come about is
-// noticed by who asks for it.
+// publish stores this node's entry, for presets that need the table of the world. Its failure shows when the table is
+// read.
 func (s *Service) publish(ctx context.Context, w world) {
 	m := job.Member{GroupRank: w.own, Node: s.node.Name, Addr: s.node.Addr, Addrs: s.node.Addrs,
 		RankBase: w.base(w.own), Slots: w.seats[w.own].slots, Role: s.node.Role, Ports: s.node.Ports, Bases: s.node.Bases}
@@ -428,7 +428,7 @@ func (s *Service) publish(ctx context.Context, w world) {
 	}
 }
 
-// tableTime bounds the wait for what other launchers say of themselves; agents say nothing.
+// tableTime bounds the wait for the entries of other launchers; agents have none.
 const tableTime = 5 * time.Second
 
 func (s *Service) members(ctx context.Context, w world) ([]job.Member, error) {
@@ -447,7 +447,7 @@ func (s *Service) member(ctx context.Context, w world, group int) job.Member {
 	for {
 		v, err := s.get(ctx, w.key(memberKey(group)))
 		if data := pyproto.BytesOf(v); err == nil && len(data) > 0 {
-			_ = json.Unmarshal(data, &m) // who writes something else has told nothing
+			_ = json.Unmarshal(data, &m) // an unreadable entry counts as empty
 			return m
 		}
 		select {
