@@ -38,7 +38,7 @@ func rights(l Level) []right {
 	return nil
 }
 
-// eventNamespace is where Kubernetes keeps events about what is in no namespace.
+// eventNamespace is where Kubernetes keeps events about objects without a namespace.
 const eventNamespace = "default"
 
 // Client marks nodes. Its methods may be called at the same time. None takes longer than its context, nor than some
@@ -105,7 +105,7 @@ func (c *Client) may(ctx context.Context, r right) (bool, error) {
 
 // Apply marks a node, or renews the owner's mark, and creates an event, of which there is one for each node, owner and
 // Since. A node that has the mark already is not written. Level Event leaves an older mark of a higher level as it is.
-// For a node that is gone the error is ErrNotFound.
+// The error is ErrNotFound if the node is gone.
 func (c *Client) Apply(ctx context.Context, l Level, m Mark) error {
 	m, err := m.checked()
 	if err != nil {
@@ -126,10 +126,10 @@ func (c *Client) Apply(ctx context.Context, l Level, m Mark) error {
 	return c.tell(ctx, m)
 }
 
-// Remove undoes what the mark of m.Owner did to m.Node, at any level. Event leaves nothing to undo, and its rights do
-// not allow to look: the error is ErrForbidden. What other owners' marks hold as well stays. If m.Until is not zero, a
-// mark that lasts longer than that has been renewed meanwhile and stays. A node that is gone is no error, nor one
-// without such a mark. No mark lasts longer than one without an end.
+// Remove undoes the changes of m.Owner's mark to m.Node, at any level. Event leaves nothing to undo, and its rights do
+// not allow reads: the error is ErrForbidden. Changes that other owners' marks hold as well stay. If m.Until is not
+// zero, a mark that lasts longer than that has been renewed meanwhile and stays. A node that is gone is no error, nor
+// one without such a mark. No mark lasts longer than one without an end.
 func (c *Client) Remove(ctx context.Context, m Mark) error {
 	if err := errors.Join(checkNode(m.Node), checkOwner(m.Owner)); err != nil {
 		return err
@@ -148,7 +148,7 @@ func (c *Client) Remove(ctx context.Context, m Mark) error {
 // maxRounds bounds how often a node is read again because others have changed it meanwhile.
 const maxRounds = 10
 
-// change reads the node and patches it until it is as f wants it; f says whether that takes another patch.
+// change reads the node and patches it until it is as f wants it; f reports whether that takes another patch.
 func (c *Client) change(ctx context.Context, name string, f func(*node) (*patch, bool, error)) error {
 	for round := range maxRounds {
 		more, err := c.changeOnce(ctx, name, f)
@@ -216,7 +216,7 @@ func (c *Client) event(m Mark, now time.Time) map[string]any {
 		"metadata": map[string]any{
 			"name": "dlrover-faulty." + hex.EncodeToString(id[:16]), "namespace": eventNamespace,
 		},
-		// By its name, as the kubelet does: who may only create events cannot know the node's UID.
+		// By its name, as the kubelet does: a client that may only create events cannot know the node's UID.
 		"involvedObject": map[string]any{"apiVersion": "v1", "kind": "Node", "name": m.Node, "uid": m.Node},
 		"reason":         ConditionType, "type": "Warning", "message": text, "count": 1,
 		"firstTimestamp": now, "lastTimestamp": now,
@@ -236,12 +236,13 @@ func (c *Client) instance() string {
 // pageSize is the number of nodes in an answer: only their metadata, a few kilobytes each.
 const pageSize = 250
 
-// metadataOnly leaves out what else a node consists of, images above all.
+// metadataOnly leaves out the rest of a node, images above all. See
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#metadata-only-fetches.
 const metadataOnly = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
 
 // Marks returns the marks of all owners on all nodes, by node and owner. The errors are about nodes whose annotation
-// cannot be read, and about the list itself, which may then be incomplete; Event's rights do not allow it. Whoever
-// removes expired marks of masters that never came back passes them to Remove as they are.
+// cannot be read, and about the list itself, which may then be incomplete; Event's rights do not allow it. To remove
+// expired marks of masters that never came back, pass them to Remove unchanged.
 func (c *Client) Marks(ctx context.Context) (marks []Mark, errs []error) {
 	nodes, err := c.list(ctx)
 	if err != nil {

@@ -1,10 +1,10 @@
 // Package kube marks nodes of a Kubernetes cluster as faulty, and takes the marks back. It speaks plain HTTPS with the
 // service account of the pod that it runs in.
 //
-// What was done to a node is recorded on the node itself, in the annotation Key: a JSON object with one entry for each
-// owner. What an entry records as done is undone with it, unless another entry records the same. Taints and cordons
-// that no entry records are somebody else's and stay as they are. The annotation changes together with what it
-// records, in one request that fails if the node has changed since it was read.
+// Changes to a node are recorded on the node itself, in the annotation Key: a JSON object with one entry for each
+// owner. Removing an entry undoes its changes, unless another entry records the same. Taints and cordons without an
+// entry are not ours and stay as they are. The annotation and the recorded changes are written in one request that
+// fails if the node has changed since it was read.
 package kube
 
 import (
@@ -29,7 +29,7 @@ const (
 	ConditionType = "DLRoverFaulty"
 )
 
-// Level is what is done to a node that is marked.
+// Level is the treatment of a marked node.
 type Level string
 
 // The levels. Every one but None also creates an event about the node, in namespace default.
@@ -50,10 +50,10 @@ func ParseLevel(name string) (Level, error) {
 	return "", fmt.Errorf("unknown node action %q: want none, event, condition, taint or cordon", name)
 }
 
-// Config says where the API server is, and who asks.
+// Config holds the API server's address and the client's identity.
 type Config struct {
 	Server    string // https://HOST:PORT
-	CAFile    string // certificates that vouch for the server, as PEM; read once; "": those of the system
+	CAFile    string // certificates of authorities for the server, as PEM; read once; "": those of the system
 	TokenFile string // read again when it is a minute old, or refused
 	Namespace string // of the own pod, for events and Avoid; may be ""
 	Pod       string // name of the own pod, for events and Avoid; may be ""
@@ -90,20 +90,20 @@ func inCluster(lookup func(string) (string, bool), dir string) (Config, error) {
 	if _, err := os.Stat(c.TokenFile); err != nil {
 		return Config{}, fmt.Errorf("%w (is automountServiceAccountToken off?): %w", ErrNotInCluster, err)
 	}
-	namespace, _ := openfile.ReadLinked(filepath.Join(dir, "namespace"), maxName) // only told
+	namespace, _ := openfile.ReadLinked(filepath.Join(dir, "namespace"), maxName) // for messages only
 	c.Namespace = strings.TrimSpace(string(namespace))
 	c.Pod, _ = lookup("POD_NAME")
 	return c, nil
 }
 
-// Mark says who holds which node for faulty, and why. Times are kept to the second.
+// Mark is an owner's statement that a node is faulty, and why. Times are kept to the second.
 type Mark struct {
 	Node     string    // name of the Kubernetes node
-	Owner    string    // who marks: another owner's mark is not replaced; at most 253 printable bytes
-	Reason   string    // one line; what a taint's value allows of it becomes its value
-	Evidence string    // what was measured
+	Owner    string    // another owner's mark is not replaced; at most 253 printable bytes
+	Reason   string    // one line; its part that is valid in a taint becomes the taint's value
+	Evidence string    // measurements
 	Since    time.Time // with Owner and Node, the identity of the event
-	Until    time.Time // when the mark is to be removed, which is the caller's task; zero: when somebody says so
+	Until    time.Time // when the caller must remove the mark; zero: on request
 }
 
 // Bounds of a mark, in bytes. Longer texts are cut.

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// node is what we need of a Node. The lists are replaced as wholes, so their members are kept as they were read.
+// node holds the fields of a Node that we use. The lists are replaced as wholes, so their members are kept as they were
+// read.
 type node struct {
 	Metadata metadata `json:"metadata"`
 	Spec     struct {
@@ -48,7 +49,7 @@ type patch struct {
 	body   map[string]any
 }
 
-// apply marks the node, at level Condition or above. A mark of another kind is removed first; more says that the node
+// apply marks the node, at level Condition or above. A mark of another kind is removed first; more means that the node
 // has to be read, and apply called, once again.
 func (n *node) apply(l Level, m Mark, now time.Time) (p *patch, more bool, err error) {
 	before, err := parseRecord(n.Metadata.Annotations[Key])
@@ -123,7 +124,7 @@ func (n *node) settleSpec(before, after record) map[string]any {
 	return spec
 }
 
-// settleTaints returns the whole list of taints. One that nobody's entry holds is left as it is.
+// settleTaints returns the whole list of taints. A taint without an entry is left as it is.
 func (n *node) settleTaints(before, after record) (taints []json.RawMessage, changed bool) {
 	holder, is := after.first(tainted)
 	at, present := n.taint()

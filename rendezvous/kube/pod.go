@@ -7,8 +7,8 @@ import (
 	"net/url"
 )
 
-// AvoidKey is the annotation of the own pod that names the nodes which pods of a replacement should avoid, as a JSON
-// list: what a node affinity kubernetes.io/hostname NotIn takes.
+// AvoidKey is the annotation of the own pod that names the nodes which replacement pods should avoid. It is a JSON
+// list, as a node affinity kubernetes.io/hostname NotIn takes it.
 const AvoidKey = "dlrover/avoid-nodes"
 
 // maxAvoid bounds the annotation in bytes: all annotations of a pod have 256 KiB.
@@ -31,8 +31,8 @@ func (c *Client) MayAnnotate(ctx context.Context) (bool, error) {
 	return c.may(ctx, patchPods)
 }
 
-// Avoid writes the names of nodes to the annotation AvoidKey of the own pod, in place of those before. Without names
-// there is no annotation. What has no room in it is left out.
+// Avoid replaces the names of nodes in the annotation AvoidKey of the own pod. Without names there is no annotation.
+// Names that do not fit are left out.
 func (c *Client) Avoid(ctx context.Context, names []string) error {
 	cfg := c.rest.cfg
 	if cfg.Pod == "" || cfg.Namespace == "" {

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// maxOwners bounds what masters that never came back leave on a node.
+// maxOwners bounds the entries on a node, because masters that never came back leave theirs.
 const maxOwners = 64
 
-// entry is what the annotation holds of one owner's mark.
+// entry is one owner's mark in the annotation.
 type entry struct {
 	Reason   string    `json:"reason"`
 	Evidence string    `json:"evidence"`
@@ -26,13 +26,13 @@ func newEntry(l Level, m Mark) entry {
 	return entry{Reason: m.Reason, Evidence: m.Evidence, Since: m.Since, Until: m.Until, Level: l}
 }
 
-// What an entry can hold; the node has it while any entry does.
+// The changes of an entry; the node has them while any entry does.
 func tainted(e entry) bool     { return e.Tainted }
 func cordoned(e entry) bool    { return e.Cordoned }
 func conditioned(e entry) bool { return e.Level == Condition && !e.Tainted && !e.Cordoned }
 
-// record is the value of the annotation. Other owners' entries are written as they were read, with whatever later
-// versions have put there.
+// record is the value of the annotation. Other owners' entries are written as they were read, including fields of later
+// versions.
 type record struct {
 	entries map[string]entry // by owner
 	raw     map[string]json.RawMessage
@@ -89,7 +89,7 @@ func (r record) without(owner string) record {
 	return r
 }
 
-// first is, of the entries that hold something, that of the first owner by name: what all masters agree on.
+// first is, of the entries for which holds is true, that of the first owner by name: all masters agree on it.
 func (r record) first(holds func(entry) bool) (entry, bool) {
 	for _, owner := range slices.Sorted(maps.Keys(r.entries)) {
 		if e := r.entries[owner]; holds(e) {

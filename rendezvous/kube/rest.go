@@ -25,13 +25,13 @@ import (
 const (
 	requestTimeout = 10 * time.Second
 	maxResponse    = 4 << 20 // bytes
-	maxMessage     = 512     // bytes of an answer that an error tells
+	maxMessage     = 512     // bytes of an answer that an error quotes
 	attempts       = 5       // of one request
 	firstPause     = 200 * time.Millisecond
 	longestPause   = 30 * time.Second
 )
 
-// What errors of requests are, for errors.Is.
+// Classes of failed requests, for errors.Is.
 var (
 	ErrForbidden    = errors.New("not allowed")
 	ErrUnauthorized = errors.New("the API server does not accept the service account's token")
@@ -63,7 +63,7 @@ func (e *statusError) Error() string {
 
 func (e *statusError) Unwrap() error { return byCode[e.code] }
 
-// right is what a role has to allow, such as patch nodes/status.
+// right is a permission that a role has to grant, such as patch nodes/status.
 type right struct{ verb, resource string }
 
 func (r right) String() string { return r.verb + " " + r.resource }
@@ -113,8 +113,8 @@ func newRest(cfg Config) (*rest, error) {
 	if err != nil {
 		return nil, err
 	}
-	// kubectl honours HTTPS_PROXY, this does not: the API server is in the pod's own cluster, and the variables of a
-	// training image, which rarely except the cluster's addresses, would send requests out of it.
+	// kubectl honours HTTPS_PROXY, this does not: the API server is in the pod's own cluster. The variables of a training
+	// image rarely except the cluster's addresses, and would send requests out of it.
 	return newRestOver(cfg, "https://"+u.Host, plainhttp.New(func(t *http.Transport) {
 		t.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 		t.TLSHandshakeTimeout, t.DisableCompression = requestTimeout, false
@@ -146,7 +146,7 @@ func readRoots(file string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// do sends the request until it is answered for good, and unpacks the answer into what is not nil.
+// do retries the request until it has a final answer, and decodes that into into, if it is not nil.
 func (r *rest) do(ctx context.Context, q request, into any) error {
 	body, err := encode(q.body)
 	if err != nil {
@@ -207,7 +207,7 @@ func retryAfter(err error) time.Duration {
 	return 0
 }
 
-// noTime is the end of ctx, or the end that comes before the next try would, with what went wrong before.
+// noTime is the end of ctx, or its deadline before the next try, with the last error.
 func noTime(ctx context.Context, last error) error {
 	cause := context.Cause(ctx)
 	if cause == nil {

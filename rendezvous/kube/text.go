@@ -11,7 +11,7 @@ import (
 // clean is s as one printable line of at most limit bytes, which are at least three.
 func clean(s string, limit int) string { return strings.TrimSpace(text.Line(s, limit)) }
 
-// class is what a label's value, and so a taint's, can hold of a reason: never "".
+// class turns a reason into a valid value of a label, and so of a taint: never "".
 func class(reason string) string {
 	var b strings.Builder
 	for _, r := range reason {

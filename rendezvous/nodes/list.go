@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Node is what is known of one machine, for people.
+// Node is the record of one machine, for people.
 type Node struct {
 	Name string `json:"name"`
 	Mark *Mark  `json:"mark,omitempty"`
@@ -25,7 +25,7 @@ type Known struct {
 	Age float64 `json:"age"`
 }
 
-// List are the machines of which something is known beside that they are there, by name.
+// List are the machines with a record besides their presence, by name.
 func (b *Book) List(now time.Time) []Node {
 	now = stamp(now)
 	out := []Node{}
@@ -93,19 +93,19 @@ func (b *Book) RunsOf(node string) (runs []string) {
 	return runs
 }
 
-// Noted says whether a check that passes of a machine would change anything.
+// Noted reports whether a check that passes of a machine would change anything.
 func (b *Book) Noted(node string) bool {
 	r := b.nodes[node]
 	return r != nil && (r.mark != nil || r.held != nil || len(r.findings) > 0)
 }
 
-// Marked says whether a machine has a mark.
+// Marked reports whether a machine has a mark.
 func (b *Book) Marked(now time.Time, node string) bool {
 	r := b.marked[node]
 	return r != nil && r.mark.counts(now)
 }
 
-// Held is the number of machines whose mark the breaker has held back.
+// Held is the number of machines with a mark that the breaker has held back.
 func (b *Book) Held(now time.Time) (n int) {
 	for _, r := range b.nodes {
 		if r.held != nil && r.held.Until.After(now) {

@@ -1,7 +1,7 @@
-// Package nodes is what is known of machines across jobs, and the policy that marks them. A Book hears findings, such
-// as a failed check, the ends of epochs and what an operator says, and answers with Acts: a machine is to be marked, a
-// mark is to be removed, or one is held back by the breaker. It is pure: no clock, no files, no goroutines. A Book is
-// not safe for use by several goroutines.
+// Package nodes is the record of machines across jobs, and the policy that marks them. A Book receives findings, such
+// as a failed check, the ends of epochs and operators' commands. It returns Acts: a machine is to be marked, a mark is
+// to be removed, or one is held back by the breaker. It is pure: no clock, no files, no goroutines. A Book is not safe
+// for use by several goroutines.
 package nodes
 
 import (
@@ -15,25 +15,25 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// Kind says what a finding is about.
+// Kind is the class of a finding.
 type Kind string
 
 // The kinds of a Finding. One of a hard kind marks its machine at once: CheckFailed, Unkillable, Xid and ECC. A LogRule
-// is only told. All others are soft: Config.Repeats of them, of whatever soft kinds, mark.
+// is only reported. All others are soft: Config.Repeats of them, of any soft kinds, mark.
 const (
 	CheckFailed Kind = "check-failed"     // a check of the node has failed
 	Hang        Kind = "hang"             // a hung job waited for its workers
 	Unkillable  Kind = "unkillable"       // its workers survive SIGKILL
 	Repeated    Kind = "repeated-failure" // it is often the first to fail; Book.Failed finds this
-	Xid         Kind = "xid"              // its driver says that a device is broken
+	Xid         Kind = "xid"              // its driver reports a broken device
 	ECC         Kind = "ecc"              // the memory of a device has errors that nothing corrects
 	Device      Kind = "device-error"     // a worker has failed because of its device; that may be the program's fault
 	Silent      Kind = "silent"           // it has gone away without a word
-	LogRule     Kind = "log-rule"         // what a worker prints has broken a rule, which may have any reason
-	Operator    Kind = "operator"         // somebody says so
+	LogRule     Kind = "log-rule"         // a worker's output has matched a rule, for any reason
+	Operator    Kind = "operator"         // by an operator's command
 )
 
-// hard are the kinds of which one finding marks, and what they say of a machine.
+// hard are the kinds that mark with one finding, and their description of a machine.
 var hard = map[Kind]string{
 	CheckFailed: "a check of the node has failed",
 	Unkillable:  "workers on the node cannot be killed",
@@ -41,18 +41,18 @@ var hard = map[Kind]string{
 	ECC:         "memory of a device of the node is broken",
 }
 
-// aspects are what findings of a kind are about where they do not say so themselves, by the names that checks give to
-// what they have looked at. Of the other kinds no check can see anything.
+// aspects are the defaults for findings without an Aspect, by the names that checks report as covered. No check can see
+// anything of the other kinds.
 var aspects = map[Kind]string{Xid: "xids", ECC: "memory", Device: "copies"}
 
 // Bounds of a Book.
 const (
 	MaxNodes    = 100_000 // machines; those that were not seen for longest go, but none that is marked
 	MaxPerNode  = 16      // findings of one machine; the oldest go
-	MaxLogRules = 4       // those of kind LogRule among them, so that they drive out no other
+	MaxLogRules = 4       // of kind LogRule among them, so that they displace no other
 	MaxFindings = 1 << 15 // findings of all; the oldest go
 	MaxRuns     = 4096    // the one that was not heard of for longest goes
-	MaxRunsNode = 64      // runs that one machine takes part in
+	MaxRunsNode = 64      // concurrent runs of one machine
 	MaxText     = 1024    // bytes of a text; longer ones are cut
 	MaxKind     = 64      // bytes of a kind
 )
@@ -67,8 +67,8 @@ type Finding struct {
 	Kind Kind      `json:"kind"`
 	Text string    `json:"text,omitempty"`
 	At   time.Time `json:"at"` // zero: when the Book hears of it
-	// Aspect is what it is about, such as "network": a check that has found this sound disproves it. "" is what the Kind
-	// says, or what no check can see.
+	// Aspect is the affected part, such as "network": a check that has found it sound disproves the finding. "" is the
+	// default of the Kind, or a part that no check can see.
 	Aspect string `json:"aspect,omitempty"`
 	// Cleared: a check has disproved it, as the Book has seen. It marks no more.
 	Cleared bool `json:"cleared,omitempty"`
@@ -76,7 +76,7 @@ type Finding struct {
 	Mass bool `json:"mass,omitempty"`
 }
 
-// Mark says that no new workers should be placed on a machine.
+// Mark means that no new workers should be placed on a machine.
 type Mark struct {
 	Node     string `json:"node"`
 	Kind     Kind   `json:"kind"`
@@ -86,17 +86,17 @@ type Mark struct {
 	// Run is the one whose finding has made the mark, which counts for that run's breaker.
 	Run   string    `json:"run,omitempty"`
 	Since time.Time `json:"since"`
-	Until time.Time `json:"until,omitzero"` // zero: until somebody clears it
-	By    string    `json:"by"`             // Policy, or who has set it
+	Until time.Time `json:"until,omitzero"` // zero: until it is cleared
+	By    string    `json:"by"`             // Policy, or the operator
 }
 
 // Held is a mark that the breaker has held back.
 type Held struct {
 	Mark
-	Why string `json:"why"` // what held it back
+	Why string `json:"why"` // why it was held back
 }
 
-// Do is what an Act asks for.
+// Do is the kind of an Act.
 type Do string
 
 // The deeds of an Act.
@@ -106,7 +106,7 @@ const (
 	Hold   Do = "hold"   // Mark would have been made; nothing is to be done
 )
 
-// Act is something to be done, and to be told.
+// Act is a change to carry out, and to report.
 type Act struct {
 	Do   Do
 	Mark Mark
@@ -131,8 +131,8 @@ type Config struct {
 	// MassWithin: when findings of one kind come within it about more than half of a run's machines, two at least, it is
 	// not they that are broken: none is marked [2 min].
 	MassWithin time.Duration
-	// Repeats is how many soft findings mark, and how often a machine is the culprit of the last Of failures of a run
-	// before it is suspect [3, 10].
+	// Repeats is the number of soft findings that mark. It is also how often a machine is the culprit of the last Of
+	// failures of a run before it is suspect [3, 10].
 	Repeats int
 	Of      int
 }
@@ -161,12 +161,12 @@ func orDefault[T int | float64 | time.Duration](v *T, d T) {
 type Book struct {
 	cfg      Config
 	nodes    map[string]*record
-	marked   map[string]*record // those of nodes with a mark
+	marked   map[string]*record // by name; only those with a mark
 	runs     map[string]*job
 	marks    map[string]int // marks of the policy that are there, by run
 	made     []time.Time    // when marks of the policy were made in the last Window, the oldest first
 	findings int            // of all nodes
-	swept    time.Time      // when what is too old was last looked for; zero in a Book that knows nothing
+	swept    time.Time      // time of the last sweep; zero in an empty Book
 	suspects map[string]bool
 }
 
@@ -187,11 +187,11 @@ type job struct {
 	failures []failure       // the last Config.Of, the oldest first
 	blames   []blame         // of the last Config.MassWithin, the oldest first
 	blamed   map[Kind]int    // how many of blames are about members
-	known    map[about]bool  // what blames are about
-	massed   map[Kind]bool   // there is a mass verdict, and the findings until now say so
+	known    map[about]bool  // subjects of blames
+	massed   map[Kind]bool   // there is a mass verdict, which the findings until now record
 }
 
-// about is what a blame is about.
+// about is the subject of a blame.
 type about struct {
 	node string
 	kind Kind
@@ -230,7 +230,7 @@ func CheckName(node string) error {
 // Line is of on one line of at most MaxText bytes.
 func Line(of string) string { return text.Line(of, MaxText) }
 
-// stamp is t as a Book keeps it: what a snapshot can hold.
+// stamp is t as a Book keeps it, so that a snapshot can hold it.
 func stamp(t time.Time) time.Time { return t.UTC().Round(0) }
 
 // node returns the record of a machine that was heard of now; nil: the name cannot be one, or there is no room.
@@ -248,7 +248,7 @@ func (b *Book) node(now time.Time, name string) *record {
 	return r
 }
 
-// begin has the Book look for what is too old from now on.
+// begin starts the sweeps of the Book.
 func (b *Book) begin(now time.Time) {
 	if b.swept.IsZero() {
 		b.swept = now
@@ -344,8 +344,8 @@ func (b *Book) leave(j *job, keep map[string]bool) {
 	}
 }
 
-// Size says which machines take part in a run now, spares and those without workers included. None: the run is over.
-// A run that lives longer than Config.Keep must be told again in that time.
+// Size sets the machines that take part in a run now, spares and those without workers included. None: the run is over.
+// A run that lives longer than Config.Keep must be reported again in that time.
 func (b *Book) Size(now time.Time, run string, nodes []string) {
 	now = stamp(now)
 	if checkRun(run) != nil || run == "" || len(nodes) == 0 && b.runs[run] == nil {

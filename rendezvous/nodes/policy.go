@@ -11,11 +11,11 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// sameWithin is how long a finding that says the same as the last one is no news.
+// sameWithin is how long a repetition of the last finding is no news.
 const sameWithin = 10 * time.Minute
 
-// Find records findings that one event has brought, and judges them together. What cannot be a finding, such as one
-// without a node, is left out.
+// Find records the findings of one event, and judges them together. Invalid findings, such as one without a node, are
+// left out.
 func (b *Book) Find(now time.Time, found ...Finding) (acts []Act) {
 	now = stamp(now)
 	found = slices.DeleteFunc(slices.Clone(found), func(f Finding) bool { return !acceptable(f) })
@@ -59,7 +59,7 @@ func checkKind(k Kind) error {
 	return nil
 }
 
-// record keeps a finding, and says whether it is news.
+// record keeps a finding, and reports whether it is news.
 func (b *Book) record(now time.Time, f Finding) bool {
 	r := b.node(now, f.Node)
 	if r == nil {
@@ -161,7 +161,7 @@ func (j *job) expire(until time.Time) {
 	j.blames = slices.Delete(j.blames, 0, n)
 }
 
-// noteMass has the findings of mass verdicts say so: when one is first seen all of its machines', then those that come.
+// noteMass flags the findings of mass verdicts: those of all machines when a verdict is first seen, then later ones.
 func (b *Book) noteMass(now time.Time, found []Finding) {
 	since := now.Add(-b.cfg.MassWithin)
 	for _, f := range found {
@@ -187,7 +187,7 @@ func (b *Book) setAllMass(since time.Time, run string, k Kind) {
 	}
 }
 
-// setMass has the findings since then say that they are of a mass verdict which are like f, if f is blamed.
+// setMass flags the findings after since that are like f as those of a mass verdict, if f is blamed.
 func (b *Book) setMass(since time.Time, f Finding) {
 	r := b.nodes[f.Node]
 	if r == nil || !b.runs[f.Run].known[about{f.Node, f.Kind}] {
@@ -200,7 +200,7 @@ func (b *Book) setMass(since time.Time, f Finding) {
 	}
 }
 
-// judge says what a finding that was recorded leads to.
+// judge returns the acts that follow from a recorded finding.
 func (b *Book) judge(now time.Time, f Finding, fresh bool) []Act {
 	r := b.nodes[f.Node]
 	if m := r.mark; m != nil && (m.By != Policy || !fresh && !b.renewable(now, m)) {
@@ -228,8 +228,8 @@ func (b *Book) judge(now time.Time, f Finding, fresh bool) []Act {
 	return []Act{{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}}
 }
 
-// renewable says whether a mark of the policy was renewed so long ago that what is no news renews it: the same again
-// and again is not told each time, but its mark may not expire meanwhile.
+// renewable reports whether a mark of the policy was renewed so long ago that a repeated finding renews it. Repetitions
+// are not reported each time, but the mark may not expire meanwhile.
 func (b *Book) renewable(now time.Time, m *Mark) bool {
 	return now.Sub(m.Until.Add(-b.cfg.Expiry)) >= min(sameWithin, b.cfg.Expiry/2)
 }
@@ -243,7 +243,7 @@ func (m Mark) line() string {
 	return Line(text)
 }
 
-// reason says why a finding marks; "": it does not. Those of a mass verdict count for nothing but what it holds back.
+// reason is why a finding marks; "": it does not. Findings of a mass verdict only hold back marks.
 func (b *Book) reason(r *record, f Finding) string {
 	if why := hard[f.Kind]; why != "" || f.Kind == LogRule {
 		return why
@@ -292,7 +292,7 @@ func (b *Book) unset(r *record) Mark {
 	return m
 }
 
-// mass says whether a finding is one of those about more than half of a run's machines.
+// mass reports whether a finding is one of those about more than half of a run's machines.
 func (b *Book) mass(f Finding) bool {
 	j := b.runs[f.Run]
 	return j != nil && j.blamed[f.Kind] >= 2 && 2*j.blamed[f.Kind] > len(j.members)
@@ -321,7 +321,7 @@ func (b *Book) sortedMarks() []*record {
 	return slices.SortedFunc(maps.Values(b.marked), func(a, c *record) int { return strings.Compare(a.name, c.name) })
 }
 
-// hold notes that a mark was held back. It is told once for each kind of finding.
+// hold records that a mark was held back. It is reported once for each kind of finding.
 func (b *Book) hold(r *record, m Mark, why string) []Act {
 	told := r.held != nil && r.held.Kind == m.Kind && r.held.Run == m.Run && r.held.Until.After(m.Since)
 	r.held = &Held{Mark: m, Why: why}
@@ -331,7 +331,7 @@ func (b *Book) hold(r *record, m Mark, why string) []Act {
 	return []Act{{Do: Hold, Mark: m, Run: m.Run, Text: Line(m.line() + "; not marked: " + why)}}
 }
 
-// breaker says why no other machine may be marked for a run now; "": one may.
+// breaker is why no other machine may be marked for a run now; "": one may.
 func (b *Book) breaker(now time.Time, run string) string {
 	if j := b.runs[run]; run != "" && j != nil {
 		if most := limit(b.cfg.JobShare, b.cfg.JobLeast, len(j.members)); b.marks[run] >= most {
@@ -384,7 +384,7 @@ func (j *job) times(culprit string) (n int) {
 	return n
 }
 
-// Suspect says whether a machine is the culprit of many failures, so that a spare is preferred to it.
+// Suspect reports whether a machine is the culprit of many failures, so that a spare is preferred to it.
 func (b *Book) Suspect(node string) bool {
 	if b.suspects == nil {
 		b.suspects = map[string]bool{}
@@ -399,8 +399,8 @@ func (b *Book) Suspect(node string) bool {
 	return b.suspects[node]
 }
 
-// Passed says that a check of a machine has found some aspects of it sound. What was found of these is disproved, and a
-// mark of the policy that rests on nothing else is removed. All findings stay on record.
+// Passed records that a check of a machine has found some aspects of it sound. Findings about these are disproved, and
+// a mark of the policy that has no other reason is removed. All findings stay on record.
 func (b *Book) Passed(now time.Time, node string, covered ...string) []Act {
 	r := b.nodes[node]
 	if r == nil {
@@ -446,8 +446,8 @@ func (b *Book) rest(now time.Time, r *record) (Finding, string) {
 	return Finding{}, ""
 }
 
-// SetMark marks a machine because somebody says so: no breaker counts it. It lasts until it is cleared, or until a time
-// that is not zero. The error says what is wrong with the name.
+// SetMark marks a machine on an operator's command: no breaker counts it. It lasts until it is cleared, or until a time
+// that is not zero. The error is about an invalid name.
 func (b *Book) SetMark(now time.Time, node, by, why string, until time.Time) ([]Act, error) {
 	now = stamp(now)
 	if err := CheckName(node); err != nil {
@@ -470,8 +470,8 @@ func (b *Book) SetMark(now time.Time, node, by, why string, until time.Time) ([]
 	return []Act{{Do: Apply, Mark: *r.mark, Text: Line(fmt.Sprintf("marked by %s: %s", by, why))}}, nil
 }
 
-// Clear removes every mark of a machine and forgets what was found about it, because somebody says so. Known is false
-// if there was nothing.
+// Clear removes every mark of a machine and forgets its findings, on an operator's command. Known is false if there was
+// nothing.
 func (b *Book) Clear(now time.Time, node, by, why string) (acts []Act, known bool) {
 	now = stamp(now)
 	for _, j := range b.runs {
@@ -504,10 +504,10 @@ func (j *job) absolve(node string) (known bool) {
 	return known
 }
 
-// sweepEvery is how often what is too old is looked for.
+// sweepEvery is the interval between sweeps.
 const sweepEvery = time.Hour
 
-// Tick removes marks that have expired, and forgets what is too old. It is due at Next.
+// Tick removes marks that have expired, and forgets old records. It is due at Next.
 func (b *Book) Tick(now time.Time) (acts []Act) {
 	now = stamp(now)
 	for _, r := range b.sortedMarks() {
@@ -533,7 +533,7 @@ func (b *Book) bound(now time.Time, m *Mark) {
 	}
 }
 
-// sweep forgets what is too old. Times of a clock that was wrong become now.
+// sweep forgets old records. Times of a clock that was wrong become now.
 func (b *Book) sweep(now time.Time) {
 	b.swept = now
 	old := now.Add(-b.cfg.Keep)

@@ -56,7 +56,7 @@ func (b *Book) Snapshot() ([]byte, error) {
 	return json.Marshal(s)
 }
 
-// Restore returns the Book of a snapshot. The error says what is wrong with it.
+// Restore returns the Book of a snapshot. The error describes an invalid one.
 func Restore(cfg Config, data []byte) (*Book, error) {
 	var head struct{ Version int }
 	if err := json.Unmarshal(data, &head); err != nil {
@@ -232,7 +232,7 @@ func (b *Book) loadMembers(j *job, members []string) error {
 	return nil
 }
 
-// check reports what is wrong with the job's blames and with failures.
+// check reports errors in the job's blames and failures.
 func (j *job) check(failures []failure) error {
 	for i := range failures {
 		f := &failures[i]

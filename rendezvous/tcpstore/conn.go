@@ -17,7 +17,7 @@ type conn struct {
 
 	mu      sync.Mutex
 	queue   [][]byte // answers not yet written
-	queued  int64    // bytes of queue and of what is being written
+	queued  int64    // bytes of queue and of the write in progress
 	writing bool     // a goroutine writes the queue
 	cause   error    // why the server gave the connection up
 }
@@ -46,7 +46,7 @@ func (c *conn) giveUpLocked(cause error) {
 	c.nc.Close()
 }
 
-// write sends the queue until it is empty. One goroutine at a time does it: the one that push told to.
+// write sends the queue until it is empty. Only one goroutine at a time runs it: the one for which push returned true.
 func (c *conn) write(timeout time.Duration) {
 	for {
 		c.mu.Lock()

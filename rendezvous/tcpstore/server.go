@@ -1,5 +1,5 @@
 // Package tcpstore serves the protocol of PyTorch's TCPStore, the key-value store through which the workers of a job
-// find each other: generation A (PyTorch 1.8 to 2.0) and generation B (2.1 and later) on one port, told apart by the
+// find each other: generation A (PyTorch 1.8 to 2.0) and generation B (2.1 and later) on one port, distinguished by the
 // first bytes of a connection.
 //
 // store.go is the data and wire.go the format, both without sockets; server.go, conn.go and split.go are the
@@ -24,14 +24,14 @@ import (
 	"time"
 )
 
-// Config limits what clients may do. Zero, or less, means the default. A connection that breaks a limit is closed, with
-// one line in the log that names limit, value and peer.
+// Config limits clients. Zero, or less, means the default. A connection that breaks a limit is closed, with one line in
+// the log that names limit, value and peer.
 type Config struct {
 	MaxKeyBytes       int   // 8 KiB, as PyTorch's own server
 	MaxValueBytes     int   // 64 MiB, as PyTorch's own server without libuv
 	MaxKeysPerRequest int   // 131,072, as PyTorch's own server
 	MaxRequestBytes   int64 // 256 MiB: all keys and values of one request
-	MaxReceivingBytes int64 // 1 GiB: what has arrived of unfinished requests, beyond the first 64 KiB of each
+	MaxReceivingBytes int64 // 1 GiB: received bytes of unfinished requests, beyond the first 64 KiB of each
 	MaxStoreBytes     int64 // 1 GiB: keys, values and waits of all clients, and 128 bytes for each
 	MaxQueuedBytes    int64 // 256 MiB: answers that one client has not read; large values are counted, not copied
 
@@ -39,15 +39,15 @@ type Config struct {
 	Keep string
 
 	// FirstByte (10 seconds) is how long a connection may be silent at first, unless its address has a place for silent
-	// ones: those stay, since the callback connection of PyTorch 1.x never sends unless a key is watched. Silent says how
-	// many places an address has; nil is no limit.
+	// ones. Those stay, since the callback connection of PyTorch 1.x never sends unless a key is watched. Silent returns
+	// the number of places of an address; nil is no limit.
 	FirstByte time.Duration
 	Silent    func(netip.Addr) int
 
 	// WriteTimeout (1 minute) is how long a client may refuse to take a piece of an answer.
 	WriteTimeout time.Duration
 
-	// Allow says whether a peer may use the store: nil is everyone. A refused peer is closed at once and counted.
+	// Allow reports whether a peer may use the store: nil is everyone. A refused peer is closed at once and counted.
 	Allow func(netip.Addr) bool
 
 	// Logger is silent when nil.
@@ -80,7 +80,7 @@ func positive[T cmp.Ordered](v, otherwise T) T {
 type Stats struct {
 	Connections int    // that speak to the store now
 	Keys        int    // queues not counted
-	Bytes       int64  // what MaxStoreBytes limits
+	Bytes       int64  // limited by MaxStoreBytes
 	Requests    uint64 // carried out, if not yet answered
 	Refused     uint64 // connections that Allow or FirstByte turned away
 }
@@ -188,7 +188,7 @@ func (s *Server) ServeConn(nc net.Conn) {
 	}
 }
 
-// Reset starts an empty namespace, but for what Config.Keep says, and drops every connection of the old one. A
+// Reset starts an empty namespace, but for the keys of Config.Keep, and drops every connection of the old one. A
 // connection that was accepted before Reset belongs to the old one even if it has not sent a byte; the places of silent
 // ones are free again.
 func (s *Server) Reset() { s.reset(s.cfg.Keep) }
@@ -198,7 +198,7 @@ func (s *Server) ResetAll() { s.reset("") }
 
 func (s *Server) reset(keep string) {
 	fresh := newSpace(s.cfg)
-	fresh.mu.Lock() // nobody sees it before it has what is kept
+	fresh.mu.Lock() // unused before it has the kept values
 	s.mu.Lock()
 	old := s.space
 	if !s.closed {
@@ -243,7 +243,7 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-// end drops all connections of a namespace and returns what it had; nil: it had ended before.
+// end drops all connections of a namespace and returns its store; nil: it had ended before.
 func (s *Server) end(sp *space) *store {
 	sp.mu.Lock()
 	if sp.lapse != nil && sp.lapse.Stop() {
@@ -260,7 +260,7 @@ func (s *Server) end(sp *space) *store {
 
 // newConn binds a connection to the present namespace without touching it.
 func (s *Server) newConn(nc net.Conn) *conn {
-	// The buffer holds a request without a long value, and is most of what an idle connection costs.
+	// The buffer holds a request without a long value, and is most of the cost of an idle connection.
 	const readBuffer = 512
 	c := &conn{nc: nc, dec: decoder{r: bufio.NewReaderSize(nc, readBuffer), cfg: &s.cfg, receiving: &s.receiving}}
 	if u, ok := nc.(interface{ NetConn() net.Conn }); ok {
@@ -347,8 +347,8 @@ func (s *Server) serve(c *conn) {
 	s.logEnd(c, err)
 }
 
-// maxEndLines bounds the warnings about connections that break the rules: who opens one after the other must not fill
-// the log.
+// maxEndLines bounds the warnings about connections that break the rules: a client that opens one after the other must
+// not fill the log.
 const maxEndLines = 32
 
 func (s *Server) logEnd(c *conn, err error) {

@@ -70,7 +70,7 @@ func (q *silent) leave(c *conn) {
 	_ = c.nc.SetReadDeadline(time.Time{})
 }
 
-// evict frees all places: those who have them get rest.
+// evict frees all places: the connections that have them get rest.
 func (q *silent) evict(rest time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -82,7 +82,7 @@ func (q *silent) evict(rest time.Duration) {
 	clear(q.taken)
 }
 
-// prove tells whoever counts connections whether the peer of nc is known.
+// prove reports to the counter of connections whether the peer of nc is known.
 func prove(nc net.Conn, ok bool) {
 	if p, is := nc.(interface{ Prove(bool) }); is {
 		p.Prove(ok)

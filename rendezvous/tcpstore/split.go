@@ -12,8 +12,8 @@ import (
 // most 8, HTTP with an upper-case letter, TLS with 22. Config.Allow applies to store traffic alone.
 //
 // Config.Silent and Config.FirstByte bound connections that send nothing. Store traffic on a connection accepted before
-// a Reset is closed at its first byte. When the connections of l have a method Prove(bool), it hears whether the peer
-// of a connection is known: by an allowed address, or a place for a silent one; what is handed on is unknown.
+// a Reset is closed at its first byte. If the connections of l have a method Prove(bool), it is called with whether the
+// peer is known: by an allowed address, or a place for a silent one. Connections that are handed on are unknown.
 //
 // Closing the returned listener closes l and the undecided connections and waits for the goroutines. Store connections
 // last until Close or Reset of s.
@@ -53,7 +53,7 @@ func (sp *splitter) Accept() (net.Conn, error) {
 	}
 }
 
-// Close stops listening, as Split says.
+// Close stops listening; see Split.
 func (sp *splitter) Close() error {
 	err := sp.Listener.Close()
 	sp.stop(net.ErrClosed)
@@ -122,7 +122,7 @@ func (sp *splitter) sort(c *conn) bool {
 	return false
 }
 
-// peeked is a connection whose first bytes lie in a buffer.
+// peeked is a connection whose first bytes are in a buffer.
 type peeked struct {
 	net.Conn
 	r *bufio.Reader // nil when it was emptied
@@ -131,7 +131,7 @@ type peeked struct {
 // NetConn is the connection below.
 func (p *peeked) NetConn() net.Conn { return p.Conn }
 
-// Prove tells the connection below.
+// Prove passes ok to the connection below.
 func (p *peeked) Prove(ok bool) { prove(p.Conn, ok) }
 
 // Read returns the buffered bytes first.

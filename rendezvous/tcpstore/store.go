@@ -39,7 +39,7 @@ type store struct {
 	queues   map[string][]item              // never empty ones
 	holds    map[connID]*hold               // items that are kept for a connection
 	waiters  map[string]*list.List          // of *wait, the oldest first
-	waits    map[connID]*wait               // what a connection waits for
+	waits    map[connID]*wait               // by connection
 	watchers map[string]map[connID]struct{} // of a key: generation A's callback connections
 	watched  map[connID][]string            // of a connection: the keys it watches
 	out      []message                      // of the current apply; reused by the next one
@@ -67,8 +67,8 @@ type item struct {
 }
 
 // hold keeps an item for a connection whose WAIT it has answered: PyTorch's blocking queue_pop is a WAIT and then a
-// QUEUE_POP, and raises an error when somebody else pops in between. Whoever waits for another reason must not keep the
-// item from others for ever: any other request gives it back, and so does lapse.
+// QUEUE_POP, and raises an error when another client pops in between. A client that waits for another reason must not
+// keep the item from others for ever: any other request gives it back, and so does lapse.
 type hold struct {
 	key string
 	old bool // seen by lapse
@@ -99,13 +99,13 @@ func (s *store) inherit(old *store, prefix string) {
 	}
 }
 
-// apply carries out one request of connection id. The messages are valid until the next apply, and also to be sent
-// when an error says that the connection must be closed.
+// apply carries out one request of connection id. The messages are valid until the next apply. They are also to be sent
+// if the error means that the connection must be closed.
 func (s *store) apply(id connID, r request) ([]message, error) {
 	s.out = s.out[:0]
-	// A client has one request open at a time, so a request tells that it gave up its wait. Generation A clients do
-	// that silently after a timeout; an answer to the wait would then be read as the answer to this request. (A key that
-	// is set between the timeout and the next request still does that, as with PyTorch's server: nobody can know.)
+	// A client has one request open at a time, so a request means that it gave up its wait. Generation A clients do that
+	// silently after a timeout; an answer to the wait would then be read as the answer to this request. (A key that is set
+	// between the timeout and the next request still has that effect, as with PyTorch's server: the server cannot know.)
 	s.forget(id)
 	if h := s.holds[id]; h != nil && (r.op != opQueuePop || r.keys[0] != h.key) {
 		s.giveBack(id, h)
@@ -173,7 +173,7 @@ func (s *store) run(id connID, r request) error {
 	return nil
 }
 
-// put stores a value and wakes everyone who waits for the key.
+// put stores a value and wakes all clients that wait for the key.
 func (s *store) put(key string, value []byte) error {
 	err := s.replace(key, value)
 	if err == nil {
@@ -182,7 +182,7 @@ func (s *store) put(key string, value []byte) error {
 	return err
 }
 
-// replace stores a value and tells the key's watchers.
+// replace stores a value and notifies the key's watchers.
 func (s *store) replace(key string, value []byte) error {
 	old, existed := s.values[key]
 	cost, event := len(value)-len(old), byte(keyUpdated)
@@ -314,7 +314,7 @@ func (s *store) keep(id connID, key string) bool {
 	return i >= 0
 }
 
-// giveBack offers the item of a hold to the next who waits.
+// giveBack offers the item of a hold to the next waiting client.
 func (s *store) giveBack(id connID, h *hold) {
 	delete(s.holds, id)
 	queue := s.queues[h.key]
@@ -322,7 +322,7 @@ func (s *store) giveBack(id connID, h *hold) {
 	s.wakeFree(h.key)
 }
 
-// lapse gives back what has been kept since the last lapse, and reports whether more is kept.
+// lapse gives back the items kept since the last lapse, and reports whether more are kept.
 func (s *store) lapse() ([]message, bool) {
 	s.out = s.out[:0]
 	for id, h := range s.holds {
@@ -478,7 +478,7 @@ func (s *store) watch(answer *reply, key string) error {
 	return nil
 }
 
-// notify tells the watchers of key: event, key, old and new value.
+// notify sends to the watchers of key: event, key, old and new value.
 func (s *store) notify(event byte, key string, old, value []byte) {
 	for id := range s.watchers[key] {
 		note := reply{s: s, to: id}

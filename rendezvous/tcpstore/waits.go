@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Wait is a key that clients wait for and nobody has set.
+// Wait is an unset key that clients wait for.
 //
 // Many keys of PyTorch name the rank that should set them, counted within its process group; N below. They have been
 // seen with PyTorch 1.13 and 2.15 and gloo. 1.13 puts /worker/attempt_0 and the like before them, and all begin with as
@@ -21,18 +21,17 @@ import (
 //	default_pg/G/SEQ_NUM_STORE_KEY              1.13: the group's rank 0 has not come as far as the others
 //
 // In the default group N is the rank. In others it is not: with new_group([0, 1, 3]), 2 is rank 3. A rank waits for the
-// others of its group one after the other, each time for a single key and in one WAIT for all the time that is left, so
-// that Since is when it began; the ranks that are missing behind that one are not named. Where PyTorch has NCCL,
-// default_pg/0//cuda//I is the id of the group's communicator number I, which its rank 0 sets. Collectives after that
-// do not touch the store.
+// others of its group one after the other, each time for a single key and in one WAIT for all the remaining time. So
+// Since is when it began, and further missing ranks are not named. Where PyTorch has NCCL, default_pg/0//cuda//I is the
+// id of the group's communicator number I, which its rank 0 sets. Collectives after that do not touch the store.
 type Wait struct {
 	Key   string
-	Since time.Time        // when the first of those who still wait for it began
-	Peers []netip.AddrPort // their ends of the connections, who waits longest first; IPv4 is never mapped to IPv6
+	Since time.Time        // when the longest present wait began
+	Peers []netip.AddrPort // their ends of the connections, longest wait first; IPv4 is never mapped to IPv6
 	More  int              // how many peers are not in Peers
 }
 
-// Bounds of what Waits returns and looks at.
+// Bounds of the work and the result of Waits.
 const (
 	maxWaits     = 64
 	maxWaitPeers = 64

@@ -49,7 +49,7 @@ func (o op) String() string {
 // lastByteA is the greatest byte that a store client can open a connection with: generation A's DELETE_KEY.
 const lastByteA = 8
 
-// generation tells the two incompatible numberings apart.
+// generation distinguishes the two incompatible numberings.
 type generation byte
 
 const (
@@ -95,7 +95,7 @@ func appendString[S string | []byte](b []byte, s S) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
 }
 
-// LimitError says which limit of Config a connection went over.
+// LimitError names the limit of Config that a connection exceeded.
 type LimitError struct {
 	What       string // in plain words: users cannot set the limits
 	Value, Max uint64
@@ -112,11 +112,11 @@ var errUnknownQuery = errors.New("tcpstore: not a TCPStore query")
 type decoder struct {
 	r    *bufio.Reader
 	cfg  *Config
-	gen  generation // 0 until the first bytes told
+	gen  generation // 0 until the first bytes decide
 	left uint64     // bytes that the current request may still take
 
-	receiving *atomic.Int64 // what all decoders of a server hold of requests beyond the first bytes of each
-	held      int64         // what this one holds of its request
+	receiving *atomic.Int64 // of all decoders of a server, for requests beyond the first bytes of each
+	held      int64         // of this one's request
 }
 
 // next returns io.EOF when the stream ends between two requests, and io.ErrUnexpectedEOF inside one.
@@ -285,7 +285,7 @@ func (d *decoder) bytes(n int) ([]byte, error) {
 	}
 }
 
-// freeBytes of a request are not counted, so that small requests pass whatever others send.
+// freeBytes of a request are not counted, so that small requests pass even if others send large ones.
 const freeBytes = 64 << 10
 
 // hold counts n more bytes of the request.
@@ -300,7 +300,7 @@ func (d *decoder) hold(n int) error {
 
 func (d *decoder) counted() int64 { return max(d.held-freeBytes, 0) }
 
-// done says that the request is carried out or given up.
+// done releases the memory of a request that is carried out or given up.
 func (d *decoder) done() {
 	d.receiving.Add(-d.counted())
 	d.held = 0

@@ -122,7 +122,7 @@ func copied(o object) (c object) {
 	return c
 }
 
-// invalid says what Kubernetes would not accept of a node, "" if nothing.
+// invalid returns the reason why Kubernetes would not accept a node, "" for none.
 func invalid(n object) string {
 	if name, _ := field[string](n, "metadata", "name"); !subdomain(name) {
 		return "metadata.name: has to be a DNS-1123 subdomain"
@@ -182,7 +182,7 @@ func (s *Server) AddNode(t *testing.T, name string) {
 	}
 }
 
-// Touch changes a node, so that patches of what was read before are in conflict.
+// Touch changes a node, so that patches of an earlier version are in conflict.
 func (s *Server) Touch(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package kubetest is an API server for tests: what package kube needs of Kubernetes, with its rules. The tests of
-// package kube hold it, and Kubernetes' own, to what package kube relies on.
+// Package kubetest is an API server for tests: the part of Kubernetes that package kube uses, with its rules. The tests
+// of package kube run against it, and against Kubernetes' own, to verify the behaviour that package kube relies on.
 package kubetest
 
 import (
@@ -118,7 +118,7 @@ func (s *Server) Pod(t *testing.T, namespace, name string, rights ...string) (en
 	}
 }
 
-// Intercept sets what is asked before every request that is let in; it reports whether it has answered.
+// Intercept sets a function that is called before every admitted request; it reports whether it has answered.
 func (s *Server) Intercept(f func(http.ResponseWriter, *http.Request) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,7 +258,7 @@ func (s *Server) handle(r *http.Request, q query, who account, body object) (int
 	return status(http.StatusMethodNotAllowed, "MethodNotAllowed", "not supported")
 }
 
-// status is the answer that says how it went.
+// status is the answer with the result.
 func status(code int, reason, message string) (int, object) {
 	outcome := "Failure"
 	if code == http.StatusOK {
@@ -280,7 +280,7 @@ func review(who account, body object) (int, object) {
 	return http.StatusCreated, body
 }
 
-// field is what is at the path, if it has that type.
+// field is the value at the path, if it has that type.
 func field[T any](o object, path ...string) (value T, ok bool) {
 	for _, name := range path[:len(path)-1] {
 		o, _ = o[name].(object)
