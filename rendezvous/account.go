@@ -10,12 +10,12 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// What a Round keeps of its Budget. Whatever ends an epoch has a toll, which is booked at the next seal, when it is
+// The account of a Round's Budget. Every end of an epoch has a toll, which is booked at the next seal. By then it is
 // known whether a node has come or gone meanwhile: that explains the failure, and costs nothing. Whether a further
 // restart is allowed is decided when the epoch breaks, and once more before the run fails.
 
-// Spent is what a run has used of its Budget. Directives tell it, and nodes bring it back to a daemon that was started
-// again. Its times are those of the first daemon's clock.
+// Spent is the part of its Budget that a run has used. Directives carry it, and nodes return it to a restarted daemon.
+// Its times are those of the first daemon's clock.
 type Spent struct {
 	// Since is when workers were first started, later by the time in pauses. Zero without a Deadline.
 	Since time.Time `json:"since,omitzero"`
@@ -36,7 +36,7 @@ type Spent struct {
 	HeldUntil time.Time `json:"held_until,omitzero"`
 }
 
-// Restarted is one restart, and whose failure has led to it.
+// Restarted is one restart, and the failure that has led to it.
 type Restarted struct {
 	At   time.Time `json:"at"`
 	Node string    `json:"node,omitempty"`
@@ -46,21 +46,21 @@ type Restarted struct {
 // Bounds of Spent.
 const (
 	maxRecent     = 1024 // restarts that are kept
-	maxRecentTold = 32   // and told to nodes
+	maxRecentTold = 32   // and sent to nodes
 	maxAlike      = 256  // bytes
 )
 
-// account is what a Round keeps of its Budget.
+// account is a Round's record of its Budget.
 type account struct {
 	Spent   Spent       `json:"spent,omitzero"`
-	SpentIn job.EpochID `json:"spent_in,omitzero"` // the newest epoch that the node had seen who brought Spent
+	SpentIn job.EpochID `json:"spent_in,omitzero"` // the newest epoch that was known to the node that brought Spent
 
 	// Of the newest epoch:
 	Toll     toll         `json:"toll,omitzero"`
 	Progress job.Progress `json:"progress,omitzero"`
 	RanAt    time.Time    `json:"ran_at,omitzero"`   // its workers were started
 	BrokeAt  time.Time    `json:"broke_at,omitzero"` // and are being stopped since then
-	// Exhausted are nodes all of whose workers have failed, while others go on; Decision is that of the newest.
+	// Exhausted is the number of nodes whose workers have all failed, while others go on; Decision is that of the newest.
 	Exhausted int      `json:"exhausted,omitempty"`
 	Decision  Decision `json:"decision,omitempty"`
 	// Rank 0, all of the first node with workers, and any worker have succeeded.
@@ -72,10 +72,10 @@ type account struct {
 	PausedAt  time.Time `json:"paused_at,omitzero"`
 }
 
-// toll is what the end of an epoch costs, beside one of MaxRestarts.
+// toll is the cost of an epoch's end, besides one of MaxRestarts.
 type toll struct {
 	Count bool   `json:"count,omitempty"` // in Streak and all that is like it
-	Final bool   `json:"final,omitempty"` // the run fails, whatever is left
+	Final bool   `json:"final,omitempty"` // the run fails, whatever its remaining budget
 	Hold  bool   `json:"hold,omitempty"`  // the run is paused
 	Node  string `json:"node,omitempty"`
 	Rank  int    `json:"rank,omitempty"` // of the first failure; -1: none
@@ -93,7 +93,7 @@ func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []job.Failure
 	r.dismiss(now, n, d, c)
 }
 
-// tollOf is what failures of workers of n cost.
+// tollOf is the cost of failures of n's workers.
 func tollOf(n *node, d Decision, fs []job.Failure) toll {
 	t := toll{Count: true, Final: d == Permanent, Hold: d == Hold, Node: n.Name, Rank: -1, Alike: fingerprint(fs, n),
 		Text: text.Clip(firstText(fs, n), maxOrderText)}
@@ -142,7 +142,7 @@ func (r *Round) dismiss(now time.Time, n *node, d Decision, c job.Cause) {
 	}
 }
 
-// fingerprint is what failures of one kind have in common: for those of older launchers, their text.
+// fingerprint is the common part of failures of one kind: for those of older launchers, their text.
 func fingerprint(fs []job.Failure, n *node) string {
 	alike := firstText(fs, n)
 	if len(fs) > 0 && fs[0].Fingerprint != "" {
@@ -151,8 +151,8 @@ func fingerprint(fs []job.Failure, n *node) string {
 	return text.Clip(alike, maxAlike)
 }
 
-// breakCharged ends the epoch, at the cost of a restart if charge is set, and of t. The run fails if that is final or
-// more than what is left, unless a node turns out to have died.
+// breakCharged ends the epoch, at the cost of a restart if charge is set, and of t. The run fails if t is final or
+// exceeds the remaining budget, unless a node turns out to have died.
 func (r *Round) breakCharged(now time.Time, c job.Cause, charge bool, t toll) {
 	r.charge, r.account.Toll = charge, t
 	if r.hopeless(now) {
@@ -170,14 +170,14 @@ func (r *Round) hopeless(now time.Time) bool {
 	return t.Final || t.Hold || r.charge && r.restarts >= r.params.MaxRestarts || r.overrun(now) != ""
 }
 
-// overrun says which bound a further restart would break, or "".
+// overrun returns the bound that a further restart would break, or "".
 func (r *Round) overrun(now time.Time) string {
 	t, b := r.account.Toll, r.params.Budget
 	if !t.Count {
 		return ""
 	}
 	if at := r.account.BrokeAt; !at.IsZero() {
-		now = at // what is looked at again was true then
+		now = at // the condition was true then
 	}
 	streak, fruitless := r.streaks(now)
 	same := r.same(now)
@@ -208,7 +208,7 @@ func (r *Round) sumSpent() bool {
 	return b.Sum && b.BackoffLimit >= 0 && r.account.Spent.Sum >= b.BackoffLimit
 }
 
-// subject is whose restarts w counts after a failure.
+// subject is the node, rank or job whose restarts w counts after a failure.
 func (w Window) subject(t toll) string {
 	switch w.Scope {
 	case WindowRank:
@@ -257,7 +257,7 @@ func (r *Round) progressed(now time.Time) bool {
 	return r.fruitful(now) || r.ran(now) >= longEpoch || !p.Saving && p.Step > 0
 }
 
-// streaks are Streak and Fruitless without what the newest epoch's progress ends.
+// streaks are Streak and Fruitless, without the resets that the newest epoch's progress causes.
 func (r *Round) streaks(now time.Time) (streak, fruitless int) {
 	if !r.progressed(now) {
 		streak = r.account.Spent.Streak
@@ -375,7 +375,7 @@ func (r *Round) begun(now time.Time) {
 	}
 }
 
-// reached is the best of a run whose newest epoch has come as far as o, which is further than p.
+// reached is the best progress of a run whose newest epoch has reached o, which is further than p.
 func reached(p, o job.Progress) job.Progress {
 	if o.Saving && (!p.Saving || o.Checkpoint > p.Checkpoint) {
 		return o // steps count from there
@@ -397,7 +397,7 @@ func (r *Round) bookRecent(now time.Time) {
 	r.account.Spent.Recent = recent[max(0, len(recent)-maxRecent):]
 }
 
-// spentNow is what directives tell; all share it.
+// spentNow is the value in directives; all share it.
 func (r *Round) spentNow() *Spent {
 	s := r.account.Spent
 	none := job.Progress{}
@@ -409,7 +409,8 @@ func (r *Round) spentNow() *Spent {
 	return r.spent
 }
 
-// recallSpent takes over what an earlier daemon had told the node, unless another one has heard of a newer epoch.
+// recallSpent takes over the budget that an earlier daemon had sent to the node, unless another node knows a newer
+// epoch.
 func (r *Round) recallSpent(now time.Time, e Join) {
 	a := &r.account
 	if e.Spent == nil || !r.fresh() || a.SpentIn.Newer(e.Seen) {
@@ -463,7 +464,8 @@ func (r *Round) holdFailed(now time.Time, c *job.Cause, d time.Duration) {
 	r.pause(now, c)
 }
 
-// pauseBegins and pauseEnds keep pauses out of the Deadline. Who goes on after a failure begins with a new budget.
+// pauseBegins and pauseEnds keep pauses out of the Deadline. A run that resumes after a failure begins with a new
+// budget.
 func (r *Round) pauseBegins(now time.Time) { r.account.PausedAt = now }
 
 func (r *Round) pauseEnds(now time.Time) {
@@ -527,7 +529,7 @@ func (r *Round) stepped(e Stepped) error {
 // progress books how far the workers of the newest epoch have come.
 func (r *Round) progress(p job.Progress) { r.account.Progress = r.account.Progress.With(p) }
 
-// succeeded books whose success n reports.
+// succeeded books the successes that n reports.
 func (a *account) succeeded(n *node, e Success, tolerate bool) {
 	whole := len(e.Ranks) == 0
 	a.Any = true
@@ -536,7 +538,7 @@ func (a *account) succeeded(n *node, e Success, tolerate bool) {
 	a.Rank0 = a.Rank0 || slices.Contains(e.Ranks, 0) || whole && first && !tolerate
 }
 
-// enough reports whether those have succeeded whose success is the run's.
+// enough reports whether the run's success rule is met.
 func (r *Round) enough() bool {
 	a := &r.account
 	switch r.params.Budget.Success {
@@ -553,10 +555,10 @@ func (r *Round) enough() bool {
 // over: no worker is left, and some have succeeded.
 func (r *Round) over() bool { return r.done > 0 && r.done+r.account.Exhausted >= r.working }
 
-// tolerate books failures of workers beside which the others of the world go on.
+// tolerate books failures of workers that do not stop the others of the world.
 func (r *Round) tolerate(now time.Time, n *node, e Failing) {
 	r.note(job.EventRankFailed, n.Name, firstText(e.Failures, n))
-	n.failed = n.failed || e.Beside && n.rankBase > 0 // what becomes of node 0 is the run's
+	n.failed = n.failed || e.Beside && n.rankBase > 0 // node 0 decides the run's result
 	if e.Left > 0 {
 		return
 	}
@@ -567,7 +569,7 @@ func (r *Round) tolerate(now time.Time, n *node, e Failing) {
 	r.checkDone(now)
 }
 
-// breakExhausted ends an epoch all of whose workers have failed, one after the other.
+// breakExhausted ends an epoch whose workers have all failed, one after the other.
 func (r *Round) breakExhausted(now time.Time) {
 	n := r.world[0]
 	var fs []job.Failure
@@ -577,12 +579,12 @@ func (r *Round) breakExhausted(now time.Time) {
 	r.breakFailed(now, n, r.account.Decision, fs)
 }
 
-// BudgetStatus is what is left of a run's Budget, for people.
+// BudgetStatus is the remaining part of a run's Budget, for people.
 type BudgetStatus struct {
 	// Streak are the restarts in a row without progress, of Limit, or of any number if that is -1.
 	Streak int `json:"streak"`
 	Limit  int `json:"limit"`
-	// Sum are all restarts, and SumCounts says that Limit is theirs, as well.
+	// Sum are all restarts; with SumCounts, Limit bounds them as well.
 	Sum       int  `json:"sum,omitempty"`
 	SumCounts bool `json:"sum_counts,omitempty"`
 	// NextWait is how long a start would wait after a failure now without progress.

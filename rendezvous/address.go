@@ -33,9 +33,9 @@ func (n Node) host() string {
 	return n.Peer
 }
 
-// reach is where the world reaches a node that announces addr. A loopback address is of use on one host only: where the
-// world is on several, all are told where the node's connection comes from or, for a node of the daemon's host, by
-// which address another node has reached that host.
+// reach is the address at which the world reaches a node that announces addr. A loopback address is of use on one host
+// only. Where the world spans several hosts, all nodes get the source address of the node's connection. For a node on
+// the daemon's host, they get the address by which another node has reached that host.
 func (o overview) reach(n *node, addr string) string {
 	if !o.several || !loopback(addr) {
 		return addr
@@ -43,7 +43,7 @@ func (o overview) reach(n *node, addr string) string {
 	return cmp.Or(n.host(), o.via, addr)
 }
 
-// noteAddresses says which nodes of a new world are told another address than they announce.
+// noteAddresses notes the nodes of a new world whose address in the world differs from the announced one.
 func (r *Round) noteAddresses() {
 	o := overviewOf(r.world)
 	for _, n := range r.world {

@@ -8,11 +8,11 @@ import (
 	"dlrover-run/internal/duration"
 )
 
-// Budget bounds what recovery may cost a run, and says when the run has reached its end. The zero value of a field is
-// its default. Of all nodes of a run that of the node counts that opened it.
+// Budget bounds the cost of a run's recovery, and defines the end of the run. The zero value of a field is its default.
+// The Budget of the node that opened the run applies to all.
 type Budget struct {
-	// BackoffLimit is how many restarts in a row may bring no progress, those included that MaxRestarts does not count;
-	// -1 is no limit. What nodes that come or go cause is not counted.
+	// BackoffLimit is how many restarts in a row may bring no progress, including those that MaxRestarts does not count;
+	// -1 is no limit. Restarts because nodes come or go are not counted.
 	BackoffLimit int `json:"backoff_limit,omitempty"`
 	// Sum lets BackoffLimit bound all restarts of the run together, those that have brought progress included.
 	Sum bool `json:"sum,omitempty"`
@@ -22,8 +22,8 @@ type Budget struct {
 	BackoffMax time.Duration `json:"backoff_max,omitempty"`
 	// Windows bound the restarts within some time, whether they bring progress or not.
 	Windows [MaxWindows]Window `json:"windows,omitzero"`
-	// SameFailures is how often in a row workers may fail alike before their first step; -1 is no limit. An epoch of
-	// which nobody knows whether it has made a step is not counted.
+	// SameFailures is how often in a row workers may fail alike before their first step; -1 is no limit. An epoch whose
+	// progress is unknown is not counted.
 	SameFailures int `json:"same_failures,omitempty"`
 	// NoProgress is how many restarts in a row may bring neither a newer checkpoint nor more steps; 0 is no limit. Where
 	// neither is known, an epoch of ten minutes is progress.
@@ -32,11 +32,11 @@ type Budget struct {
 	Deadline time.Duration `json:"deadline,omitempty"`
 	// StartDeadline bounds the time from every start of workers to the first step; 0 is no limit.
 	StartDeadline time.Duration `json:"start_deadline,omitempty"`
-	// Success says whose success is the run's.
+	// Success selects the workers whose success is the run's.
 	Success SuccessRule `json:"success,omitempty"`
 	// Alone: they decide alone. A failure of another worker that no restart may follow leaves the run as it is.
 	Alone bool `json:"alone,omitempty"`
-	// CleanUp says what becomes of workers that still run then.
+	// CleanUp is the treatment of workers that still run then.
 	CleanUp CleanUp `json:"clean_up,omitempty"`
 	// HoldFailed pauses a run that would fail because of its workers, for HoldFor; 0 is until an order.
 	HoldFailed bool          `json:"hold_failed,omitempty"`
@@ -45,7 +45,7 @@ type Budget struct {
 	Tolerate bool `json:"tolerate,omitempty"`
 }
 
-// SuccessRule says whose success is the run's.
+// SuccessRule selects the workers whose success is the run's.
 type SuccessRule string
 
 // The success rules.
@@ -56,7 +56,7 @@ const (
 	SuccessAny   SuccessRule = "any"   // any worker
 )
 
-// CleanUp says what becomes of workers that still run when the run has succeeded.
+// CleanUp is the treatment of workers that still run when the run has succeeded.
 type CleanUp string
 
 // The ways to clean up.
@@ -73,7 +73,7 @@ type Window struct {
 	Per   time.Duration `json:"per,omitempty"`
 }
 
-// WindowScope says whose restarts a Window counts: those that a failure there has led to.
+// WindowScope selects the restarts that a Window counts: those after a failure in the scope.
 type WindowScope string
 
 // The scopes of a Window.
@@ -98,8 +98,7 @@ const (
 	DefaultSameFailures = 5
 )
 
-// longEpoch is progress wherever steps do not tell otherwise: nobody waits or stops because of a failure that comes
-// after so long.
+// longEpoch counts as progress unless steps show otherwise: a failure after so long causes neither a delay nor a stop.
 const longEpoch = 10 * time.Minute
 
 // earlyEpoch bounds an epoch that counts as one without a first step where steps are unknown.

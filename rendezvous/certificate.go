@@ -7,13 +7,13 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// A certificate is what a check that has passed leaves: the node needs no other one until the certificate runs out. Its
-// clock stands still from the seal of a world until all of its workers have been stopped, so that a world that is
-// merely started anew is never checked. It becomes void when something happens that the check cannot have known of: to
-// the node (Doubt), or an end of an epoch that Config.Suspicious finds suspicious, to all nodes.
+// A certificate is the result of a check that has passed: the node needs no other one until the certificate runs out.
+// Its clock stands still from the seal of a world until all of its workers have been stopped. So a restart of the same
+// world never leads to a check. An event that the check cannot have covered makes it void. For one node that is a
+// Doubt; for all nodes, an end of an epoch that Config.Suspicious finds suspicious.
 //
-// A node that nobody could be paired with has passed alone: its certificate runs out at once. It waits like one that is
-// cleared, and the next gate checks it again if there is somebody to pair it with.
+// A node without a partner has passed alone: its certificate runs out at once. It waits like a cleared node, and the
+// next gate checks it again if there is a partner.
 
 // mustCheck reports whether n needs a check before it may have workers.
 func (r *Round) mustCheck(now time.Time, n *node) bool {
@@ -52,7 +52,7 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 	return nil
 }
 
-// certify gives n a certificate. One that it holds already is not cut short by what little a witness was needed for.
+// certify gives n a certificate. The short one of a witness does not replace a longer one.
 func (r *Round) certify(now time.Time, n *node, e Cleared) {
 	delete(r.gone, n.Name)
 	at, until := now, e.Until
@@ -75,8 +75,8 @@ func (r *Round) certify(now time.Time, n *node, e Cleared) {
 // void takes the certificate of n away.
 func (n *node) void() { n.cleared, n.lone = false, false }
 
-// doubt voids the certificate of a node. One that waits beside a sealed world is checked again at once, all others at
-// the next gate.
+// doubt voids the certificate of a node. A node that waits while a sealed world runs is checked again at once, all
+// others at the next gate.
 func (r *Round) doubt(now time.Time, e Doubt) error {
 	n := r.nodes[e.ID]
 	if n == nil {

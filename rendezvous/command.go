@@ -7,22 +7,22 @@ import (
 	"time"
 )
 
-// Holds and commands. With Params.Hold a run begins held: worlds are sealed as ever, with ranks and a store, but their
-// nodes are told to Run without workers (Directive.Hold), until an order resumes the run. What the workers execute
-// instead of what their nodes were started with is the run's Command: an order brings it, every directive says it, and
-// nodes that join later, or a daemon that is started again, hear of it as of a pause.
+// Holds and commands. With Params.Hold a run begins held. Worlds are sealed as ever, with ranks and a store, but their
+// nodes get Run without workers (Directive.Hold), until an order resumes the run. The run's Command replaces the
+// command with which the nodes were started. An order sets it, and every directive carries it. Nodes that join later,
+// and a restarted daemon, learn of it as of a pause.
 
-// commands is what a Round knows of holds and commands.
+// commands is a Round's state of holds and commands.
 type commands struct {
 	hold      *job.Cause   // the run is held; nil: it is not
-	unheld    bool         // an order has ended a hold; what nodes bring is older
-	heldWorld bool         // the members of the newest world were told to run without workers
-	command   *job.Command // what workers execute; nil: what their nodes were started with
-	commandIn *job.EpochID // the newest epoch that the node had seen who brought the command; nil: it was ordered
+	unheld    bool         // an order has ended a hold; the nodes' state is older
+	heldWorld bool         // the members of the newest world got Run without workers
+	command   *job.Command // of the workers; nil: the one with which their nodes were started
+	commandIn *job.EpochID // the newest epoch that was known to the node that brought the command; nil: it was ordered
 	onResume  *job.Command // becomes the command when the run is first paused, or a hold ends; nil: none was given
 }
 
-// opened takes over what the node that opens the run has asked for.
+// opened takes over the settings of the node that opens the run.
 func (r *Round) opened(e Join) {
 	if r.params.Hold {
 		r.hold = &job.Cause{Kind: job.CauseOperator, Text: "the job was started with --hold"}
@@ -46,7 +46,7 @@ func (r *Round) commandRefusal(c *job.Command) error {
 	return nil
 }
 
-// cannotFollow says why a newcomer would start workers of another command, or workers that are held back.
+// cannotFollow returns why a newcomer would start workers of another command, or workers that are held back.
 func (r *Round) cannotFollow(n Node) error {
 	switch {
 	case r.hold != nil && !n.can(CanHold):
@@ -58,8 +58,8 @@ func (r *Round) cannotFollow(n Node) error {
 	return nil
 }
 
-// setCommand has workers execute c from their next start on; nil changes nothing. Arguments alone are for what is
-// executed now.
+// setCommand has workers execute c from their next start on; nil changes nothing. Arguments alone apply to the present
+// command.
 func (r *Round) setCommand(c *job.Command) {
 	if c != nil {
 		if len(c.Program) == 0 && r.command != nil {
@@ -93,7 +93,8 @@ func (r *Round) resumeRun(now time.Time, o Order) {
 	}
 }
 
-// recallCommand takes over the command that an earlier daemon had told the node, unless this history knows a newer one.
+// recallCommand takes over the command that an earlier daemon had sent to the node, unless this history knows a newer
+// one.
 func (r *Round) recallCommand(e Join) {
 	known := r.command != nil && (r.commandIn == nil || !e.Seen.Newer(*r.commandIn))
 	if e.Command == nil || known || e.Command.Validate() != nil {

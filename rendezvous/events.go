@@ -10,46 +10,43 @@ import (
 // Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire, OtherRun and Tick.
 type Event interface{ event() }
 
-// Join: a launcher has no workers and wants to be part of the next world. A member
-// that was told to Stop joins again with the same ID.
+// Join: a launcher has no workers and wants to be part of the next world. A member that got a Stop joins again with the
+// same ID.
 type Join struct {
 	Node   Node   `json:"node"`
 	Params Params `json:"params"`
 	// Failures are the workers of the ended epoch that failed before they were stopped.
 	Failures []job.Failure `json:"failures,omitempty"`
-	// Stopped is the epoch whose workers the node has ended as it was told to.
+	// Stopped is the epoch whose workers the node has ended on request.
 	Stopped job.EpochID `json:"stopped,omitzero"`
-	// Seen is the newest epoch that the node has heard of, and Restarts what the run
-	// had spent by then. They are for a daemon that was started again.
+	// Seen is the newest epoch that the node knows, and Restarts the run's count by then. They are for a restarted daemon.
 	Seen     job.EpochID `json:"seen,omitzero"`
 	Restarts int         `json:"restarts,omitempty"`
-	// Spent is what an earlier daemon had told the node of the run's budget, and Progress how far the workers of Stopped
-	// had come.
+	// Spent is the run's budget as an earlier daemon had sent it to the node, and Progress that of the workers of Stopped.
 	Spent    *Spent       `json:"spent,omitempty"`
 	Progress job.Progress `json:"progress,omitzero"`
-	// Resume is set when the node has workers, or had some whose end the daemon may
-	// not have heard of.
+	// Resume is set when the node has workers, or had some whose end the daemon may not know.
 	Resume *Resume `json:"resume,omitempty"`
-	// Paused and Barred are what an earlier daemon had told the node.
+	// Paused and Barred come from a directive of an earlier daemon.
 	Paused *job.Cause `json:"paused,omitempty"`
 	Barred *job.Cause `json:"barred,omitempty"`
-	// Command is what an earlier daemon had told the node to execute. OnResume is a command that was given in advance:
-	// that of the node which opens the run counts.
+	// Command comes from a directive of an earlier daemon. OnResume is a command that was given in advance: that of the
+	// node which opens the run counts.
 	Command  *job.Command `json:"command,omitempty"`
 	OnResume *job.Command `json:"on_resume,omitempty"`
-	// Work is a digest of what the node was started to execute, of MaxName bytes at most; "" from older launchers.
+	// Work is a digest of the node's own command, of MaxName bytes at most; "" from older launchers.
 	Work string `json:"work,omitempty"`
 }
 
 // Attach: a request of the node has arrived and is being held open.
 type Attach struct{ ID string }
 
-// Detach: a held request has ended. Broken means that the connection closed under
-// it: the kernel of the node, or of something between, said that nobody is there.
+// Detach: a held request has ended. Broken means that the connection closed under it: the kernel of the node, or a
+// middlebox, reported that the process is gone.
 type Detach struct {
 	ID     string
 	Broken bool
-	// Silent says of a broken connection that the kernel of the node has given no sign of life for SuspectAfter.
+	// Silent means that the kernel of the node has given no sign of life for SuspectAfter before the connection broke.
 	Silent bool
 }
 
@@ -63,8 +60,8 @@ type HungUp struct{ ID string }
 // where the launcher itself had answered before.
 type Refused struct{ ID string }
 
-// Ready: rank 0 has cleared its store and serves it at Addr:Port, or its first worker will, if the world's Place says
-// so.
+// Ready: rank 0 has cleared its store and serves it at Addr:Port, or its first worker will, according to the world's
+// Place.
 type Ready struct {
 	ID string `json:"id"`
 	job.EpochID
@@ -108,7 +105,7 @@ type Leaving struct {
 	Grace time.Duration `json:"grace,omitempty"`
 }
 
-// Leave: the launcher goes away on purpose, or was killed, as somebody else says who knows.
+// Leave: the launcher goes away on purpose, or was killed, according to another process that knows.
 type Leave struct {
 	ID       string        `json:"id"`
 	Reason   string        `json:"reason,omitempty"`
@@ -126,7 +123,7 @@ type Cleared struct {
 	Domain string `json:"domain,omitempty"`
 	// Covered are the aspects of the node that the check has found to be sound, such as "network".
 	Covered []string `json:"covered,omitempty"`
-	// Unchecked: nobody has examined the node; it is let through.
+	// Unchecked: the node was let through without a check.
 	Unchecked bool `json:"-"`
 }
 
@@ -136,7 +133,7 @@ type Barred struct {
 	Reason string `json:"reason,omitempty"`
 	// Again: the check has proved nothing. The node waits, and is checked again where there is no world without it.
 	Again bool `json:"again,omitempty"`
-	// Aspect is what has failed, in a word, such as "network"; "" is what no check can disprove.
+	// Aspect is the failed part, in a word, such as "network"; "" is one that no check can disprove.
 	Aspect string `json:"aspect,omitempty"`
 }
 
@@ -146,7 +143,7 @@ type Doubt struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// OrderKind is what an Order does.
+// OrderKind is the effect of an Order.
 type OrderKind string
 
 // The kinds of an Order.
@@ -160,30 +157,30 @@ const (
 	OrderDrain   OrderKind = "drain"   // have the nodes of one name leave, and bar the name
 )
 
-// Order comes from outside of the run: from an operator, or from what watches over it.
+// Order comes from outside of the run: from an operator, or from a supervisor of the run.
 type Order struct {
 	Kind OrderKind `json:"kind"`
 	// Node is the name of a node, for OrderBar, OrderUnbar and OrderDrain.
 	Node string `json:"node,omitempty"`
-	// Cause is one of CauseHang, CauseCheck, CauseOperator, CauseDeadline and CauseNoStep; Text says more.
+	// Cause is one of CauseHang, CauseCheck, CauseOperator, CauseDeadline and CauseNoStep; Text has the details.
 	Cause job.CauseKind `json:"cause,omitempty"`
 	Text  string        `json:"text,omitempty"`
 	// Charge: a restart spends one of the run's restarts; without one left the run fails.
 	Charge bool `json:"charge,omitempty"`
-	// Of, for OrderRestart and OrderStop, is the epoch whose workers are meant: they are left alone if others run by now.
-	// Zero means whatever runs.
+	// Of, for OrderRestart and OrderStop, is the epoch whose workers are meant: workers of another epoch are left alone.
+	// Zero means any.
 	Of job.EpochID `json:"of,omitzero"`
-	// Command, for OrderRestart, OrderPause and OrderResume, is what workers execute from their next start on.
+	// Command, for OrderRestart, OrderPause and OrderResume, is the workers' command from their next start on.
 	Command *job.Command `json:"command,omitempty"`
 }
 
 // Rewire: the topology has changed. It counts from the next seal.
 type Rewire struct{ Topology Topology }
 
-// OtherRun: the run with this ID waits for nodes beside this one, as Lack.With has it.
+// OtherRun: the run with this ID waits for nodes at the same time; see Lack.With.
 type OtherRun struct{ ID string }
 
-// Tick: time has passed; due when Round.Next says so.
+// Tick: time has passed; due at Round.Next.
 type Tick struct{}
 
 func (Join) event()     {}
@@ -206,20 +203,20 @@ func (Rewire) event()   {}
 func (OtherRun) event() {}
 func (Tick) event()     {}
 
-// Action is what the shell around a Round must carry out: a new Directive for a node, a Note for the log, nodes to be
-// checked, or what is known about an epoch that has ended.
+// Action is a task for the shell around a Round: a new Directive for a node, a Note for the log, nodes to be checked,
+// or the evidence about an ended epoch.
 type Action struct {
 	Node      string
 	Directive *Directive
 	Note      *Note
-	// Gate are the IDs of nodes that have just been told to Check; every one has to be answered with Cleared or Barred,
-	// by the node itself or by the shell.
+	// Gate are the IDs of nodes that have just got a Check; every one has to be answered with Cleared or Barred, by the
+	// node itself or by the shell.
 	Gate []string
-	// Witnesses are IDs of cleared nodes that have been told to Check with those of Gate, only to help in examining them.
-	// They are not waited for.
+	// Witnesses are IDs of cleared nodes that have got a Check with those of Gate, only to help in examining them. They
+	// are not waited for.
 	Witnesses []string
-	// Released are IDs of nodes that were told to Check, have not answered, and have just been told something else. Those
-	// of nodes that have gone are not among them.
+	// Released are IDs of nodes whose Check has just been replaced by another directive, before they answered. Nodes that
+	// have gone are not included.
 	Released []string
 	// Ended is the evidence of an epoch that is over, once for each.
 	Ended *EpochEvidence
@@ -244,8 +241,8 @@ type Note struct {
 	Aspect string `json:"-"`
 	// Machine is that of the node, in the note of its join, and in that of an agent that may not have joined.
 	Machine string `json:"-"`
-	// ID is that of the launcher which departs, and "" in every other note. Term and Rank tell which member of the round's
-	// world it was; Rank is -1 in every other note.
+	// ID is that of the launcher which departs, and "" in every other note. Term and Rank identify the member of the
+	// round's world; Rank is -1 in every other note.
 	ID   string `json:"-"`
 	Term uint64 `json:"-"`
 	Rank int    `json:"-"`

@@ -11,23 +11,24 @@ import (
 )
 
 // The gate. With Params.Gate no node gets workers before a check has cleared it. When a world could be sealed, the
-// Round enters the phase gating: whoever still needs it is told to Check, and the world is sealed as soon as further
-// answers cannot make it larger. Whoever waits beside a sealed world is checked when it arrives, so that growth and
-// replacement find cleared nodes. What holds at any time:
+// Round enters the phase gating: all nodes that need one get a Check, and the world is sealed as soon as further
+// answers cannot make it larger. A node that arrives while a sealed world runs is checked on arrival, so that growth
+// and replacement find cleared nodes. Invariants:
 //
-//   - A node whose launcher cannot gate counts as cleared, and is never told to Check or Bar.
-//   - A check's bar ends with a check that passes, and one that is barred is checked again when the next world forms.
-//     Nobody waits for that second opinion unless there is no world without it, and without it the bar stands.
+//   - A node whose launcher cannot gate counts as cleared, and never gets Check or Bar.
+//   - A check's bar ends with a check that passes, and a barred node is checked again when the next world forms.
+//     The world waits for that second opinion only if it cannot form without the node. Without an answer the bar
+//     stands.
 //   - A node whose check has proved nothing (Barred.Again) waits under such a bar. Where there is no world without it,
 //     it is checked again in the same gate, maxRechecks times at most.
-//   - In gating nobody has workers (owing is 0), and every node that waits has been cleared, or cannot gate.
-//   - Who is told to Check aside (witnesses, and those who have passed alone) goes on to wait: nobody waits for its
-//     answer, and it is a candidate for a world as before.
+//   - In gating no node has workers (owing is 0), and every node that waits has been cleared, or cannot gate.
+//   - A node that gets its Check aside (a witness, or one that has passed alone) goes on to wait: the gate does not
+//     wait for its answer, and it is a candidate for a world as before.
 
 // maxReason bounds the reason of a failed check, in bytes.
 const maxReason = 1024
 
-// maxAspect bounds the word for what has failed.
+// maxAspect bounds the word for the failed part.
 const maxAspect = 64
 
 func (n Node) can(a Ability) bool { return slices.Contains(n.Can, a) }
@@ -45,7 +46,7 @@ func (r *Round) become(n *node, s nodeState) {
 	r.count(n, 1)
 }
 
-// setBar gives n a check's bar or, with nil, takes it away; again says that the next gate may check it again.
+// setBar gives n a check's bar or, with nil, takes it away; with again, the next gate may check it again.
 func (r *Round) setBar(n *node, bar *job.Cause, again bool) {
 	r.count(n, -1)
 	n.bar, n.again = bar, again
@@ -68,7 +69,7 @@ func (r *Round) count(n *node, by int) {
 	}
 }
 
-// queue lets a node without workers wait for the next world, and tells it how.
+// queue lets a node without workers wait for the next world, and sends it the directive for that.
 func (r *Round) queue(now time.Time, n *node) {
 	switch {
 	case r.bars[n.Name] != nil:
@@ -102,8 +103,8 @@ func (r *Round) ask(n *node) {
 	r.told = append(r.told, n)
 }
 
-// askAll tells whoever waits without being cleared to Check, and reports how many there are. Who has passed alone is
-// asked at a gate where there is somebody else.
+// askAll sends a Check to all waiting nodes that are not cleared, and returns their number. A node that has passed
+// alone is checked again at a gate with a possible partner.
 func (r *Round) askAll(now time.Time) int {
 	if !r.params.Gate {
 		return 0
@@ -139,7 +140,7 @@ func (r *Round) findPartners(now time.Time) {
 	r.askWitnesses(now, 1)
 }
 
-// askWitnesses tells cleared nodes to help with the checks of others.
+// askWitnesses has cleared nodes help with the checks of others.
 func (r *Round) askWitnesses(now time.Time, subjects int) int {
 	ns := r.sorted(func(n *node) bool { return n.state == waiting && n.can(CanGate) && !r.mustCheck(now, n) })
 	ns = ns[:min(len(ns), 4*subjects+4)]
@@ -149,15 +150,15 @@ func (r *Round) askWitnesses(now time.Time, subjects int) int {
 	return len(ns)
 }
 
-// askAside tells n to Check, and goes on without its answer.
+// askAside sends n a Check, and goes on without its answer.
 func (r *Round) askAside(n *node) {
 	r.direct(n, Directive{Kind: job.Check})
 	n.aside, n.asked = true, true
 	r.told = append(r.told, n)
 }
 
-// tellGate names those who were told to Check in this step, unless they have been told something else since, and those
-// whose answers are not wanted any more.
+// tellGate names the nodes that got a Check in this step, unless they have got another directive since, and those whose
+// answers are no longer wanted.
 func (r *Round) tellGate(now time.Time) {
 	var a Action
 	for _, n := range r.told {
@@ -240,11 +241,11 @@ func (r *Round) askLate(now time.Time) bool {
 	return len(late) > 0
 }
 
-// maxRechecks is how often a gate checks again what has proved nothing.
+// maxRechecks is how often a gate repeats checks that have proved nothing.
 const maxRechecks = 2
 
-// recheck has nodes checked again without which there is no world, and of which nothing is proved. In the end their
-// bars stand as those of others.
+// recheck repeats the checks of nodes that the world needs and of which nothing is proved. In the end their bars stand
+// as those of others.
 func (r *Round) recheck(now time.Time) {
 	if len(r.sorted(func(n *node) bool { return n.state == checking })) > 0 {
 		return
@@ -283,7 +284,7 @@ func (r *Round) fails(now time.Time) {
 	}
 }
 
-// noteGate says who is waited for, and calls witnesses.
+// noteGate notes the nodes that the gate waits for, and calls witnesses.
 func (r *Round) noteGate(now time.Time) {
 	open := r.asked + r.again
 	text := fmt.Sprintf("checking %d of %d nodes", open, open+r.joined)
@@ -303,15 +304,15 @@ func (r *Round) leaveGate(now time.Time) {
 	r.endChecks()
 }
 
-// endChecks tells those who wait that their check is over. While the gate is closed nobody tells a node that is
-// cleared to Wait: nearly always it is told to Run next.
+// endChecks notifies waiting nodes that their check is over. While the gate is closed, a cleared node gets no Wait:
+// nearly always its next directive is Run.
 func (r *Round) endChecks() {
 	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.dir.Kind == job.Check }) {
 		r.direct(n, r.wait())
 	}
 }
 
-// endSecondOpinions lets the bars stand of those who have not answered within the gate's time.
+// endSecondOpinions lets the bars stand of nodes that have not answered within the gate's time.
 func (r *Round) endSecondOpinions(now time.Time) {
 	if r.phase != gating || now.Before(r.gateAt) {
 		return
@@ -321,7 +322,7 @@ func (r *Round) endSecondOpinions(now time.Time) {
 	}
 }
 
-// barsAge lets the gate of the next world check those again whose check has failed before.
+// barsAge lets the gate of the next world check the nodes again whose check has failed before.
 func (r *Round) barsAge() {
 	for _, n := range r.nodes {
 		if n.bar != nil && r.bars[n.Name] == nil {

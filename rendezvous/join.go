@@ -59,13 +59,13 @@ func (r *Round) arrived(now time.Time, who Node) *node {
 // maxRefused bounds the texts of tellWaiting in one run.
 const maxRefused = 64
 
-// tellRefused tells the waiting nodes why another one will not come.
+// tellRefused informs the waiting nodes why another one will not come.
 func (r *Round) tellRefused(refused Node, err error) {
 	r.tellWaiting(job.EventRefused, refused.Name,
 		fmt.Sprintf("node %q was refused: %s", refused.Name, strings.TrimPrefix(err.Error(), ErrRefused.Error()+": ")))
 }
 
-// tellOtherRun tells the nodes of a run without a world that they may be looking for each other under two names.
+// tellOtherRun informs the nodes of a run without a world that they may be looking for each other under two names.
 func (r *Round) tellOtherRun(e OtherRun) {
 	if !r.Lacks().lonely() {
 		return
@@ -75,7 +75,7 @@ func (r *Round) tellOtherRun(e OtherRun) {
 			"be enough: is --rdzv-id the same on all nodes?", e.ID))
 }
 
-// tellWaiting tells the waiting nodes, once, why others do not come.
+// tellWaiting informs the waiting nodes, once, why others do not come.
 func (r *Round) tellWaiting(event job.Event, name, text string) {
 	if r.joined == 0 || r.refused[text] || len(r.refused) >= maxRefused {
 		return
@@ -97,7 +97,7 @@ func (l Lack) With(o Lack) bool {
 	return l.lonely() && o.lonely() && l.Min == o.Min && l.Max == o.Max && l.Joined+o.Joined >= l.Min
 }
 
-// Lacks is what the run waits for.
+// Lacks describes the nodes that the run waits for.
 func (r *Round) Lacks() Lack {
 	if !r.fresh() || r.phase != forming || r.paused != nil || r.joined >= r.params.Min {
 		return Lack{}
@@ -108,8 +108,8 @@ func (r *Round) Lacks() Lack {
 // fresh reports whether this history has seen no world yet.
 func (r *Round) fresh() bool { return r.id.Round == 0 }
 
-// remember takes from a newcomer what a daemon that was started again has lost. A
-// spare that has heard of a world announces others that may still run in it.
+// remember takes the state that a restarted daemon has lost from a newcomer. A spare that knows of a world announces
+// others that may still run in it.
 func (r *Round) remember(now time.Time, e Join) {
 	if e.Seen.Round == 0 || e.Seen.Term == r.id.Term {
 		return
@@ -133,7 +133,7 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 		}
 		return
 	}
-	if n.state != pending { // an earlier daemon had told it to stop, and this one does not know
+	if n.state != pending { // an earlier daemon had stopped it, unknown to this one
 		r.breakWorld(now, restartedAcross())
 	}
 	r.progress(e.Progress)
@@ -193,8 +193,8 @@ func (r *Round) check(e Join) error {
 	return nil
 }
 
-// conflict says in which option, of those that all nodes must share, a newcomer differs from the run. One that cannot
-// gate has never heard of checks, and counts as cleared.
+// conflict names the option, of those that all nodes must share, in which a newcomer differs from the run. A newcomer
+// that cannot gate is of a version without checks, and counts as cleared.
 func (r *Round) conflict(e Join) error {
 	p := e.Params.WithDefaults()
 	if !e.Node.can(CanGate) {
@@ -222,7 +222,7 @@ func (n Node) checkNames() error {
 	return nil
 }
 
-// checkOffers holds what a node offers beyond its slots against the bounds.
+// checkOffers checks a node's extra offers against the bounds.
 func (n Node) checkOffers() error {
 	if len(n.Ports) > MaxPorts {
 		return fmt.Errorf("node %q brings %d ports; at most %d are kept", n.Name, len(n.Ports), MaxPorts)
@@ -280,7 +280,7 @@ func (r *Round) leave(now time.Time, e Leave) error {
 	}
 	r.left[e.ID] = true
 	if n == nil {
-		return ErrUnknownNode // whose join may still be under way
+		return ErrUnknownNode // its join may still be under way
 	}
 	r.record(e.Failures)
 	kind := job.CauseLeave
@@ -323,14 +323,14 @@ const (
 	maxWorks   = 64               // of one run
 )
 
-// sameJob: a node that comes to a run which has succeeded is of the same job, such as a pod that was made anew. Who has
-// something else to do, or comes later, is of another one by the same name.
+// sameJob reports whether a node that joins a run which has succeeded is of the same job, such as a recreated pod. A
+// node with other work, or one that comes later, is of another job by the same name.
 func (r *Round) sameJob(now time.Time, e Join) bool {
 	return r.outcome == job.Succeeded && r.cfg.Run != "" && now.Sub(r.finishedAt) < sameJobFor &&
 		slices.Contains(r.works, e.Work) && r.check(e) == nil
 }
 
-// learnWork remembers what nodes of the run were started to execute.
+// learnWork records the work of the run's nodes.
 func (r *Round) learnWork(e Join) {
 	if e.Work != "" && len(r.works) < maxWorks && !slices.Contains(r.works, e.Work) {
 		r.works = append(r.works, e.Work)

@@ -8,10 +8,10 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Leaving. A node that will go says so while its workers still run. All nodes of its world, it too, are told to stop in
-// one step, so that what their workers have in memory is saved together, and no worker learns of the end by a broken
-// connection. The others form the next world as soon as they have joined again: nobody waits for what the leaving node
-// still has to do, nor is anything charged for it.
+// Leaving. A node announces its departure while its workers still run. All nodes of its world, including itself, get a
+// Stop in one step. So the state in their workers' memory is saved together, and no worker sees a broken connection
+// first. The others form the next world as soon as they have joined again. They do not wait for the rest of the leaving
+// node's work, and it is not charged.
 
 // beginLeave takes a node that will leave out of all that is to come.
 func (r *Round) beginLeave(now time.Time, e Leaving) error {
@@ -52,8 +52,8 @@ func (r *Round) loseTo(now time.Time, n *node, reason string) {
 	r.breakWorld(now, job.Cause{Kind: job.CauseLeave, Node: n.Name, Text: text})
 }
 
-// drain has all nodes of the name leave, and keeps others of that name without workers. A launcher that cannot be told
-// to leave stays, barred.
+// drain has all nodes of the name leave, and keeps others of that name without workers. A launcher that does not
+// support this stays, barred.
 func (r *Round) drain(now time.Time, name string, c *job.Cause) {
 	ns := r.sorted(func(n *node) bool { return n.Name == name && n.can(CanLeave) })
 	for _, n := range ns {

@@ -8,13 +8,12 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Liveness rules. A node whose connection broke is suspect at once; a launcher that
-// is alive dials again within milliseconds.
+// Liveness rules. A node whose connection broke is suspect at once; a launcher that is alive dials again within
+// milliseconds.
 const (
-	// BrokenGrace is how long a node with a broken connection may stay away while
-	// its world trains. A kernel that sends FIN or RST is alive, and a launcher on it
-	// would have dialled again within hundredths of a second, or a good second if the
-	// first SYN was lost.
+	// BrokenGrace is how long a node with a broken connection may stay away while its world trains. A kernel that sends
+	// FIN or RST is alive. A launcher on it would have dialled again within hundredths of a second, or a good second if
+	// the first SYN was lost.
 	BrokenGrace = 1500 * time.Millisecond
 	// BrokenGraceFailing replaces BrokenGrace when the world is broken anyway: the
 	// survivors' workers have failed, so nothing is gained by waiting longer.
@@ -38,11 +37,11 @@ func (r *Round) lose(now time.Time, n *node, reason string) {
 	r.depart(now, n, job.CauseLoss, reason, true)
 }
 
-// depart removes a node. A member that departs before it is done breaks the world. Silent: nobody has said good-bye.
+// depart removes a node. A member that departs before it is done breaks the world. Silent means that it sent no Leave.
 func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string, silent bool) {
 	delete(r.nodes, n.ID)
 	if n.state == leaving {
-		kind = job.CauseLeave // as it has said
+		kind = job.CauseLeave // as it has announced
 	}
 	note := r.note(job.Event(kind), n.Name, reason)
 	note.ID = n.ID
@@ -140,7 +139,7 @@ func (r *Round) Away(id string) bool {
 	return n != nil && n.attached == 0 && !n.broken
 }
 
-// closedPort: nobody waits for a launcher that is dead. Where most nodes are suspect, something between may refuse.
+// closedPort ends the wait for a launcher that is dead. Where most nodes are suspect, a middlebox may have refused.
 func (r *Round) closedPort(now time.Time, e Refused) {
 	n := r.nodes[e.ID]
 	if n == nil || n.attached > 0 || !n.broken || n.silent || r.inDoubt() {
@@ -154,7 +153,7 @@ func (r *Round) fallSilent(n *node) {
 	r.note(job.EventSuspect, n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
 }
 
-// nodeTimeout is the run's; an older launcher says none.
+// nodeTimeout is the run's; an older launcher sends none.
 func (r *Round) nodeTimeout() time.Duration { return cmp.Or(r.params.NodeTimeout, DefaultNodeTimeout) }
 
 // grace is how long the detached node n may stay away.

@@ -8,7 +8,7 @@ import (
 // option is one field of Params, or two that are typed together, as a user would type it.
 type option struct {
 	text string
-	// shared: every node of a run must bring the same; how says what to use for that.
+	// shared: every node of a run must bring the same; how explains where to set it.
 	shared bool
 	how    string
 }
@@ -95,7 +95,7 @@ func (p Params) String() string {
 	return strings.Join(texts, " ")
 }
 
-// conflict says in which option, of those that all nodes must share, p differs from the run's.
+// conflict names the option, of those that all nodes must share, in which p differs from the run's.
 func (p Params) conflict(run Params) error {
 	if p == run { // as nearly always; texts would cost more than all else of a Join
 		return nil
@@ -109,8 +109,8 @@ func (p Params) conflict(run Params) error {
 	return nil
 }
 
-// Differences lists the options in which p differs from those of the run that it joined: p's and the run's, as a user
-// would type them.
+// Differences lists the options in which p differs from those of the run that it joined: p's and the run's, as on a
+// command line.
 func (p Params) Differences(run Params) (own, others string) {
 	var a, b []string
 	theirs := run.options()

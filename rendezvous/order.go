@@ -10,12 +10,12 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Orders come from outside of the run. A bar holds for a name, not for a launcher: whoever comes under that name gets
-// no workers until the name is unbarred. A pause stops all workers and holds the sealing; the launchers stay, and no
-// limit on waiting counts. Both outlive an abandoned history of the run, bars also the run; of a daemon that was
-// started again the nodes tell (recall).
+// Orders come from outside of the run. A bar holds for a name, not for a launcher: a node under that name gets no
+// workers until the name is unbarred. A pause stops all workers and prevents sealing; the launchers stay, and no limit
+// on waiting counts. Both outlive an abandoned history of the run, bars also the run. Nodes report both to a restarted
+// daemon (recall).
 
-// Bounds of what orders leave behind.
+// Bounds of the state that orders leave behind.
 const (
 	maxBars      = 4096 // names
 	maxOrderText = 1024 // bytes
@@ -24,7 +24,7 @@ const (
 // orderCauses are the causes that an order may give.
 var orderCauses = []job.CauseKind{job.CauseHang, job.CauseCheck, job.CauseOperator, job.CauseDeadline, job.CauseNoStep}
 
-// cause is what o says about itself, CauseOperator unless it names another.
+// cause is the cause in o, CauseOperator unless it names another.
 func (o Order) cause() *job.Cause {
 	c := &job.Cause{Kind: o.Cause, Node: o.Node, Text: o.Text}
 	if c.Kind == "" {
@@ -36,7 +36,7 @@ func (o Order) cause() *job.Cause {
 	return c
 }
 
-// validate reports what is wrong with o, whatever the state of a run.
+// validate reports an invalid o, independently of a run's state.
 func (o Order) validate() error {
 	kinds := []OrderKind{OrderRestart, OrderStop, OrderBar, OrderUnbar, OrderPause, OrderResume,
 		OrderDrain}
@@ -199,12 +199,12 @@ func (r *Round) unpause(now time.Time) {
 
 func everyNode(*node) bool { return true }
 
-// repeat tells nodes that f picks, and that still have workers to stop or are being resumed, once more what they do:
-// every directive says what is ordered by now, and they may have to tell a daemon that is started again before they
-// are told anything else.
+// repeat sends the present directive again to nodes that f picks, and that still have workers to stop or are being
+// resumed. Every directive carries the present orders, and the nodes may have to report these to a restarted daemon
+// before their next directive.
 func (r *Round) repeat(f func(*node) bool) {
 	if !r.collecting() {
-		return // whoever has workers will be told to stop
+		return // nodes with workers will get a Stop
 	}
 	for _, n := range r.sorted(func(n *node) bool { return f(n) && n.state != "" && !n.idle() }) {
 		r.direct(n, Directive{Kind: n.dir.Kind, Place: n.dir.Place, Cause: n.dir.Cause})
@@ -218,8 +218,8 @@ func (r *Round) tellIdle(now time.Time) {
 	}
 }
 
-// recall takes over what an earlier daemon had told the node that joins, unless this history knows better: orders of
-// its own, or a newer world than the pause.
+// recall takes over the orders that an earlier daemon had sent to the joining node, unless this history is newer: it
+// has orders of its own, or a newer world than the pause.
 func (r *Round) recall(now time.Time, n *node, e Join) {
 	r.recallCommand(e)
 	if e.Paused != nil {
@@ -240,7 +240,7 @@ func (r *Round) recall(now time.Time, n *node, e Join) {
 	}
 }
 
-// bounded is c without what no daemon has ever said, which a node may send all the same.
+// bounded is c without values that no daemon has ever sent, but a node may send all the same.
 func bounded(c job.Cause) *job.Cause {
 	kind := job.CauseKind(text.Clip(string(c.Kind), MaxName))
 	return &job.Cause{Kind: kind, Node: text.Clip(c.Node, MaxName), Text: text.Clip(c.Text, maxOrderText)}

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// choose picks the size nodes that form the next world, and puts them in order: those of the last world first, by
-// rank, then by wished rank and arrival. Who is suspect is picked late, and who still owes the answer of a check last.
+// choose picks the size nodes that form the next world, and puts them in order: those of the last world first, by rank,
+// then by wished rank and arrival. A suspect node is picked late, and one that still owes the answer of a check last.
 // The others stay as spares.
 func choose(ws []*node, size int, suspect func(*node) bool) []*node {
 	slices.SortFunc(ws, seniority)
@@ -29,7 +29,7 @@ func choose(ws []*node, size int, suspect func(*node) bool) []*node {
 	return ws[:size]
 }
 
-// suspect says whether others are preferred to a node.
+// suspect reports whether others are preferred to a node.
 func (r *Round) suspect(n *node) bool {
 	return r.cfg.Suspect != nil && r.cfg.Suspect(n.machine())
 }
@@ -43,7 +43,7 @@ func seniority(a, b *node) int {
 		cmp.Compare(a.arrival, b.arrival))
 }
 
-// owesAnswer is 1 for a node whose check the gate did not wait for any longer, and 0 for others.
+// owesAnswer is 1 for a node that the gate has stopped waiting for, and 0 for others.
 func (n *node) owesAnswer() int {
 	if n.state == checking {
 		return 1
@@ -61,10 +61,9 @@ func order(rank int) int {
 
 // rank puts the chosen nodes into group rank order.
 //
-// When every node wishes for a rank of its own (NODE_RANK of a DLRover pod, which a
-// replacement inherits), the wishes decide. Otherwise a node keeps the rank it had,
-// if that still exists, and newcomers fill the gaps in order of arrival. With a
-// topology, nodes under one access switch become neighbours, and without one those of one domain.
+// When every node wishes for a rank of its own (NODE_RANK of a DLRover pod, which a replacement inherits), the wishes
+// decide. Otherwise a node keeps its rank, if that still exists, and newcomers fill the gaps in order of arrival. With
+// a topology, nodes under one access switch become neighbours, and without one those of one domain.
 func rank(chosen []*node, topo Topology, static bool) []*node {
 	ranked := slices.Clone(chosen)
 	if static || wishesDiffer(ranked) {

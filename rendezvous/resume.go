@@ -11,9 +11,8 @@ import (
 // of a running world to introduce themselves again.
 const resumeWindow = SilentGrace
 
-// Resume is what a launcher tells a daemon that does not know it: the epoch that its
-// workers run in, or have run in, and its own place. A daemon that was started again
-// rebuilds the world from all members' words, and no worker notices.
+// Resume is a launcher's report to a daemon that does not know it: the present or last epoch of its workers, and its
+// own place. A restarted daemon rebuilds the world from all members' reports, and no worker notices.
 type Resume struct {
 	job.EpochID
 	Place job.Place `json:"place"`
@@ -35,11 +34,11 @@ type Resume struct {
 
 // resume is a world being rebuilt.
 type resume struct {
-	world   []*node // by group rank, nil where nobody has come yet
+	world   []*node // by group rank, nil for missing members
 	missing int
 	until   time.Time
 	failing []Failing // to be acted upon when the world is rebuilt
-	stopped []*node   // have ended their workers already, as the old daemon told them
+	stopped []*node   // have ended their workers already, by a directive of the old daemon
 	restart *Order    // to be carried out when the world is rebuilt
 }
 
@@ -72,8 +71,8 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 	return true
 }
 
-// giveUpFor ends the rebuilding of a world in which nobody works any more when a member of a newer one comes: those
-// who came first had been left out of that.
+// giveUpFor ends the rebuilding of a world without workers when a member of a newer one comes: the earlier members had
+// been left out of that.
 func (r *Round) giveUpFor(now time.Time, e job.EpochID) {
 	w := r.resume
 	if w == nil || !w.onlyStopped() || !e.Newer(r.id) {
@@ -97,10 +96,10 @@ func (r *Round) rebuild(now time.Time, n *node, e *Resume) {
 	r.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
 }
 
-// onlyStopped: nobody has come back whose workers run.
+// onlyStopped reports that no member with running workers has come back.
 func (w *resume) onlyStopped() bool { return len(w.stopped) == len(w.world)-w.missing }
 
-// catchUp books what happened to a member's workers while there was no daemon.
+// catchUp books the events of a member's workers while there was no daemon.
 func (r *Round) catchUp(n *node, e *Resume) {
 	if e.Stepped {
 		r.progress(job.Progress{Step: 1, Stepping: true})
@@ -153,7 +152,7 @@ func (r *Round) settleResume(now time.Time) {
 	r.checkDone(now)
 }
 
-// carryOut does what had to wait for the world to be rebuilt.
+// carryOut handles events that had to wait for the world to be rebuilt.
 func (r *Round) carryOut(now time.Time, w *resume) {
 	for _, e := range w.failing {
 		_ = r.failing(now, e) // the node is here, or its loss has been booked

@@ -1,10 +1,9 @@
-// Package rendezvous decides which launchers of a run form a world, with which
-// ranks, and what each of them has to do next.
+// Package rendezvous decides which launchers of a run form a world, with which ranks, and what each of them has to do
+// next.
 //
-// Round is a pure state machine: it never reads a clock, never blocks and starts
-// no goroutine. The shell around it (rendezvous/api) feeds it events with their
-// times, carries out the actions it returns, and calls Step with a Tick when Next
-// says so. The package imports nothing but the standard library.
+// Round is a pure state machine: it never reads a clock, never blocks and starts no goroutine. The shell around it
+// (rendezvous/api) feeds it events with their times, carries out the actions it returns, and calls Step with a Tick at
+// the time of Next. The package imports nothing but the standard library.
 package rendezvous
 
 import (
@@ -16,21 +15,21 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Config is what a Round knows beyond its events.
+// Config holds a Round's settings and callbacks.
 type Config struct {
 	// Term is the first term, larger than that of any earlier daemon (such as its
 	// start in nanoseconds). Sequence numbers and later terms count up from it.
 	Term uint64
 	// Topology maps a node's IP to its access switch; nil leaves ranks in their own order.
 	Topology Topology
-	// Suspicious says in one line, or with "", why the end of an epoch may have a cause that checks of nodes find: then
-	// all nodes are checked before the next world. It must be pure. Nil suspects nothing.
+	// Suspicious returns in one line, or "", why the end of an epoch may have a cause that checks of nodes find: then all
+	// nodes are checked before the next world. It must be pure. Nil suspects nothing.
 	Suspicious func(job.Evidence) string
-	// Suspect says of a machine, by the node's name where that is not known, that spares are preferred to it when a world
-	// is chosen of more nodes than it takes. Between two events its answers must stay the same. Nil suspects none.
+	// Suspect reports that spares are preferred to a machine, when there are more nodes than a world takes. The machine is
+	// given by the node's name if it is unknown. Between two events its answers must stay the same. Nil suspects none.
 	Suspect func(machine string) bool
-	// Run is the run's name, for launchers that are started after it has succeeded: they are told so and get no workers.
-	// "" lets them open the run anew.
+	// Run is the run's name, for launchers that are started after it has succeeded: they get its result and no workers. ""
+	// lets them open the run anew.
 	Run string
 }
 
@@ -79,11 +78,11 @@ type node struct {
 	bar     *job.Cause // a check has failed, and none has passed since
 	again   bool       // the next gate may check it again, although it is barred
 	unsure  bool       // the check that bars it has proved nothing
-	lone    bool       // it is cleared, but there was nobody to pair it with
+	lone    bool       // it is cleared, but had no partner
 	late    bool       // the present gate has asked it once more for that
-	asked   bool       // it was told to Check, and nobody has answered
-	aside   bool       // it waits, and was told to Check all the same; its answer is not waited for
-	drained *job.Cause // it was told to leave
+	asked   bool       // it has got a Check, and the answer is missing
+	aside   bool       // it waits, and has a Check all the same; its answer is not waited for
+	drained *job.Cause // it has been asked to leave
 }
 
 // Errors of Step that a launcher can act upon.
@@ -107,7 +106,7 @@ var (
 	ErrNotPaused = errors.New("rendezvous: the run is not paused")
 	// ErrFinished: the run has ended; nothing can be ordered any more.
 	ErrFinished = errors.New("rendezvous: the run has ended")
-	// ErrBadOrder wraps what is wrong with an order itself.
+	// ErrBadOrder wraps an error in an order itself.
 	ErrBadOrder = errors.New("rendezvous: bad order")
 )
 
@@ -145,28 +144,28 @@ type Round struct {
 	finishedAt time.Time
 	ended      []NodeStatus    // the nodes as they were then
 	works      []string        // Join.Work of its nodes, each once
-	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
+	left       map[string]bool // IDs that have left: a Join that was under way must not bring them back
 	refused    map[string]bool // texts of tellWaiting
 
 	wary       map[string]bool       // machines that have failed a check with others, and passed none since
 	gone       map[string]*job.Cause // checks' bars of nodes that have left since the last seal, by name
-	lacking    *job.Cause            // that checks have left too few nodes, as those who wait were told; or nil
+	lacking    *job.Cause            // checks have left too few nodes, as sent to waiting nodes; or nil
 	lackingFor int                   // how many were barred, or had left for it, when that was last looked at
 
 	bars     map[string]*job.Cause // by name of nodes; nil: it was barred once
 	paused   *job.Cause
-	pausedIn *job.EpochID // the newest epoch seen by those who brought the pause from an earlier daemon; nil: ordered
-	unpaused bool         // a pause was ended by an order; what nodes bring is older
+	pausedIn *job.EpochID // newest epoch of the nodes that brought the pause from an earlier daemon; nil: ordered
+	unpaused bool         // a pause was ended by an order; the nodes' state is older
 	commands
 	account account
-	spent   *Spent // of account, as directives tell it; nil: it has changed, or is nothing
+	spent   *Spent // of account, for directives; nil: it has changed, or is zero
 
 	formingAt  time.Time // join timeout runs from here
 	sealedAt   time.Time // certificates of the members stand still since then; zero: they do not
 	failAt     time.Time // a static run fails then because of a check
 	gateSince  time.Time // when the phase gating began
 	gateAt     time.Time // it ends then without the missing answers
-	rechecks   int       // in the present gate, of those of which nothing is proved
+	rechecks   int       // in the present gate, of nodes without a result
 	lastCallAt time.Time // the last call ends then at the latest
 	cameAt     time.Time // the newest node did
 	growAt     time.Time
@@ -177,10 +176,10 @@ type Round struct {
 
 	acts []Action
 	told []*node // to Check, in this step
-	free []*node // told something else in this step, before they have answered
+	free []*node // got another directive in this step, before they have answered
 }
 
-// New returns the Round of a run that nobody has joined.
+// New returns the Round of a run that no node has joined.
 func New(cfg Config) *Round {
 	return &Round{
 		cfg: cfg, phase: forming, id: job.EpochID{Term: cfg.Term}, seq: cfg.Term,
@@ -190,9 +189,8 @@ func New(cfg Config) *Round {
 	}
 }
 
-// Step applies one event and returns what has to be done about it. An error refuses
-// the event and leaves the state unchanged but for the passing of time; nodes that wait
-// hear of a Join that was refused.
+// Step applies one event and returns the actions that follow. An error refuses the event and leaves the state unchanged
+// but for the passing of time; nodes that wait hear of a Join that was refused.
 func (r *Round) Step(now time.Time, ev Event) ([]Action, error) {
 	r.acts = nil
 	err := r.apply(now, ev)
@@ -343,8 +341,7 @@ func (r *Round) succeed(n *node) {
 	r.note(job.EventNodeSucceeded, n.Name, "")
 }
 
-// checkDone ends the run when those have succeeded whose success it needs, or starts it anew when
-// that is the policy and a restart is left.
+// checkDone ends the run when its success rule is met, or starts it anew when that is the policy and a restart is left.
 func (r *Round) checkDone(now time.Time) {
 	switch {
 	case r.phase == running && r.account.Exhausted >= r.working:
@@ -358,8 +355,8 @@ func (r *Round) checkDone(now time.Time) {
 	}
 }
 
-// record keeps the first failures of the newest epoch, at most one for a worker and
-// at most maxKept, so that a world of any size costs the same.
+// record keeps the first failures of the newest epoch, at most one for a worker and at most maxKept, so that a world of
+// any size costs the same.
 func (r *Round) record(fs []job.Failure) {
 	for _, f := range fs {
 		if len(r.failures) < maxKept && !r.knows(f) {
@@ -388,7 +385,7 @@ func (r *Round) breakWorld(now time.Time, c job.Cause) {
 		r.cause = &c
 	}
 	if broken {
-		return // everyone has been told
+		return // everyone has the final directive
 	}
 	for _, n := range r.world {
 		if r.nodes[n.ID] != n || (n.state != member && n.state != succeeded) {
@@ -421,7 +418,7 @@ func (r *Round) settle(now time.Time) {
 	switch r.phase {
 	case forming, gating:
 		if len(r.nodes) == 0 {
-			r.reset() // abandoned: whoever comes next starts afresh
+			r.reset() // abandoned: the next node starts afresh
 			return
 		}
 		if r.resume != nil {
@@ -459,7 +456,7 @@ func (r *Round) judge(now time.Time) {
 	if now.Before(r.doomAt) {
 		return
 	}
-	if !r.hopeless(now) { // others have told of progress meanwhile
+	if !r.hopeless(now) { // others have reported progress meanwhile
 		r.doomAt = time.Time{}
 		r.backOff(r.account.BrokeAt)
 		return
@@ -517,7 +514,7 @@ func (r *Round) note(event job.Event, nodeName, text string) *Note {
 	return &n
 }
 
-// Remark is a note about the present state of the run, for who has something to say beside the Round.
+// Remark is a note about the present state of the run, from code outside of the Round.
 func (r *Round) Remark(event job.Event, nodeName, text string) Note {
 	return Note{
 		Event: event, Round: r.id.Round, Epoch: r.id.Epoch, Node: nodeName, Text: text,

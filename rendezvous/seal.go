@@ -39,7 +39,7 @@ func (r *Round) trySeal(now time.Time) bool {
 	return open
 }
 
-// tooFew says that there are too few nodes for a world.
+// tooFew reacts to too few nodes for a world.
 func (r *Round) tooFew(now time.Time) (sealed bool) {
 	r.lastCallAt, r.short = time.Time{}, true
 	r.leaveGate(now)
@@ -53,8 +53,8 @@ func (r *Round) candidatesNow() int { return r.joined + r.asked + r.again }
 // fit is the size of the largest world of n nodes.
 func (r *Round) fit(n int) int { return r.params.floor(min(n, r.params.Max)) }
 
-// lastCallOver starts the last call when the world first could be sealed. A world
-// that merely lost nodes skips it: everyone who is known is here.
+// lastCallOver starts the last call when the world first could be sealed. A world that merely lost nodes skips it: all
+// known nodes are here.
 func (r *Round) lastCallOver(now time.Time, candidates int) bool {
 	if p := r.params; r.lastCallAt.IsZero() {
 		r.lastCallAt = now.Add(p.LastCall)
@@ -121,14 +121,14 @@ func (r *Round) seal(now time.Time, size int) {
 	r.noteAddresses()
 }
 
-// tellEnded hands out what is known about the end of the newest epoch, before it is forgotten.
+// tellEnded hands out the evidence about the end of the newest epoch, before it is forgotten.
 func (r *Round) tellEnded() {
 	if !r.fresh() || r.phase == finished {
 		r.acts = append(r.acts, Action{Ended: &EpochEvidence{EpochID: r.id, Evidence: r.Evidence()}})
 	}
 }
 
-// resetEpoch forgets what was collected about the epoch before.
+// resetEpoch forgets the evidence about the epoch before.
 func (r *Round) resetEpoch() {
 	r.charge, r.elastic, r.short = false, false, false
 	r.failures, r.losses = nil, nil
@@ -166,8 +166,8 @@ func (r *Round) places(ranked []*node) []job.Place {
 	return ps
 }
 
-// candidates are the nodes that a world of the size may be chosen from: where the gate has opened without all
-// answers, those who owe one, too.
+// candidates are the nodes from which a world of the size may be chosen. Where the gate has opened without all answers,
+// they include the nodes that owe one.
 func (r *Round) candidates(size int) []*node {
 	opened := size > r.joined
 	var ns []*node

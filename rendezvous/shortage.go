@@ -11,9 +11,9 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// What becomes of a run when checks leave too few nodes. It waits for others, as for nodes that have never come, and
-// says at once who is missing and why; the launcher of a node that has failed its check leaves, so its name is kept. A
-// static run waits for nobody: no other node can have the rank.
+// The fate of a run when checks leave too few nodes. It waits for others, as for nodes that have never come, and
+// reports at once which nodes are missing and why. The launcher of a node that has failed its check leaves, so its name
+// is kept. A static run does not wait: no other node can have the rank.
 
 // maxNamed bounds the nodes that an error names, and maxGone the names that are kept.
 const (
@@ -44,7 +44,7 @@ func (r *Round) keepBar(n *node) {
 	}
 }
 
-// barredNodes lists who gets no workers, in order of arrival, and then those who have left for it, by name.
+// barredNodes lists the nodes that get no workers, in order of arrival, and then those that have left for it, by name.
 func (r *Round) barredNodes() (names, texts []string) {
 	for _, n := range r.sorted(func(n *node) bool { return n.state == barred || n.bar != nil }) {
 		names = append(names, n.Name)
@@ -62,7 +62,7 @@ func (r *Round) barredNodes() (names, texts []string) {
 	return names, texts
 }
 
-// lack is a Cause that says what there is too little of, and who is barred.
+// lack is a Cause that describes the shortage, and the barred nodes.
 func (r *Round) lack(kind job.CauseKind, text string) *job.Cause {
 	names, texts := r.barredNodes()
 	c := &job.Cause{Kind: kind, Text: strings.Join(append([]string{text}, texts...), "; ")}
@@ -72,7 +72,7 @@ func (r *Round) lack(kind job.CauseKind, text string) *job.Cause {
 	return c
 }
 
-// numbers says how many nodes there are for a world, and how many it needs.
+// numbers is a text with the numbers of nodes present and needed.
 func (r *Round) numbers() string {
 	text := fmt.Sprintf("%d nodes joined, need %d", r.joined+r.asked, r.params.Min)
 	if r.params.Unit > 1 {
@@ -92,7 +92,8 @@ func (r *Round) shortage() *job.Cause {
 	return r.lack(kind, strings.Join(texts[:min(len(texts), 1+maxNamed)], "; "))
 }
 
-// tellShortage tells those who wait that checks have left too few nodes for a world, whenever more or fewer are barred.
+// tellShortage informs the waiting nodes that checks have left too few nodes for a world, whenever more or fewer are
+// barred.
 func (r *Round) tellShortage() {
 	barred := r.again + r.out + len(r.gone)
 	if barred == r.lackingFor {
@@ -111,17 +112,17 @@ func (r *Round) tellShortage() {
 	}
 }
 
-// wait is the directive of who may have workers, but not yet.
+// wait is the directive of nodes that may have workers, but not yet.
 func (r *Round) wait() Directive {
 	return Directive{Kind: job.Wait, Cause: cmp.Or(r.paused, r.lacking)}
 }
 
-// failStatic ends a static run in which a check has failed: when nobody is left to answer, or after staticPatience.
+// failStatic ends a static run in which a check has failed: when no answers are missing, or after staticPatience.
 func (r *Round) failStatic(now time.Time) bool {
 	switch {
 	case r.failAt.IsZero() || r.paused != nil:
 		return false
-	case !r.failed(), r.params.CheckOnly && r.fit(r.joined+r.asked) >= r.params.Min: // somebody has mended it, or says so
+	case !r.failed(), r.params.CheckOnly && r.fit(r.joined+r.asked) >= r.params.Min: // it is mended
 		r.failAt = time.Time{}
 		return false
 	case r.asked > 0 && now.Before(r.failAt):

@@ -30,7 +30,7 @@ func (r *Round) Next() time.Time {
 	return next
 }
 
-// nextDecision is when time alone changes what happens to a world that is not sealed; zero when it never does.
+// nextDecision is when time alone changes a world that is not sealed; zero when it never does.
 func (r *Round) nextDecision() time.Time {
 	switch {
 	case r.resume != nil:
@@ -136,7 +136,7 @@ func (r *Round) Roster() []Occupant {
 	return list
 }
 
-// Asked reports whether a node has been told to Check and nobody has answered yet.
+// Asked reports whether a node has got a Check that is not answered yet.
 func (r *Round) Asked(id string) bool {
 	n := r.nodes[id]
 	return n != nil && n.asked
@@ -157,7 +157,7 @@ func (r *Round) Named(name string) (ns []Node) {
 // Size is the number of nodes that are here in any state.
 func (r *Round) Size() int { return len(r.nodes) }
 
-// Empty reports whether nothing is worth keeping: nobody is here and nothing runs.
+// Empty reports whether nothing is worth keeping: no node is here and nothing runs.
 func (r *Round) Empty() bool { return len(r.nodes) == 0 }
 
 // World is the table of the newest sealed world, by group rank.
@@ -172,7 +172,7 @@ func (r *Round) World() []job.Member {
 	return ms
 }
 
-// Evidence is what is known about the end of the newest epoch, the earliest first.
+// Evidence is the evidence about the end of the newest epoch, the earliest first.
 func (r *Round) Evidence() job.Evidence {
 	earlier := func(a, b job.Failure) int { return a.At.Compare(b.At) }
 	failures := slices.SortedStableFunc(slices.Values(r.failures), earlier)
@@ -225,7 +225,7 @@ func (r *Round) Nodes() []NodeStatus {
 	return ns
 }
 
-// failedState is what becomes of a node all of whose workers have ended, some by a failure.
+// failedState is the state of a node whose workers have all ended, some by a failure.
 const failedState = "failed"
 
 func (n *node) stateText() string {

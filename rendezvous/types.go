@@ -22,8 +22,8 @@ const MaxNodes = 100_000
 // Unlimited is the Params.MaxRestarts of a node that counts its restarts by itself, as DLRover's agents do.
 const Unlimited = 1 << 30
 
-// Params are the rules of one run. Every node of a run must bring the same Min, Max, Unit, Static and, if it knows what
-// a check is, Check; of all others the run has one value, that of the node that opened it.
+// Params are the rules of one run. Every node of a run must bring the same Min, Max, Unit, Static and, if its version
+// has checks, Check; of all others the run has one value, that of the node that opened it.
 type Params struct {
 	// Min and Max bound the number of nodes of a world (--nnodes MIN:MAX).
 	Min int `json:"min"`
@@ -34,7 +34,7 @@ type Params struct {
 	LastCall time.Duration `json:"last_call,omitempty"`
 	// Quiet ends the last call once no node has come for so long and the Promised ones are there; 0: it does not.
 	Quiet time.Duration `json:"quiet,omitempty"`
-	// Promised is how many nodes somebody has started, as a scheduler's variables say; 0: that is not known.
+	// Promised is the number of started nodes, from a scheduler's variables; 0: unknown.
 	Promised int `json:"promised,omitempty"`
 	// JoinTimeout bounds the forming of a world; then the run fails.
 	JoinTimeout time.Duration `json:"join_timeout,omitempty"`
@@ -56,20 +56,20 @@ type Params struct {
 	// GateTimeout is how long a world that could be sealed waits for the checks of its nodes; then it is sealed without
 	// their answers. It has a default with a Gate only.
 	GateTimeout time.Duration `json:"gate_timeout,omitempty"`
-	// Check says how nodes are checked, in the words of those who check them; "" without. At most MaxCheck bytes.
+	// Check is how nodes are checked, in the format of the checking package; "" without. At most MaxCheck bytes.
 	Check string `json:"check,omitempty"`
 	// CheckOnly: the run is over with its checks. Nodes that fail are not waited for, nor checked again.
 	CheckOnly bool `json:"check_only,omitempty"`
-	// Hang says what is done about workers that hang, in the words of those who watch them; "" if nobody does. At most
-	// MaxHang bytes.
+	// Hang is the treatment of workers that hang, in the format of the watching package; "" without. At most MaxHang
+	// bytes.
 	Hang string `json:"hang,omitempty"`
 	// Hold has the run begin held: its nodes meet, and get no workers before an order resumes it.
 	Hold bool `json:"hold,omitempty"`
-	// Budget bounds restarts and times, and says when the run has succeeded.
+	// Budget bounds restarts and times, and defines the success of the run.
 	Budget Budget `json:"budget,omitzero"`
 }
 
-// Bounds of what others have to say in Params, in bytes.
+// Bounds of other packages' values in Params, in bytes.
 const (
 	MaxCheck = 1024 // of Check
 	MaxHang  = 1024 // of Hang
@@ -133,7 +133,7 @@ func (p Params) floor(n int) int { return n / p.Unit * p.Unit }
 type Node struct {
 	// ID is unique for every launcher process: a replacement on the same host has another one.
 	ID string `json:"id"`
-	// Name is what people call the node: pod name or host name.
+	// Name is the node's name for people: pod name or host name.
 	Name string `json:"name"`
 	// Rank is the wished group rank (NODE_RANK, --node-rank), or -1 for none.
 	Rank int `json:"rank"`
@@ -148,53 +148,52 @@ type Node struct {
 	// from any of them.
 	Addrs []string `json:"addrs,omitempty"`
 	// Peer is the address from which the node's connection comes, and Via the daemon's own at its other end. The daemon
-	// fills them in, whatever is sent; both are "" for a node in its process.
+	// overwrites them; both are "" for a node in its process.
 	Peer string `json:"peer,omitempty"`
 	Via  string `json:"via,omitempty"`
-	// Slots is the number of workers on this node (nproc-per-node); 0: it serves those of other nodes, and the run
+	// Slots is the number of workers on this node (nproc-per-node); 0: it serves workers of other nodes, and the run
 	// succeeds without it.
 	Slots int    `json:"slots"`
 	Role  string `json:"role,omitempty"`
-	// Machine is what the node's place is called, that of a pod by its cluster; "": as Name, or unknown. Devices is how
+	// Machine is the name of the node's machine, that of a pod by its cluster; "": as Name, or unknown. Devices is how
 	// many accelerators its workers may use. Both are for people.
 	Machine string `json:"machine,omitempty"`
 	Devices int    `json:"devices,omitempty"`
-	// Uptime is the age of the launcher process when it joins. It tells a late
-	// node of a finished run from the first node of the next one.
+	// Uptime is the age of the launcher process when it joins. It distinguishes a late node of a finished run from the
+	// first node of the next one.
 	Uptime time.Duration `json:"uptime,omitempty"`
-	// Ports are free TCP ports of the node, at most MaxPorts, that its workers may listen on: the whole world is told.
+	// Ports are free TCP ports of the node, at most MaxPorts, that its workers may listen on: the whole world gets them.
 	Ports []int `json:"ports,omitempty"`
-	// Bases are ports from which on as many are free as the collectives of the node's devices need, at most MaxBases, the
-	// one that the node likes best first: the whole world is told, and takes one that is everybody's.
+	// Bases are the first ports of free ranges, as long as the collectives of the node's devices need, in the node's order
+	// of preference. There are at most MaxBases. The whole world gets them, and takes one that all nodes have.
 	Bases []int `json:"bases,omitempty"`
-	// Life is where the launcher, and nobody else, listens for as long as it lives; the zero value: nowhere.
+	// Life is a port at which only the launcher listens, for as long as it lives; the zero value is none.
 	Life Life `json:"life,omitzero"`
 	// Agent names the program that the node runs instead of our launcher, AgentDLRover; "" is ours. Such a node has its
 	// workers serve their store.
 	Agent string `json:"agent,omitempty"`
-	// Can lists what the launcher understands beyond the first version of the protocol, at most MaxAbilities.
+	// Can lists the launcher's abilities beyond the first version of the protocol, at most MaxAbilities.
 	Can []Ability `json:"can,omitempty"`
 }
 
 // AgentDLRover is the Node.Agent of an agent that is DLRover's own, in Python.
 const AgentDLRover = "dlrover"
 
-// Life is a TCP port that its owner closes by its end only. Who connects gets the key, at most MaxName bytes, which
-// tells the port's owner from a stranger behind the same address; it is no secret.
+// Life is a TCP port that only its owner's end closes. A client that connects gets the key, at most MaxName bytes. The
+// key distinguishes the port's owner from a stranger behind the same address; it is no secret.
 type Life struct {
 	Port int    `json:"port"`
 	Key  string `json:"key"`
 }
 
-// Ability is something that not every version of the launcher understands. A daemon never asks for what a launcher
-// cannot do.
+// Ability is a feature that only some versions of the launcher have. A daemon never requests it from other launchers.
 type Ability string
 
 // The abilities of a launcher.
 const (
 	// CanGate: it knows the directives Check and Bar.
 	CanGate Ability = "gate"
-	// CanNotice: it reads the notices that come beside a directive.
+	// CanNotice: it reads notices.
 	CanNotice Ability = "notices"
 	// CanHold: it knows Directive.Hold, and CanCommand: it executes Directive.Command.
 	CanHold    Ability = "hold"
@@ -222,35 +221,35 @@ type Directive struct {
 	job.EpochID
 	// Place is set for Lead and Run.
 	Place *job.Place `json:"place,omitempty"`
-	// Restarts is what the run has spent.
+	// Restarts is the number of restarts so far.
 	Restarts int `json:"restarts,omitempty"`
-	// Cause says what led here: why a Stop, why this epoch follows another, why a Fail.
+	// Cause is the reason for a Stop, for this epoch or for a Fail.
 	Cause *job.Cause `json:"cause,omitempty"`
 	// Params are the run's, when this node brought others.
 	Params *Params `json:"params,omitempty"`
-	// Paused is set while the run is paused, with who paused it and why: no limit on waiting counts meanwhile.
+	// Paused is set while the run is paused, with the author and the reason: no limit on waiting counts meanwhile.
 	Paused *job.Cause `json:"paused,omitempty"`
-	// Barred is set while an order bars the node's name, whatever the node is still doing: an earlier word than Bar, for
-	// a daemon that is started again before the node has ended its workers.
+	// Barred is set while an order bars the node's name, in any state of the node. It precedes Bar, for a daemon that is
+	// restarted before the node has ended its workers.
 	Barred *job.Cause `json:"barred,omitempty"`
 	// Hold, with Run: start no workers, but be ready to.
 	Hold bool `json:"hold,omitempty"`
-	// Command is what workers execute; nil: what their node was started with.
+	// Command is the workers' command; nil: the one with which their node was started.
 	Command *job.Command `json:"command,omitempty"`
-	// Spent is what the run has used of its budget beside Restarts; nil is nothing.
+	// Spent is the used part of the run's budget besides Restarts; nil is nothing.
 	Spent *Spent `json:"spent,omitempty"`
-	// Leave says why this node shall end its workers, if it has any, and leave the run for good.
+	// Leave is why this node shall end its workers, if it has any, and leave the run for good.
 	Leave *job.Cause `json:"leave,omitempty"`
 }
 
-// What is kept of one epoch's end, and how much of it a leaving node is told: in a
-// failed run of 10,000 nodes every one is.
+// Bounds of one epoch's kept evidence, and of the part that a leaving node gets: in a failed run of 10,000 nodes every
+// one gets it.
 const (
 	maxKept = 256
 	maxTold = 16
 )
 
-// Decision is what a launcher's policy says about a worker's exit.
+// Decision is a policy's answer to a worker's exit.
 type Decision string
 
 // The decisions. The budget of restarts is counted here, for the whole run.
@@ -277,7 +276,7 @@ type NodeStatus struct {
 	// Connected: a request of the node is being held. Suspect: its connection broke.
 	Connected bool `json:"connected"`
 	Suspect   bool `json:"suspect,omitempty"`
-	// Barred says why the node gets no workers.
+	// Barred is why the node gets no workers.
 	Barred *job.Cause `json:"barred,omitempty"`
 	// Since is the start of its launcher, and Restarts how often its workers were started again.
 	Since    time.Time `json:"since,omitzero"`
@@ -299,13 +298,13 @@ type Status struct {
 	WorldSize int        `json:"world_size"`
 	Outcome   string     `json:"outcome,omitempty"`
 	Cause     *job.Cause `json:"cause,omitempty"`
-	// Paused says who paused the run, and Bars which names of nodes get no workers.
+	// Paused names the author and reason of a pause, and Bars the names of nodes that get no workers.
 	Paused *job.Cause           `json:"paused,omitempty"`
 	Bars   map[string]job.Cause `json:"bars,omitempty"`
-	// Hold says why the run is held, and Command what its workers execute if that is not what nodes were started with.
+	// Hold is why the run is held, and Command the workers' command if it differs from the nodes' own.
 	Hold    *job.Cause   `json:"hold,omitempty"`
 	Command *job.Command `json:"command,omitempty"`
-	// Budget is what is left, of a run that has a world or had one.
+	// Budget is the remaining one of a run that has a world or had one.
 	Budget *BudgetStatus `json:"budget,omitempty"`
 	// EndedAt is when the run got its Outcome.
 	EndedAt time.Time `json:"ended_at,omitzero"`
