@@ -6,8 +6,8 @@ import (
 )
 
 // suspicious returns, in one line, why an epoch may have ended by a fault that node checks find. Its workers hung, a
-// node disappeared without leaving, or every failure of a worker has an unreported cause. "" is an end that explains
-// itself, such as a worker's own error.
+// node disappeared without leaving, or its first failure is a consequence of an event that no node has reported. "" is
+// an end that explains itself, such as a worker's own error.
 func suspicious(e job.Evidence) string {
 	var kind job.CauseKind
 	if e.Cause != nil {

@@ -33,8 +33,9 @@ func (s *Service) failure(ctx context.Context, level, data string, restarts int)
 		pyproto.Field{Name: "restart_count", Value: restarts}, pyproto.Field{Name: "level", Value: level}))
 }
 
-// NodeError reports to the master that this node is at fault, which replaces it, and ends the run here. A second caller
-// waits for the answer to the first: in Kubernetes that takes seconds, in which the master creates another pod.
+// NodeError reports to the master that this node is at fault, and ends the run here. The master then replaces the node.
+// A second caller waits for the answer to the first: in Kubernetes that takes seconds, in which the master creates
+// another pod.
 func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
 	text := kind
 	if reason != "" {
