@@ -211,9 +211,9 @@ func (r *Round) sumSpent() bool {
 // subject is the node, rank or job whose restarts w counts after a failure.
 func (w Window) subject(t toll) string {
 	switch w.Scope {
-	case WindowRank:
+	case windowRank:
 		return fmt.Sprintf("rank %d", t.Rank)
-	case WindowNode:
+	case windowNode:
 		return "node " + t.Node
 	}
 	return "the job"
@@ -223,8 +223,8 @@ func (w Window) subject(t toll) string {
 func (r *Round) within(now time.Time, w Window) (n int) {
 	t := r.account.Toll
 	for _, e := range r.account.Spent.Recent {
-		like := w.Scope == WindowJob || w.Scope == WindowNode && e.Node == t.Node && t.Node != "" ||
-			w.Scope == WindowRank && e.Rank == t.Rank && t.Rank >= 0
+		like := w.Scope == windowJob || w.Scope == windowNode && e.Node == t.Node && t.Node != "" ||
+			w.Scope == windowRank && e.Rank == t.Rank && t.Rank >= 0
 		if like && now.Sub(e.At) < w.Per {
 			n++
 		}

@@ -134,7 +134,7 @@ func TestBackoffCountsFromTheFailure(t *testing.T) {
 
 func TestWhoComesOrGoesIsNotCharged(t *testing.T) {
 	b := Budget{BackoffMin: time.Minute, BackoffMax: time.Minute, BackoffLimit: 1, SameFailures: 2, NoProgress: 1}
-	b.Windows[0] = Window{WindowJob, 1, time.Hour}
+	b.Windows[0] = Window{windowJob, 1, time.Hour}
 	p := unbounded(2, b)
 	p.Min = 1
 	s := newSim(t, p)
@@ -147,12 +147,12 @@ func TestWhoComesOrGoesIsNotCharged(t *testing.T) {
 	for i := range 5 {
 		s.vanish("b")
 		s.fail("a", RestartCharged)
-		s.pass(BrokenGraceFailing)
+		s.pass(brokenGraceFailing)
 		s.obey()
 		require.Equal(t, 1, s.runs["a"].Place.GroupWorldSize, "nobody waits because of a node that has died")
 		delete(s.gone, "b")
 		s.must(Join{Node: Node{ID: fmt.Sprint("b", i), Name: "b", Rank: -1, Slots: 2}, Params: s.p})
-		s.pass(DefaultGrowthDelay)
+		s.pass(defaultGrowthDelay)
 		s.obey()
 		require.Equal(t, 2, s.runs["a"].Place.GroupWorldSize)
 		s.must(Leave{ID: fmt.Sprint("b", i)})
@@ -160,7 +160,7 @@ func TestWhoComesOrGoesIsNotCharged(t *testing.T) {
 		delete(s.runs, fmt.Sprint("b", i))
 		s.obey()
 		s.join("b")
-		s.pass(DefaultGrowthDelay)
+		s.pass(defaultGrowthDelay)
 		s.obey()
 		require.Equal(t, before, s.r.account.Spent)
 		require.Equal(t, 1, s.r.restarts)
@@ -226,11 +226,11 @@ func TestEveryBoundEndsTheRunWithItsReason(t *testing.T) {
 				{Progress: job.Progress{Saving: true, Checkpoint: 2}},
 				{Progress: job.Progress{Saving: true, Checkpoint: 3}}, {}}, 4,
 			"budget: workers have failed 2 times in a row before their first step (--same-failures): a failed"},
-		"window": {with(func(b *Budget) { b.Windows[1] = Window{WindowJob, 4, time.Hour} }), []Failing{{}}, 4,
+		"window": {with(func(b *Budget) { b.Windows[1] = Window{windowJob, 4, time.Hour} }), []Failing{{}}, 4,
 			"budget: 4 restarts of the job within 1h (--restart-window)"},
-		"window of a rank": {with(func(b *Budget) { b.Windows[0] = Window{WindowRank, 2, time.Minute} }),
+		"window of a rank": {with(func(b *Budget) { b.Windows[0] = Window{windowRank, 2, time.Minute} }),
 			[]Failing{noStep("x"), {}}, 4, "budget: 2 restarts of rank 3 within 1m (--restart-window)"},
-		"window of a node": {with(func(b *Budget) { b.Windows[3] = Window{WindowNode, 2, time.Minute} }),
+		"window of a node": {with(func(b *Budget) { b.Windows[3] = Window{windowNode, 2, time.Minute} }),
 			[]Failing{{}}, 2, "budget: 2 restarts of node a within 1m (--restart-window)"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -254,7 +254,7 @@ func TestEveryBoundEndsTheRunWithItsReason(t *testing.T) {
 
 func TestWindowsForget(t *testing.T) {
 	b := Budget{BackoffMax: -1, BackoffLimit: -1}
-	b.Windows[0] = Window{WindowJob, 2, time.Hour}
+	b.Windows[0] = Window{windowJob, 2, time.Hour}
 	s := newSim(t, unbounded(1, b))
 	s.join("a")
 	s.obey()
@@ -279,7 +279,7 @@ func TestTheSumIsOfAllReplicas(t *testing.T) {
 	s.obey()
 	require.Equal(t, 1, s.r.Status().Budget.Sum)
 	s.join("c")
-	s.pass(DefaultGrowthDelay)
+	s.pass(defaultGrowthDelay)
 	s.obey()
 	require.Contains(t, s.runs, "c")
 	s.runsFor(longEpoch)
@@ -321,7 +321,7 @@ func TestAnotherNodesProgressSavesTheRun(t *testing.T) {
 	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Stopped: d.EpochID,
 		Progress: job.Progress{Step: 9, Stepping: true}})
 	s.dirs["b"] = Directive{}
-	s.pass(AttributionWindow)
+	s.pass(attributionWindow)
 	s.obey()
 	require.Len(t, s.runs, 2)
 }
@@ -465,7 +465,7 @@ func TestARunThatWouldFailIsHeld(t *testing.T) {
 		s.join("a", "b")
 		s.obey()
 		s.fail("b", decision)
-		s.pass(AttributionWindow)
+		s.pass(attributionWindow)
 		s.obey()
 		require.Equal(t, job.Wait, s.dirs["a"].Kind)
 		require.Equal(t, &job.Cause{Kind: job.CauseFailure, Node: "b", Text: "b failed"}, s.dirs["a"].Paused)
@@ -520,7 +520,7 @@ func TestAHoldOutlivesTheDaemon(t *testing.T) {
 func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 	b := Budget{BackoffLimit: 5, BackoffMin: time.Second, BackoffMax: time.Minute, Deadline: 3 * time.Hour,
 		SameFailures: -1}
-	b.Windows[0] = Window{WindowNode, 100, time.Hour}
+	b.Windows[0] = Window{windowNode, 100, time.Hour}
 	s := newSim(t, unbounded(2, b))
 	s.join("a", "b")
 	s.obey()
@@ -589,7 +589,7 @@ func TestElsewhereAndShrink(t *testing.T) {
 			s.obey()
 			require.Equal(t, 2, s.r.account.Toll.Rank)
 			s.join("d")
-			s.pass(DefaultLastCall)
+			s.pass(defaultLastCall)
 			s.obey()
 			require.Equal(t, 2, s.runs["d"].Place.GroupWorldSize, "another node takes the place")
 		}
@@ -715,7 +715,7 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	s = begin(0, Budget{})
 	beside(s, "b", Permanent, 0)
 	s.fail("a", RestartCharged)
-	s.pass(AttributionWindow)
+	s.pass(attributionWindow)
 	require.Equal(t, job.Fail, s.dirs["a"].Kind, "rank 0 has failed")
 	require.Len(t, s.r.Evidence().Failures, 2)
 
@@ -739,7 +739,7 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	require.Equal(t, job.Run, s.dirs["a"].Kind, "the limit of restarts is reached")
 	s = begin(0, Budget{})
 	beside(s, "b", Hold, 1)
-	s.pass(AttributionWindow)
+	s.pass(attributionWindow)
 	s.obey()
 	require.NotNil(t, s.dirs["a"].Paused, "an order of a policy")
 
@@ -763,7 +763,7 @@ func TestBudgetValidate(t *testing.T) {
 	require.NoError(t, p.Validate())
 	p.Budget = Budget{BackoffLimit: -1, BackoffMin: time.Second, BackoffMax: time.Second, SameFailures: -1, NoProgress: 3,
 		Deadline: maxDuration, StartDeadline: maxDuration, Success: SuccessAny, CleanUp: CleanNone, HoldFailed: true,
-		HoldFor: maxDuration, Windows: [MaxWindows]Window{{WindowRank, 1, 1}, {WindowNode, 1000, maxDuration}}}
+		HoldFor: maxDuration, Windows: [MaxWindows]Window{{windowRank, 1, 1}, {windowNode, 1000, maxDuration}}}
 	require.NoError(t, p.Validate())
 	for want, change := range map[string]func(*Budget){
 		"--backoff-limit=-2: need":            func(b *Budget) { b.BackoffLimit = -2 },
@@ -799,7 +799,7 @@ func TestEveryFieldOfABudgetIsNamed(t *testing.T) {
 		case reflect.String:
 			f.SetString("any")
 		case reflect.Array:
-			f.Index(3).Set(reflect.ValueOf(Window{WindowJob, 3, time.Hour}))
+			f.Index(3).Set(reflect.ValueOf(Window{windowJob, 3, time.Hour}))
 		default:
 			f.SetInt(f.Int() + 1_000_000_000)
 		}
@@ -875,7 +875,7 @@ func newHistory(t *testing.T, seed int64) *failureHistory {
 	}
 	b.BackoffMax = b.BackoffMin << rnd.Intn(10)
 	if rnd.Intn(3) == 0 {
-		b.Windows[rnd.Intn(MaxWindows)] = Window{[]WindowScope{WindowRank, WindowNode, WindowJob}[rnd.Intn(3)],
+		b.Windows[rnd.Intn(MaxWindows)] = Window{[]WindowScope{windowRank, windowNode, windowJob}[rnd.Intn(3)],
 			1 + rnd.Intn(4), time.Second << rnd.Intn(12)}
 	}
 	if rnd.Intn(6) == 0 {
@@ -930,7 +930,7 @@ func (h *failureHistory) turn() bool {
 		free := h.r.restarts <= restarts && h.r.account.Spent.Streak <= before.Streak &&
 			len(h.r.account.Spent.Recent) <= len(before.Recent) && h.r.account.BackoffAt.IsZero()
 		h.joinNode(Node{ID: fmt.Sprint(id, h.now.UnixNano(), h.rnd.Int()), Name: id, Rank: -1, Slots: 2})
-		h.pass(max(DefaultGrowthDelay, h.p.LastCall))
+		h.pass(max(defaultGrowthDelay, h.p.LastCall))
 		h.obey()
 		return free && h.r.restarts <= restarts
 	case 1:
@@ -944,7 +944,7 @@ func (h *failureHistory) permanent(id string) bool {
 	epoch := h.r.id
 	h.fail(id, Permanent)
 	h.obey()
-	h.pass(AttributionWindow)
+	h.pass(attributionWindow)
 	h.obey()
 	if h.p.Budget.HoldFailed {
 		return h.r.paused != nil && h.r.id == epoch && h.resumed()
@@ -1014,7 +1014,7 @@ func (h *failureHistory) window(e Restarted, node string, rank int, now time.Tim
 		if w.Max == 0 || now.Sub(e.At) >= w.Per {
 			continue
 		}
-		return w.Scope == WindowJob || w.Scope == WindowNode && e.Node == node || w.Scope == WindowRank && e.Rank == rank
+		return w.Scope == windowJob || w.Scope == windowNode && e.Node == node || w.Scope == windowRank && e.Rank == rank
 	}
 	return false
 }
@@ -1052,7 +1052,7 @@ func TestALaterReportMayWeighMore(t *testing.T) {
 		epoch := s.runs["b"].EpochID
 		s.fail("a", RestartFree)
 		s.must(Failing{ID: "b", EpochID: epoch, Decision: second})
-		s.pass(AttributionWindow)
+		s.pass(attributionWindow)
 		s.obey()
 		return s
 	}

@@ -78,9 +78,9 @@ type WindowScope string
 
 // The scopes of a Window.
 const (
-	WindowRank WindowScope = "rank"
-	WindowNode WindowScope = "node"
-	WindowJob  WindowScope = "job"
+	windowRank WindowScope = "rank"
+	windowNode WindowScope = "node"
+	windowJob  WindowScope = "job"
 )
 
 // Bounds of a Budget.
@@ -92,10 +92,10 @@ const (
 
 // Defaults of a Budget.
 const (
-	DefaultBackoffLimit = 100
-	DefaultBackoffMin   = 10 * time.Millisecond
-	DefaultBackoffMax   = 30 * time.Second
-	DefaultSameFailures = 5
+	defaultBackoffLimit = 100
+	defaultBackoffMin   = 10 * time.Millisecond
+	defaultBackoffMax   = 30 * time.Second
+	defaultSameFailures = 5
 )
 
 // longEpoch counts as progress unless steps show otherwise: a failure after so long causes neither a delay nor a stop.
@@ -105,14 +105,14 @@ const longEpoch = 10 * time.Minute
 const earlyEpoch = 2 * time.Minute
 
 func (b Budget) withDefaults() Budget {
-	set(&b.BackoffLimit, DefaultBackoffLimit)
-	set(&b.BackoffMax, DefaultBackoffMax)
+	set(&b.BackoffLimit, defaultBackoffLimit)
+	set(&b.BackoffMax, defaultBackoffMax)
 	if b.BackoffMax < 0 {
 		b.BackoffMin = 0
 	} else {
-		set(&b.BackoffMin, min(DefaultBackoffMin, b.BackoffMax))
+		set(&b.BackoffMin, min(defaultBackoffMin, b.BackoffMax))
 	}
-	set(&b.SameFailures, DefaultSameFailures)
+	set(&b.SameFailures, defaultSameFailures)
 	set(&b.Success, SuccessAll)
 	set(&b.CleanUp, CleanUnfinished)
 	return b
@@ -163,7 +163,7 @@ func oneOf[T comparable](v T, list ...T) bool {
 }
 
 func (w Window) validate() error {
-	known := oneOf(w.Scope, WindowRank, WindowNode, WindowJob)
+	known := oneOf(w.Scope, windowRank, windowNode, windowJob)
 	if w != (Window{}) && (!known || w.Max < 1 || w.Max > maxWindowMax || w.Per <= 0 || w.Per > maxDuration) {
 		return fmt.Errorf("--restart-window=%.100s: need rank, node or job, 1 to %d restarts and a time up to %s, such as "+
 			"job=3/1h", w, maxWindowMax, maxDuration)

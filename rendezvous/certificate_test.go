@@ -38,7 +38,7 @@ func TestWitnesses(t *testing.T) {
 				s.must(Cleared{ID: id, Until: s.now})
 			}
 		}
-		s.pass(DefaultGrowthDelay)
+		s.pass(defaultGrowthDelay)
 		ids := nodes(members)
 		for _, id := range ids[:members-1] {
 			s.obeyOne(id)
@@ -265,7 +265,7 @@ func TestAskedAndLostInOneStep(t *testing.T) {
 	s.join("a", "b")
 	s.obey()
 	s.must(Detach{ID: "b"})
-	s.now = s.now.Add(SilentGrace)
+	s.now = s.now.Add(silentGrace)
 	acts, err := s.r.Step(s.now, Doubt{ID: "b"})
 	require.NoError(t, err)
 	for _, a := range acts {
@@ -273,7 +273,7 @@ func TestAskedAndLostInOneStep(t *testing.T) {
 	}
 	s.join("c")
 	s.must(Detach{ID: "c"})
-	s.now = s.now.Add(SilentGrace)
+	s.now = s.now.Add(silentGrace)
 	acts, err = s.r.Step(s.now, Order{Kind: OrderBar, Node: "c"})
 	require.NoError(t, err)
 	for _, a := range acts {
@@ -334,7 +334,7 @@ func TestSuspiciousEnd(t *testing.T) {
 			s.fail("a", RestartCharged)
 			s.obeyOne("a")
 			s.vanish("b")
-			s.pass(BrokenGraceFailing)
+			s.pass(brokenGraceFailing)
 			require.Empty(t, asked, "c has not stopped yet")
 			s.must(Join{Node: Node{ID: "c", Name: "c", Slots: 2}, Params: s.p, Stopped: s.r.id,
 				Failures: []job.Failure{{Rank: 4, GroupRank: 2, Text: "connection reset"}}})

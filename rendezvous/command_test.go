@@ -68,7 +68,7 @@ func TestCommandsOfARun(t *testing.T) {
 	require.Equal(t, []string{"b.py"}, s.runs["a"].Command.Program)
 	require.Equal(t, "b.py", s.notes("command")[0].Text)
 	s.join("c")
-	s.pass(DefaultGrowthDelay)
+	s.pass(defaultGrowthDelay)
 	s.obey()
 	require.Equal(t, []string{"b.py"}, s.runs["c"].Command.Program, "who comes later gets it")
 

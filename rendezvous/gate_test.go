@@ -233,7 +233,7 @@ func TestElasticWorldGoesWithoutTheBarred(t *testing.T) {
 	require.Equal(t, "a c d", s.order())
 	s.clear("b") // somebody has mended it
 	require.Equal(t, job.Wait, s.dirs["b"].Kind)
-	s.pass(DefaultGrowthDelay)
+	s.pass(defaultGrowthDelay)
 	s.obey()
 	require.Len(t, s.runs, 4)
 }
@@ -250,7 +250,7 @@ func TestUndecidedNodeWaitsBesideTheWorld(t *testing.T) {
 	s.clear("a", "b", "d")
 	s.obey()
 	require.Equal(t, "a b d", s.order())
-	s.pass(DefaultGrowthDelay)
+	s.pass(defaultGrowthDelay)
 	require.Equal(t, running, s.r.phase, "no worker is stopped for it")
 	s.fail("b", RestartCharged)
 	s.obey() // its check passes this time
@@ -293,14 +293,14 @@ func TestUndecidedNodeThatIsNeededIsCheckedAgain(t *testing.T) {
 func TestNoWorkersAreStoppedTwiceForADeadNode(t *testing.T) {
 	s := gated(t, Params{Min: 2, Max: 4})
 	s.join("a", "b")
-	s.pass(DefaultLastCall)
+	s.pass(defaultLastCall)
 	s.obey()
 	s.health["x1"], s.health["x2"] = alone, alone
 	come := func(id string) {
 		s.joinNode(Node{ID: id, Name: "x", Rank: -1, Slots: 2, Can: s.can})
 		s.obey()
 		require.Equal(t, job.Wait, s.dirs[id].Kind)
-		s.pass(DefaultGrowthDelay)
+		s.pass(defaultGrowthDelay)
 	}
 	come("x1")
 	require.Equal(t, "a:stop b:stop x1:wait", s.kinds())
@@ -332,7 +332,7 @@ func TestRepairedNodeGrowsIntoTheWorld(t *testing.T) {
 		s := gated(t, Params{Min: 2, Max: 4})
 		s.join("a", "b")
 		s.joinNode(Node{ID: "x1", Name: "x", Rank: -1, Slots: 2, Can: s.can})
-		s.pass(DefaultLastCall)
+		s.pass(defaultLastCall)
 		c.bar.ID = "x1"
 		s.must(c.bar)
 		s.clear("a", "b")
@@ -341,7 +341,7 @@ func TestRepairedNodeGrowsIntoTheWorld(t *testing.T) {
 		s.health["x2"] = alone
 		s.joinNode(Node{ID: "x2", Name: "x", Rank: -1, Slots: 2, Can: s.can})
 		s.obey()
-		s.pass(DefaultGrowthDelay)
+		s.pass(defaultGrowthDelay)
 		require.Equal(t, c.want, s.kinds(), "%+v", c.bar)
 	}
 }
@@ -528,7 +528,7 @@ func TestNodeDepartsWhileGating(t *testing.T) {
 		"dies":   func(s *sim) { s.vanish("b"); s.pass(BrokenGrace) },
 		"is silent": func(s *sim) {
 			s.must(Detach{ID: "b"})
-			s.pass(SilentGrace)
+			s.pass(silentGrace)
 			delete(s.dirs, "b")
 		},
 	} {
@@ -610,7 +610,7 @@ func TestSpareIsCheckedBesideARunningWorld(t *testing.T) {
 	s.must(Barred{ID: "bad", Reason: "slow link"})
 	s.clear("b")
 	require.Equal(t, job.Wait, s.dirs["b"].Kind)
-	s.pass(DefaultGrowthDelay)
+	s.pass(defaultGrowthDelay)
 	s.obey()
 	require.Equal(t, "a b", s.order())
 	require.Equal(t, job.Bar, s.dirs["bad"].Kind, "it was given another chance and failed again")
@@ -618,7 +618,7 @@ func TestSpareIsCheckedBesideARunningWorld(t *testing.T) {
 	s.health["bad"] = healthy
 	s.pass(BrokenGrace)
 	s.obey()
-	s.pass(DefaultGrowthDelay)
+	s.pass(defaultGrowthDelay)
 	s.obey()
 	require.Equal(t, "a bad", s.order(), "the next world forms: it was checked again")
 }
@@ -763,7 +763,7 @@ func TestGrowthChecksAgain(t *testing.T) {
 func TestLastCallComesBeforeTheGate(t *testing.T) {
 	s := gated(t, Params{Min: 2, Max: 4})
 	s.join("a", "b", "c")
-	s.pass(DefaultLastCall - 1)
+	s.pass(defaultLastCall - 1)
 	require.Equal(t, "a:wait b:wait c:wait", s.kinds())
 	s.pass(1)
 	require.Equal(t, "a:check b:check c:check", s.kinds())
@@ -792,7 +792,7 @@ func TestPermanentFailureWhileGating(t *testing.T) {
 		if loss {
 			s.r.elastic = true // a member had died, as is known now
 		}
-		s.pass(AttributionWindow)
+		s.pass(attributionWindow)
 		s.obey()
 		require.Equal(t, loss, s.dirs["a"].Kind == job.Run)
 		require.Equal(t, !loss, s.dirs["a"].Kind == job.Fail)

@@ -227,8 +227,8 @@ func (n Node) checkOffers() error {
 	if len(n.Ports) > MaxPorts {
 		return fmt.Errorf("node %q brings %d ports; at most %d are kept", n.Name, len(n.Ports), MaxPorts)
 	}
-	if len(n.Bases) > MaxBases {
-		return fmt.Errorf("node %q brings %d first ports; at most %d are kept", n.Name, len(n.Bases), MaxBases)
+	if len(n.Bases) > maxBases {
+		return fmt.Errorf("node %q brings %d first ports; at most %d are kept", n.Name, len(n.Bases), maxBases)
 	}
 	for _, p := range slices.Concat(n.Ports, n.Bases) {
 		if p < 1 || p > 65535 {
@@ -239,8 +239,8 @@ func (n Node) checkOffers() error {
 		return fmt.Errorf("node %q lives at port %d with a key of %d bytes; need 1 to 65535, and at most %d", n.Name, p,
 			len(n.Life.Key), MaxName)
 	}
-	if len(n.Can) > MaxAbilities {
-		return fmt.Errorf("node %q brings %d abilities; at most %d are kept", n.Name, len(n.Can), MaxAbilities)
+	if len(n.Can) > maxAbilities {
+		return fmt.Errorf("node %q brings %d abilities; at most %d are kept", n.Name, len(n.Can), maxAbilities)
 	}
 	return nil
 }

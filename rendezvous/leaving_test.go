@@ -50,7 +50,7 @@ func TestTooFewWaitForAReplacement(t *testing.T) {
 	require.Equal(t, job.Wait, s.dirs["b"].Kind)
 	require.Empty(t, s.r.Evidence().Outcome)
 	s.join("c")
-	s.pass(DefaultLastCall)
+	s.pass(defaultLastCall)
 	s.obey()
 	require.Equal(t, "c b", s.order())
 }
@@ -60,7 +60,7 @@ func TestANodeThatWillLeaveMayDie(t *testing.T) {
 	s.must(Leaving{ID: "a"})
 	s.vanish("a")
 	s.obey()
-	s.pass(SilentGrace)
+	s.pass(silentGrace)
 	require.Empty(t, s.notes("node-loss"))
 	require.Equal(t, "b", s.order())
 }
@@ -84,7 +84,7 @@ func TestAFailureOfWorkersWhoseNodeLeavesIsFree(t *testing.T) {
 	s.must(Failing{ID: "b", EpochID: run.EpochID, Decision: RestartCharged})
 	delete(s.dirs, "a")
 	s.obey()
-	s.pass(AttributionWindow)
+	s.pass(attributionWindow)
 	require.Equal(t, job.Run, s.dirs["b"].Kind)
 	require.Equal(t, 0, s.dirs["b"].Restarts)
 }
@@ -110,7 +110,7 @@ func TestDrain(t *testing.T) {
 	require.Equal(t, job.Bar, s.dirs["a2"].Kind, "its name gets no workers")
 	require.Nil(t, s.dirs["a2"].Leave)
 	s.must(Order{Kind: OrderUnbar, Node: "a"})
-	s.pass(DefaultGrowthDelay)
+	s.pass(defaultGrowthDelay)
 	s.obey()
 	require.Len(t, s.runs, 2)
 }

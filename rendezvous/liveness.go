@@ -15,19 +15,19 @@ const (
 	// FIN or RST is alive. A launcher on it would have dialled again within hundredths of a second, or a good second if
 	// the first SYN was lost.
 	BrokenGrace = 1500 * time.Millisecond
-	// BrokenGraceFailing replaces BrokenGrace when the world is broken anyway: the
+	// brokenGraceFailing replaces BrokenGrace when the world is broken anyway: the
 	// survivors' workers have failed, so nothing is gained by waiting longer.
-	BrokenGraceFailing = 250 * time.Millisecond
+	brokenGraceFailing = 250 * time.Millisecond
 	// SuspectAfter is how long a host may give no sign of life, not even its kernel's answer to a probe, until it is
 	// suspect. It is lost at once then if the world is broken anyway, else after Params.NodeTimeout.
 	SuspectAfter = 5 * time.Second
-	// SilentGrace is the default of Params.NodeTimeout: how long a node may have no request open without its connection
+	// silentGrace is the default of Params.NodeTimeout: how long a node may have no request open without its connection
 	// having broken, or may be silent. It also replaces BrokenGrace when most nodes are suspect at once: then it is the
 	// daemon's own network that is in doubt.
-	SilentGrace = 15 * time.Second
-	// AttributionWindow is how long a failure that would end the run waits for the
+	silentGrace = 15 * time.Second
+	// attributionWindow is how long a failure that would end the run waits for the
 	// news that a node has died: workers notice a dead peer as fast as we do.
-	AttributionWindow = 300 * time.Millisecond
+	attributionWindow = 300 * time.Millisecond
 )
 
 // suspect: its connection broke, and it has not come back.
@@ -84,7 +84,7 @@ func (r *Round) attach(e Attach) error {
 	}
 	n.attached++
 	if n.broken && !r.doomAt.IsZero() {
-		r.doomAt = r.account.BrokeAt.Add(AttributionWindow) // it was waited for
+		r.doomAt = r.account.BrokeAt.Add(attributionWindow) // it was waited for
 	}
 	n.broken, n.silent, n.hungUp = false, false, false
 	return nil
@@ -154,7 +154,7 @@ func (r *Round) fallSilent(n *node) {
 }
 
 // nodeTimeout is the run's; an older launcher sends none.
-func (r *Round) nodeTimeout() time.Duration { return cmp.Or(r.params.NodeTimeout, DefaultNodeTimeout) }
+func (r *Round) nodeTimeout() time.Duration { return cmp.Or(r.params.NodeTimeout, defaultNodeTimeout) }
 
 // grace is how long the detached node n may stay away.
 func (r *Round) grace(n *node) time.Duration {
@@ -164,7 +164,7 @@ func (r *Round) grace(n *node) time.Duration {
 	case !n.broken, n.silent:
 		return r.nodeTimeout()
 	case r.phase == forming && !r.fresh():
-		return BrokenGraceFailing
+		return brokenGraceFailing
 	default:
 		return BrokenGrace
 	}

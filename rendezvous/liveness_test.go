@@ -17,7 +17,7 @@ func TestWhenANodeWentAway(t *testing.T) {
 		ago  time.Duration
 	}{
 		"its connection broke": {func(s *sim) { s.vanish("b"); s.pass(BrokenGrace) }, BrokenGrace},
-		"silent":               {func(s *sim) { s.must(Detach{ID: "b"}); s.pass(SilentGrace) }, SilentGrace},
+		"silent":               {func(s *sim) { s.must(Detach{ID: "b"}); s.pass(silentGrace) }, silentGrace},
 		"replaced while it was connected": {func(s *sim) {
 			s.pass(time.Hour)
 			s.joinNode(Node{ID: "b2", Name: "b", Rank: 1, Generation: 2, Slots: 2})
@@ -134,7 +134,7 @@ func TestSilenceBetweenRequests(t *testing.T) {
 func TestSilentHostComesBack(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 2}, "a", "b")
 	s.must(Detach{ID: "b", Broken: true, Silent: true})
-	s.pass(SilentGrace - SuspectAfter - 1)
+	s.pass(silentGrace - SuspectAfter - 1)
 	s.must(Attach{ID: "b"})
 	s.must(Silence{ID: "b"})
 	s.pass(time.Hour)
@@ -156,7 +156,7 @@ func TestOnlyWhoOwesAStopMayHaveDied(t *testing.T) {
 	s.obey()
 	s.ordered(OrderBar, "b")
 	s.must(Detach{ID: "b", Broken: true})
-	s.pass(AttributionWindow)
+	s.pass(attributionWindow)
 	require.Equal(t, job.Failed, s.r.Evidence().Outcome)
 	require.Contains(t, s.r.Evidence().Cause.Text, "a failed")
 }
@@ -166,11 +166,11 @@ func TestHungUp(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 2, MaxRestarts: 3}, "a", "b")
 	s.must(HungUp{ID: "nobody"})
 	s.must(HungUp{ID: "b"}) // its request is open
-	s.pass(DefaultNodeTimeout)
+	s.pass(defaultNodeTimeout)
 	s.must(Detach{ID: "b"})
 	s.must(HungUp{ID: "b"})
 	s.must(Attach{ID: "b"})
-	s.pass(DefaultNodeTimeout)
+	s.pass(defaultNodeTimeout)
 	require.Empty(t, s.r.Evidence().Losses)
 	s.must(Detach{ID: "b"})
 	s.pass(time.Second)
@@ -263,7 +263,7 @@ func TestWhoComesBackHasNotDied(t *testing.T) {
 	s.fail("b", Permanent)
 	s.must(Detach{ID: "b"})
 	s.must(HungUp{ID: "b"})
-	s.pass(AttributionWindow)
+	s.pass(attributionWindow)
 	require.Equal(t, job.Stop, s.dirs["a"].Kind, "it may have died")
 	s.pass(time.Second)
 	s.must(Attach{ID: "b"})
@@ -275,7 +275,7 @@ func TestWhoComesBackHasNotDied(t *testing.T) {
 	s.must(HungUp{ID: "b"})
 	s.must(Attach{ID: "b"})
 	require.Equal(t, job.Stop, s.dirs["a"].Kind, "others may have died")
-	s.pass(AttributionWindow)
+	s.pass(attributionWindow)
 	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 }
 

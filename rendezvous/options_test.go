@@ -58,7 +58,7 @@ func TestParamsAreWrittenAsTheyAreTyped(t *testing.T) {
 }
 
 func TestParamsValidate(t *testing.T) {
-	good := Params{Min: 2, Max: 4, Check: strings.Repeat("x", MaxCheck), Hang: strings.Repeat("x", MaxHang)}
+	good := Params{Min: 2, Max: 4, Check: strings.Repeat("x", maxCheck), Hang: strings.Repeat("x", maxHang)}
 	for want, change := range map[string]func(*Params){
 		"node timeout 4s: need at least 5s": func(p *Params) { p.NodeTimeout = 4 * time.Second },
 		"nnodes 0:4":                        func(p *Params) { p.Min = 0 },

@@ -50,7 +50,7 @@ func TestOrderedRestart(t *testing.T) {
 				s.vanish("b")
 			}
 			s.obey()
-			s.pass(SilentGrace)
+			s.pass(silentGrace)
 			s.obey()
 			require.Equal(t, c.end, s.dirs["a"].Kind)
 			require.Equal(t, c.spent, s.dirs["a"].Restarts)
@@ -147,7 +147,7 @@ func TestOrderedStop(t *testing.T) {
 			require.Equal(t, job.Failed, s.r.Evidence().Outcome)
 			require.Equal(t, job.Failed, s.ended[0].Outcome)
 			require.Equal(t, job.CauseDeadline, s.ended[0].Cause.Kind)
-			require.LessOrEqual(t, s.r.Next().Sub(s.now), SilentGrace, "nothing but the last good-byes")
+			require.LessOrEqual(t, s.r.Next().Sub(s.now), silentGrace, "nothing but the last good-byes")
 			for _, kind := range []OrderKind{OrderRestart, OrderStop, OrderBar, OrderUnbar, OrderPause, OrderResume} {
 				require.ErrorIs(t, s.step(Order{Kind: kind, Node: "a"}), ErrFinished)
 			}
@@ -361,7 +361,7 @@ func TestBarOutlivesTheRun(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 1}, "a")
 	s.ordered(OrderBar, "b")
 	s.vanish("a")
-	s.pass(SilentGrace)
+	s.pass(silentGrace)
 	s.join("b")
 	require.Equal(t, job.Bar, s.dirs["b"].Kind, "nobody was left")
 	s.join("a")
@@ -491,7 +491,7 @@ func TestPause(t *testing.T) {
 		resumed(t, s)
 		require.Equal(t, "a:check b:check c:check d:check", s.kinds())
 		require.Equal(t, []int{2, 1, 1}, []int{s.r.joined, s.r.asked, s.r.again})
-		require.Equal(t, s.now.Add(DefaultGateTimeout), s.r.nextDecision(), "its time begins again")
+		require.Equal(t, s.now.Add(defaultGateTimeout), s.r.nextDecision(), "its time begins again")
 		s.clear("d")
 		s.obey()
 		require.Equal(t, "a c d", s.order())
@@ -511,7 +511,7 @@ func TestPause(t *testing.T) {
 		s.fail("a", Permanent)
 		s.ordered(OrderPause, "")
 		s.obey()
-		s.pass(AttributionWindow)
+		s.pass(attributionWindow)
 		require.Equal(t, job.Fail, s.dirs["a"].Kind, "what was decided stands")
 		require.Nil(t, s.dirs["a"].Paused)
 	})
@@ -538,7 +538,7 @@ func TestPause(t *testing.T) {
 		s := world(t, p, "a", "b")
 		s.ordered(OrderPause, "")
 		s.vanish("a", "b")
-		s.pass(SilentGrace)
+		s.pass(silentGrace)
 		require.Zero(t, s.r.Next(), "nobody waits")
 		s.join("c", "d", "e")
 		held(t, s)
@@ -941,7 +941,7 @@ func TestOrdersWhileAWorldIsRebuilt(t *testing.T) {
 		v.fail("a", Permanent)
 		v.comeBack("b")
 		v.obey()
-		v.pass(AttributionWindow)
+		v.pass(attributionWindow)
 		require.Equal(t, job.CauseFailure, v.dirs["b"].Cause.Kind)
 		require.Equal(t, job.Fail, v.dirs["b"].Kind)
 	})
@@ -1009,7 +1009,7 @@ func TestEvidenceOfEveryEpochIsHandedOutOnce(t *testing.T) {
 
 	s = world(t, Params{Min: 1, Max: 1}, "a")
 	s.vanish("a")
-	s.pass(SilentGrace)
+	s.pass(silentGrace)
 	require.Len(t, s.ended, 1, "nobody is left")
 	require.Equal(t, "a", s.ended[0].Losses[0].Node)
 	s.pass(time.Hour)
@@ -1048,7 +1048,7 @@ func TestPortsAreToldToTheWorld(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	full := Node{
-		ID: "x", Name: "x", Rank: -1, Slots: 1, Addrs: make([]string, MaxAddrs), Can: make([]Ability, MaxAbilities),
+		ID: "x", Name: "x", Rank: -1, Slots: 1, Addrs: make([]string, MaxAddrs), Can: make([]Ability, maxAbilities),
 	}
 	for range MaxPorts {
 		full.Ports = append(full.Ports, 65535)

@@ -9,7 +9,7 @@ import (
 
 // resumeWindow is how long a daemon that has lost its memory waits for all members
 // of a running world to introduce themselves again.
-const resumeWindow = SilentGrace
+const resumeWindow = silentGrace
 
 // Resume is a launcher's report to a daemon that does not know it: the present or last epoch of its workers, and its
 // own place. A restarted daemon rebuilds the world from all members' reports, and no worker notices.

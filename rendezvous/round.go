@@ -92,7 +92,7 @@ var (
 	// ErrFinishing: the run is over and its last nodes are still leaving; try again shortly.
 	ErrFinishing = errors.New("rendezvous: the run is finishing")
 	// ErrTaken: another node holds the wished rank of the static rendezvous; it may
-	// be dead, which shows within SilentGrace, so try again for a while.
+	// be dead, which shows within silentGrace, so try again for a while.
 	ErrTaken = errors.New("the node rank is taken")
 	// ErrRefused wraps every reason why a Join can never succeed.
 	ErrRefused = errors.New("the rendezvous refuses this node")
@@ -308,7 +308,7 @@ func (r *Round) doom(now time.Time) {
 	r.leaveGate(now)
 	r.doomAt = now
 	if len(r.world) > 1 {
-		r.doomAt = now.Add(AttributionWindow)
+		r.doomAt = now.Add(attributionWindow)
 	}
 }
 

@@ -215,13 +215,13 @@ func TestSealing(t *testing.T) {
 		spares int
 	}{
 		{"max seals at once", Params{Min: 1, Max: 4}, 4, 0, 4, 0},
-		{"min waits for the last call", Params{Min: 2, Max: 4}, 3, DefaultLastCall - 1, 0, 3},
-		{"min seals after the last call", Params{Min: 2, Max: 4}, 3, DefaultLastCall, 3, 0},
+		{"min waits for the last call", Params{Min: 2, Max: 4}, 3, defaultLastCall - 1, 0, 3},
+		{"min seals after the last call", Params{Min: 2, Max: 4}, 3, defaultLastCall, 3, 0},
 		{"below min never seals", Params{Min: 2, Max: 4}, 1, DefaultJoinTimeout - 1, 0, 1},
 		{"six joiners never exceed max four", Params{Min: 2, Max: 4}, 6, 0, 4, 2},
-		{"unit floors", Params{Min: 2, Max: 8, Unit: 4}, 6, DefaultLastCall, 4, 2},
-		{"unit never goes below min", Params{Min: 3, Max: 4, Unit: 2}, 3, DefaultLastCall, 0, 3},
-		{"unit above the joiners waits", Params{Min: 1, Max: 4, Unit: 4}, 3, DefaultLastCall, 0, 3},
+		{"unit floors", Params{Min: 2, Max: 8, Unit: 4}, 6, defaultLastCall, 4, 2},
+		{"unit never goes below min", Params{Min: 3, Max: 4, Unit: 2}, 3, defaultLastCall, 0, 3},
+		{"unit above the joiners waits", Params{Min: 1, Max: 4, Unit: 4}, 3, defaultLastCall, 0, 3},
 		{"one node", Params{Min: 1, Max: 1}, 1, 0, 1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -320,7 +320,7 @@ func TestRestartBudgetIsTheRuns(t *testing.T) {
 	require.Equal(t, 1, s.runs["a"].Place.RestartCount, "a free restart is not charged")
 	s.fail("b", RestartCharged)
 	require.Equal(t, job.Stop, s.dirs["a"].Kind, "workers stop while the cause is being found")
-	s.pass(AttributionWindow)
+	s.pass(attributionWindow)
 	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 	require.Equal(t, job.Failed, s.r.Evidence().Outcome)
 	require.Equal(t, "b failed", s.r.Evidence().Failures[0].Text)
@@ -363,7 +363,7 @@ func TestLossIsQuickWhenTheSurvivorsFailToo(t *testing.T) {
 				s.vanish("b")
 			}
 			s.obey()
-			s.pass(BrokenGraceFailing)
+			s.pass(brokenGraceFailing)
 			s.obey()
 			require.Equal(t, "a", s.order(), "a node loss explains the failure, although no restart is left")
 			require.Equal(t, 0, s.runs["a"].Place.RestartCount)
@@ -388,7 +388,7 @@ func TestSilentNodeIsLost(t *testing.T) {
 	s.join("a", "b")
 	s.obey()
 	s.must(Detach{ID: "b"})
-	s.pass(SilentGrace - 1)
+	s.pass(silentGrace - 1)
 	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	s.pass(1)
 	require.Equal(t, job.Stop, s.dirs["a"].Kind)
@@ -401,7 +401,7 @@ func TestMostNodesSuspectDoubtsTheDaemonsOwnNetwork(t *testing.T) {
 	for _, id := range nodes(4) {
 		s.must(Detach{ID: id, Broken: true})
 	}
-	s.pass(SilentGrace - 1)
+	s.pass(silentGrace - 1)
 	require.Equal(t, job.Run, s.dirs["n005"].Kind)
 	for _, id := range nodes(4) {
 		s.must(Attach{ID: id})
@@ -424,12 +424,12 @@ func TestSpareReplacesALostNodeInItsRank(t *testing.T) {
 func TestGrowth(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: 4})
 	s.join("a")
-	s.pass(DefaultLastCall)
+	s.pass(defaultLastCall)
 	s.obey()
 	require.Equal(t, "a", s.order())
 	s.join("b")
 	require.Equal(t, job.Run, s.dirs["a"].Kind, "newcomers are collected for a moment")
-	s.pass(DefaultGrowthDelay)
+	s.pass(defaultGrowthDelay)
 	s.obey()
 	require.Equal(t, "a b", s.order())
 	s.join("c", "d")
@@ -442,13 +442,13 @@ func TestGrowth(t *testing.T) {
 func TestGrowthWaitsForAWholeUnit(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 6, Unit: 2})
 	s.join("a", "b", "c")
-	s.pass(DefaultLastCall)
+	s.pass(defaultLastCall)
 	s.obey()
 	require.Equal(t, "a b", s.order())
 	s.pass(time.Minute)
 	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	s.join("d")
-	s.pass(DefaultGrowthDelay)
+	s.pass(defaultGrowthDelay)
 	s.obey()
 	require.Equal(t, "a b c d", s.order())
 }
@@ -601,7 +601,7 @@ func TestJoinThatArrivesAfterTheGoodbye(t *testing.T) {
 func TestCrashLoopingNewcomerDoesNotDisturb(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: 3})
 	s.join("a", "b")
-	s.pass(DefaultLastCall)
+	s.pass(defaultLastCall)
 	s.obey()
 	s.join("c")
 	require.Equal(t, job.Stop, s.dirs["a"].Kind)
@@ -637,7 +637,7 @@ func TestPermanentFailureWinsOverARestart(t *testing.T) {
 	s.fail("a", RestartCharged)
 	s.fail("b", Permanent)
 	s.obey()
-	s.pass(AttributionWindow)
+	s.pass(attributionWindow)
 	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 }
 
@@ -862,7 +862,7 @@ func TestAbandonedRunStartsAfresh(t *testing.T) {
 	s.fail("a", RestartCharged)
 	s.obey()
 	s.vanish("a")
-	s.pass(SilentGrace)
+	s.pass(silentGrace)
 	s.p.MaxRestarts = 2
 	s.join("b")
 	s.obey()
@@ -942,7 +942,7 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		s.fail("a", Permanent)
 		again(s, "b")
 		again(s, "c")
-		s.pass(AttributionWindow)
+		s.pass(attributionWindow)
 		require.Equal(t, job.Fail, s.dirs["c"].Kind)
 	})
 	t.Run("failure before", func(t *testing.T) {
@@ -1048,7 +1048,7 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 	t.Run("a late comer's history counts", func(t *testing.T) {
 		s := newSim(t, Params{Min: 1, Max: 2, MaxRestarts: 5})
 		s.join("x")
-		s.pass(DefaultLastCall)
+		s.pass(defaultLastCall)
 		s.obey()
 		s.must(Join{
 			Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 4}, Restarts: 3,
@@ -1244,14 +1244,14 @@ func TestShortLastCallAfterAShortage(t *testing.T) {
 func TestLastCallAfterAShortage(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 4})
 	s.join("a", "b")
-	s.pass(DefaultLastCall)
+	s.pass(defaultLastCall)
 	s.obey()
 	s.vanish("b")
 	s.pass(BrokenGrace)
 	s.obey()
 	s.join("c")
 	require.Equal(t, job.Wait, s.dirs["a"].Kind)
-	s.pass(DefaultLastCall - 1)
+	s.pass(defaultLastCall - 1)
 	s.join("d")
 	s.pass(1)
 	s.obey()
@@ -1356,13 +1356,13 @@ func TestFurtherFailuresOfAnEpochAreNotCounted(t *testing.T) {
 	for _, id := range []string{"a", "b", "c"} {
 		s.fail(id, RestartCharged)
 	}
-	s.pass(SilentGrace)
+	s.pass(silentGrace)
 	s.obey()
 	require.Equal(t, "a b c", s.order())
 	require.Equal(t, 1, s.runs["a"].Place.RestartCount)
 	s.ordered(OrderRestart, "")
 	s.fail("a", Permanent)
-	s.pass(SilentGrace)
+	s.pass(silentGrace)
 	s.obey()
 	require.Equal(t, "a b c", s.order(), "workers that die of being stopped prove nothing")
 }
@@ -1372,7 +1372,7 @@ func TestWishedRanksDecideAgain(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 3})
 	s.joinNode(Node{ID: "b", Name: "b", Rank: 1, Slots: 2})
 	s.joinNode(Node{ID: "c", Name: "c", Rank: 2, Slots: 2})
-	s.pass(DefaultLastCall)
+	s.pass(defaultLastCall)
 	s.obey()
 	require.Equal(t, "b c", s.order())
 	s.joinNode(Node{ID: "a", Name: "a", Rank: 0, Slots: 2})
@@ -1385,7 +1385,7 @@ func TestANewcomerWithoutAWishIsTheLast(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 3})
 	s.joinNode(Node{ID: "a", Name: "a", Rank: 1, Slots: 2})
 	s.joinNode(Node{ID: "b", Name: "b", Rank: 0, Slots: 2})
-	s.pass(DefaultLastCall)
+	s.pass(defaultLastCall)
 	s.obey()
 	require.Equal(t, "b a", s.order())
 	s.join("c")
@@ -1489,7 +1489,7 @@ func (s *sim) calmDown() {
 	}
 	for range 3 {
 		s.obey()
-		s.pass(DefaultLastCall + SilentGrace)
+		s.pass(defaultLastCall + silentGrace)
 		s.obey()
 	}
 	s.check()

@@ -9,11 +9,11 @@ import (
 
 // Defaults of Params. LastCall and JoinTimeout are torchrun's.
 const (
-	DefaultLastCall    = 30 * time.Second
+	defaultLastCall    = 30 * time.Second
 	DefaultJoinTimeout = 600 * time.Second
-	DefaultGrowthDelay = time.Second
-	DefaultGateTimeout = 5 * time.Minute
-	DefaultNodeTimeout = SilentGrace
+	defaultGrowthDelay = time.Second
+	defaultGateTimeout = 5 * time.Minute
+	defaultNodeTimeout = silentGrace
 )
 
 // MaxNodes bounds the world of one run.
@@ -56,11 +56,11 @@ type Params struct {
 	// GateTimeout is how long a world that could be sealed waits for the checks of its nodes; then it is sealed without
 	// their answers. It has a default with a Gate only.
 	GateTimeout time.Duration `json:"gate_timeout,omitempty"`
-	// Check is how nodes are checked, in the format of the checking package; "" without. At most MaxCheck bytes.
+	// Check is how nodes are checked, in the format of the checking package; "" without. At most maxCheck bytes.
 	Check string `json:"check,omitempty"`
 	// CheckOnly: the run is over with its checks. Nodes that fail are not waited for, nor checked again.
 	CheckOnly bool `json:"check_only,omitempty"`
-	// Hang is the treatment of workers that hang, in the format of the watching package; "" without. At most MaxHang
+	// Hang is the treatment of workers that hang, in the format of the watching package; "" without. At most maxHang
 	// bytes.
 	Hang string `json:"hang,omitempty"`
 	// Hold has the run begin held: its nodes meet, and get no workers before an order resumes it.
@@ -71,27 +71,27 @@ type Params struct {
 
 // Bounds of other packages' values in Params, in bytes.
 const (
-	MaxCheck = 1024 // of Check
-	MaxHang  = 1024 // of Hang
+	maxCheck = 1024 // of Check
+	maxHang  = 1024 // of Hang
 )
 
 // WithDefaults returns p with zero values replaced by the defaults.
 func (p Params) WithDefaults() Params {
 	p.Unit = max(p.Unit, 1)
 	if p.LastCall == 0 {
-		p.LastCall = DefaultLastCall
+		p.LastCall = defaultLastCall
 	}
 	if p.JoinTimeout == 0 {
 		p.JoinTimeout = DefaultJoinTimeout
 	}
 	if p.GrowthDelay == 0 {
-		p.GrowthDelay = DefaultGrowthDelay
+		p.GrowthDelay = defaultGrowthDelay
 	}
 	if p.NodeTimeout == 0 {
-		p.NodeTimeout = DefaultNodeTimeout
+		p.NodeTimeout = defaultNodeTimeout
 	}
 	if p.Gate && p.GateTimeout == 0 {
-		p.GateTimeout = DefaultGateTimeout
+		p.GateTimeout = defaultGateTimeout
 	}
 	p.Budget = p.Budget.withDefaults()
 	return p
@@ -115,10 +115,10 @@ func (p Params) Validate() error {
 	case p.NodeTimeout < SuspectAfter:
 		return fmt.Errorf("node timeout %s: need at least %s, after which a host that is silent is noticed",
 			p.NodeTimeout, SuspectAfter)
-	case len(p.Check) > MaxCheck || !text.Printable(p.Check):
-		return fmt.Errorf("node checks %.100q: %s, at most %d bytes", p.Check, text.PrintableRule, MaxCheck)
-	case len(p.Hang) > MaxHang || !text.Printable(p.Hang):
-		return fmt.Errorf("hang detection %.100q: %s, at most %d bytes", p.Hang, text.PrintableRule, MaxHang)
+	case len(p.Check) > maxCheck || !text.Printable(p.Check):
+		return fmt.Errorf("node checks %.100q: %s, at most %d bytes", p.Check, text.PrintableRule, maxCheck)
+	case len(p.Hang) > maxHang || !text.Printable(p.Hang):
+		return fmt.Errorf("hang detection %.100q: %s, at most %d bytes", p.Hang, text.PrintableRule, maxHang)
 	case p.Static && p.Min != p.Max:
 		return fmt.Errorf("nnodes %d:%d: the static rendezvous has a fixed size; use --nnodes=%d or --rdzv-backend=c10d",
 			p.Min, p.Max, p.Max)
@@ -165,14 +165,14 @@ type Node struct {
 	// Ports are free TCP ports of the node, at most MaxPorts, that its workers may listen on: the whole world gets them.
 	Ports []int `json:"ports,omitempty"`
 	// Bases are the first ports of free ranges, as long as the collectives of the node's devices need, in the node's order
-	// of preference. There are at most MaxBases. The whole world gets them, and takes one that all nodes have.
+	// of preference. There are at most maxBases. The whole world gets them, and takes one that all nodes have.
 	Bases []int `json:"bases,omitempty"`
 	// Life is a port at which only the launcher listens, for as long as it lives; the zero value is none.
 	Life Life `json:"life,omitzero"`
 	// Agent names the program that the node runs instead of our launcher, AgentDLRover; "" is ours. Such a node has its
 	// workers serve their store.
 	Agent string `json:"agent,omitempty"`
-	// Can lists the launcher's abilities beyond the first version of the protocol, at most MaxAbilities.
+	// Can lists the launcher's abilities beyond the first version of the protocol, at most maxAbilities.
 	Can []Ability `json:"can,omitempty"`
 }
 
@@ -209,8 +209,8 @@ const (
 	MaxName      = 512 // bytes of an id, a name, a role or an address
 	MaxAddrs     = 16
 	MaxPorts     = 256
-	MaxBases     = 16
-	MaxAbilities = 16
+	maxBases     = 16
+	maxAbilities = 16
 )
 
 // Directive is the present duty of one node. Only the newest one counts.

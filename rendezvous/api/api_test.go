@@ -194,7 +194,7 @@ func TestBadRequests(t *testing.T) {
 		status             int
 	}{
 		"not JSON":       {"POST", "/v1/runs/r/join", "nope", 400},
-		"huge":           {"POST", "/v1/runs/r/join", `{"node":{"name":"` + strings.Repeat("x", MaxBody) + `"}}`, 400},
+		"huge":           {"POST", "/v1/runs/r/join", `{"node":{"name":"` + strings.Repeat("x", maxBody) + `"}}`, 400},
 		"no number":      {"GET", "/v1/runs/r/watch?node=a&after=x", "", 400},
 		"control in run": {"POST", "/v1/runs/a%0Ab/join", "{}", 400},
 		"escape in run":  {"POST", "/v1/runs/a%1b%5b2J/join", "{}", 400},
@@ -324,7 +324,7 @@ func TestHubBoundsItsRuns(t *testing.T) {
 	for i := range runhost.MaxRuns {
 		require.NoError(t, h.Join(t.Context(), fmt.Sprint(i), joinOf("a", p)))
 	}
-	require.ErrorIs(t, h.Join(t.Context(), "one more", joinOf("a", p)), ErrTooManyRuns)
+	require.ErrorIs(t, h.Join(t.Context(), "one more", joinOf("a", p)), errTooManyRuns)
 }
 
 // obedient is a launcher that does what it is told and has no workers.

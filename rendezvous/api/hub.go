@@ -45,16 +45,16 @@ var (
 	ErrUnauthorized = errors.New("the job token was not accepted")
 	// ErrBadRequest: the service could not read the request. Trying again is useless.
 	ErrBadRequest = errors.New("the rendezvous cannot be spoken to")
-	// ErrTooManyRuns: the daemon keeps as many runs as it may.
-	ErrTooManyRuns = errors.New("the rendezvous daemon keeps too many runs")
+	// errTooManyRuns: the daemon keeps as many runs as it may.
+	errTooManyRuns = errors.New("the rendezvous daemon keeps too many runs")
 	// ErrClosed: the Hub has shut down.
 	ErrClosed = errors.New("api: closed")
 	// ErrUnknownRun answers orders, notices and questions about events of an unknown run.
 	ErrUnknownRun = errors.New("the rendezvous daemon has no such run")
 	// ErrNotEnded: a run that has not ended cannot be forgotten.
 	ErrNotEnded = errors.New("the run has not ended")
-	// ErrNoNotices: the launchers of the node do not read notices.
-	ErrNoNotices = errors.New("the node's launcher is of a version without notices")
+	// errNoNotices: the launchers of the node do not read notices.
+	errNoNotices = errors.New("the node's launcher is of a version without notices")
 	// ErrNotFound: the service has nothing under this path. Trying again is useless.
 	ErrNotFound = fmt.Errorf("%w: not found", ErrBadRequest)
 )
@@ -70,8 +70,8 @@ const (
 	maxLeftNodes = 16384
 )
 
-// Nameless is the id of the run of jobs that were given none: torchrun's default. It never means the same job again.
-const Nameless = "none"
+// nameless is the id of the run of jobs that were given none: torchrun's default. It never means the same job again.
+const nameless = "none"
 
 // HubConfig connects a Hub to the rest of its program.
 type HubConfig struct {
@@ -121,7 +121,7 @@ type Hub struct {
 func NewHub(cfg HubConfig) *Hub {
 	h := &Hub{cfg: cfg, lines: newArchive(maxLines), lives: newLives()}
 	h.topology.Store(&cfg.Topology)
-	full := fmt.Errorf("%w: %d", ErrTooManyRuns, runhost.MaxRuns)
+	full := fmt.Errorf("%w: %d", errTooManyRuns, runhost.MaxRuns)
 	h.runs = runhost.New[*run](runhost.Config{Closed: ErrClosed, Full: full, Forgotten: unknownRun, Waits: true})
 	return h
 }
@@ -382,7 +382,7 @@ func (h *Hub) Annotate(id string, event job.Event, node, text string) error {
 
 // Told is Annotate for a node's reports about itself. In ten minutes, it drops all above 8 lines of an event by a node,
 // or 64 by all of its run. It may precede the first join: the run then begins with the line, and is kept for ten
-// minutes for its nodes. ErrTooManyRuns and ErrClosed are the errors.
+// minutes for its nodes. errTooManyRuns and ErrClosed are the errors.
 func (h *Hub) Told(id string, event job.Event, node, text string) error {
 	r, err := h.open(id)
 	if err != nil {

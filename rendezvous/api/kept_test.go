@@ -124,13 +124,13 @@ func TestForget(t *testing.T) {
 	c := NewClient(server.Listener.Addr().String(), "")
 	defer c.Close()
 	completes(t, h, "r", job.Succeeded)
-	completes(t, h, Nameless, job.Succeeded)
+	completes(t, h, nameless, job.Succeeded)
 	require.NoError(t, h.Join(t.Context(), "runs", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
 	require.ErrorIs(t, c.Forget(t.Context(), "runs"), ErrNotEnded)
 	require.ErrorIs(t, c.Forget(t.Context(), "no"), ErrUnknownRun)
 
 	require.NoError(t, c.Forget(t.Context(), "r"))
-	for _, id := range []string{"r", Nameless} {
+	for _, id := range []string{"r", nameless} {
 		require.NoError(t, c.Join(t.Context(), id, joinOf("b", rendezvous.Params{Min: 1, Max: 1})))
 		n, err := c.Watch(t.Context(), id, "b", Cursor{})
 		require.NoError(t, err)

@@ -11,8 +11,8 @@ import (
 
 // Bounds of a Notice, in bytes, and of those that a run keeps for nodes that are slow to ask.
 const (
-	MaxTopic   = 64
-	MaxNotice  = 4 << 10
+	maxTopic   = 64
+	maxNotice  = 4 << 10
 	maxNotices = 64
 )
 
@@ -41,12 +41,12 @@ type addressed struct {
 
 func validate(n job.Notice) error {
 	switch {
-	case n.Topic == "" || len(n.Topic) > MaxTopic || !text.Printable(n.Topic):
+	case n.Topic == "" || len(n.Topic) > maxTopic || !text.Printable(n.Topic):
 		return fmt.Errorf("%w: the topic %.80q of a notice: %s, 1 to %d bytes",
-			ErrBadRequest, n.Topic, text.PrintableRule, MaxTopic)
-	case len(n.Body) > MaxNotice:
+			ErrBadRequest, n.Topic, text.PrintableRule, maxTopic)
+	case len(n.Body) > maxNotice:
 		return fmt.Errorf("%w: the body of a notice has %d bytes; at most %d are taken",
-			ErrBadRequest, len(n.Body), MaxNotice)
+			ErrBadRequest, len(n.Body), maxNotice)
 	case !utf8.ValidString(n.Body):
 		return fmt.Errorf("%w: the body of a notice is not UTF-8", ErrBadRequest)
 	}
@@ -54,7 +54,7 @@ func validate(n job.Notice) error {
 }
 
 // Notify sends a notice to the nodes of one name, or to all if node is "". Nodes that do not ask for notices get none;
-// ErrNoNotices is the error if that is the only one. ErrUnknownRun, ErrUnknownNode and ErrBadRequest are the other
+// errNoNotices is the error if that is the only one. ErrUnknownRun, ErrUnknownNode and ErrBadRequest are the other
 // errors.
 func (h *Hub) Notify(id, node, topic, body string) error {
 	n := job.Notice{Topic: topic, Body: body}
@@ -84,7 +84,7 @@ func (r *run) notifyLocked(node string, n job.Notice) error {
 		return fmt.Errorf("%w: run %q has no node %q", rendezvous.ErrUnknownNode, r.id, node)
 	}
 	if !anyCan(named, rendezvous.CanNotice) {
-		return fmt.Errorf("%w: node %q", ErrNoNotices, node)
+		return fmt.Errorf("%w: node %q", errNoNotices, node)
 	}
 	r.keepLocked(node, n)
 	for _, m := range named {

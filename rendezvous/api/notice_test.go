@@ -113,16 +113,16 @@ func TestNoticeRules(t *testing.T) {
 		run, node, topic, body string
 		want                   error
 	}{
-		"largest":        {"r", "a", strings.Repeat("t", MaxTopic), strings.Repeat("b", MaxNotice), nil},
+		"largest":        {"r", "a", strings.Repeat("t", maxTopic), strings.Repeat("b", maxNotice), nil},
 		"lines":          {"r", "a", "t", "a\nb", nil},
 		"no topic":       {"r", "a", "", "b", ErrBadRequest},
-		"long topic":     {"r", "a", strings.Repeat("t", MaxTopic+1), "", ErrBadRequest},
+		"long topic":     {"r", "a", strings.Repeat("t", maxTopic+1), "", ErrBadRequest},
 		"hostile topic":  {"r", "a", "\x1b[2J", "", ErrBadRequest},
-		"long body":      {"r", "a", "t", strings.Repeat("b", MaxNotice+1), ErrBadRequest},
+		"long body":      {"r", "a", "t", strings.Repeat("b", maxNotice+1), ErrBadRequest},
 		"bytes":          {"r", "a", "t", "\xff", ErrBadRequest},
 		"no such run":    {"x", "a", "t", "", ErrUnknownRun},
 		"no such node":   {"r", "x", "t", "", rendezvous.ErrUnknownNode},
-		"an old version": {"r", "old", "t", "", ErrNoNotices},
+		"an old version": {"r", "old", "t", "", errNoNotices},
 		"all, old ones":  {"r", "", "t", "", nil},
 	} {
 		t.Run(name, func(t *testing.T) { require.ErrorIs(t, h.Notify(c.run, c.node, c.topic, c.body), c.want) })

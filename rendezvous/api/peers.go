@@ -16,9 +16,9 @@ import (
 	"time"
 )
 
-// ErrStranger: the server has no job token, and the caller's host is none of its job's. A pod may get its name later
+// errStranger: the server has no job token, and the caller's host is none of its job's. A pod may get its name later
 // than it starts, so trying again may help.
-var ErrStranger = errors.New("the rendezvous has no job token and serves the hosts of its job alone")
+var errStranger = errors.New("the rendezvous has no job token and serves the hosts of its job alone")
 
 // How names are looked up.
 const (
@@ -101,7 +101,7 @@ func (p *Peers) Close() {
 	p.wg.Wait()
 }
 
-// Check returns ErrStranger unless one of the hosts has the address.
+// Check returns errStranger unless one of the hosts has the address.
 func (p *Peers) Check(ctx context.Context, addr netip.Addr) error {
 	ctx, cancel := context.WithTimeout(ctx, peerWait)
 	defer cancel()
@@ -278,7 +278,7 @@ func (p *Peers) turnAway(addr netip.Addr) error {
 		p.cfg.Log.Warn("a host that is not of this job was turned away", "addr", addr.String(), "times", n,
 			"hosts", p.cfg.Text)
 	}
-	return fmt.Errorf("%w: this one has the address %s, and none of these has it: %s; %s", ErrStranger, addr, p.cfg.Text,
+	return fmt.Errorf("%w: this one has the address %s, and none of these has it: %s; %s", errStranger, addr, p.cfg.Text,
 		tokenFix)
 }
 

@@ -91,7 +91,7 @@ func TestPeersAreKnownByTheirNames(t *testing.T) {
 		require.Zero(t, time.Since(began))
 		require.NoError(t, p.check("fd00::2%eth0"))
 		require.Equal(t, 3, n.total())
-		require.ErrorIs(t, p.check("10.0.0.3"), ErrStranger)
+		require.ErrorIs(t, p.check("10.0.0.3"), errStranger)
 		require.ErrorContains(t, p.check("10.0.0.3"), "this one has the address 10.0.0.3, and none of these has it: "+
 			"a, b, c, 10.0.0.9; give the job a token")
 		require.Equal(t, 2*time.Second, time.Since(began), "a second between two passes")
@@ -109,7 +109,7 @@ func TestPeersAreReplaced(t *testing.T) {
 		require.NoError(t, p.check("10.0.0.1"))
 		n.set("b", "10.0.0.3")
 		require.NoError(t, p.check("10.0.0.3"))
-		require.ErrorIs(t, p.check("10.0.0.2"), ErrStranger, "the pass has told that the name moved")
+		require.ErrorIs(t, p.check("10.0.0.2"), errStranger, "the pass has told that the name moved")
 
 		n.set("a", "10.0.0.4")
 		require.NoError(t, p.check("10.0.0.1"), "for a while nobody looks again")
@@ -117,7 +117,7 @@ func TestPeersAreReplaced(t *testing.T) {
 		asked := n.total()
 		require.NoError(t, p.check("10.0.0.3"))
 		require.Equal(t, asked+1, n.total(), "one name")
-		require.ErrorIs(t, p.check("10.0.0.1"), ErrStranger)
+		require.ErrorIs(t, p.check("10.0.0.1"), errStranger)
 		require.NoError(t, p.check("10.0.0.4"))
 
 		n.set("a", "!")
@@ -125,7 +125,7 @@ func TestPeersAreReplaced(t *testing.T) {
 		require.NoError(t, p.check("10.0.0.4"), "the resolver is away")
 		n.set("a", "")
 		time.Sleep(peerFresh)
-		require.ErrorIs(t, p.check("10.0.0.4"), ErrStranger, "there is no such name")
+		require.ErrorIs(t, p.check("10.0.0.4"), errStranger, "there is no such name")
 	})
 }
 
@@ -146,7 +146,7 @@ func TestPeersByAddressStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &names{addrs: map[string]string{"b": "10.0.0.1"}}
 		p, _ := peersOf(t, n, "10.0.0.1", "b")
-		require.ErrorIs(t, p.check("10.0.0.2"), ErrStranger)
+		require.ErrorIs(t, p.check("10.0.0.2"), errStranger)
 		n.set("b", "10.0.0.2")
 		require.NoError(t, p.check("10.0.0.2"))
 		require.NoError(t, p.check("10.0.0.1"))
@@ -172,7 +172,7 @@ func TestPeersLookUpFewNames(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 200 {
 			wg.Go(func() {
-				require.ErrorIs(t, p.check(fmt.Sprintf("10.9.0.%d", i)), ErrStranger)
+				require.ErrorIs(t, p.check(fmt.Sprintf("10.9.0.%d", i)), errStranger)
 			})
 		}
 		wg.Wait()
@@ -198,19 +198,19 @@ func TestPeersOfASlowResolver(t *testing.T) {
 		}
 		p, _ := peersOf(t, n, append(hosts, "10.0.0.1")...)
 		began := time.Now()
-		require.ErrorIs(t, p.check("10.0.0.2"), ErrStranger)
+		require.ErrorIs(t, p.check("10.0.0.2"), errStranger)
 		require.Equal(t, peerWait, time.Since(began))
 		require.NoError(t, p.check("10.0.0.1"))
 		require.Equal(t, peerWait, time.Since(began))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		require.ErrorIs(t, p.Check(ctx, netip.MustParseAddr("10.0.0.2")), ErrStranger, "who hangs up")
+		require.ErrorIs(t, p.Check(ctx, netip.MustParseAddr("10.0.0.2")), errStranger, "who hangs up")
 		require.Equal(t, peerWait+time.Second, time.Since(began))
 		time.Sleep(time.Minute)
-		require.ErrorIs(t, p.check("10.0.0.2"), ErrStranger)
+		require.ErrorIs(t, p.check("10.0.0.2"), errStranger)
 		for range 4 {
 			time.Sleep(20 * time.Second)
-			require.ErrorIs(t, p.check("10.0.0.2"), ErrStranger)
+			require.ErrorIs(t, p.check("10.0.0.2"), errStranger)
 		}
 		p.Close()
 		require.Len(t, n.asked, len(hosts), "all have had their turn")
@@ -225,8 +225,8 @@ func TestClosedPeersKnowNobodyNew(t *testing.T) {
 		go func() { done <- p.check("10.0.0.1") }()
 		synctest.Wait()
 		p.Close()
-		require.ErrorIs(t, <-done, ErrStranger)
-		require.ErrorIs(t, p.check("10.0.0.1"), ErrStranger)
+		require.ErrorIs(t, <-done, errStranger)
+		require.ErrorIs(t, p.check("10.0.0.1"), errStranger)
 		(*Peers)(nil).Close()
 	})
 }
@@ -263,7 +263,7 @@ func (r *refusing) Join(context.Context, string, rendezvous.Join) error {
 
 // A pod may come before its name does. After a minute, or when its own time is over, it says who turned it away.
 func TestANodeIsTurnedAway(t *testing.T) {
-	stranger := fmt.Errorf("%w: this one has the address 10.0.0.3", ErrStranger)
+	stranger := fmt.Errorf("%w: this one has the address 10.0.0.3", errStranger)
 	for name, c := range map[string]struct {
 		known, connect, ends time.Duration
 		away                 bool

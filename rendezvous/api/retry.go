@@ -94,7 +94,7 @@ func (o *outage) wait(ctx context.Context, err error) bool {
 	if !o.said && time.Since(o.since) >= sayAfter {
 		o.said = true
 		text := "cannot reach the rendezvous daemon; trying again"
-		if errors.Is(err, ErrStranger) {
+		if errors.Is(err, errStranger) {
 			text = "the rendezvous does not know this host yet; trying again"
 		} else if o.s.working() {
 			text = "cannot reach the rendezvous daemon; running workers keep running, trying again"

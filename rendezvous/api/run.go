@@ -34,7 +34,7 @@ func (h *Hub) newRun(id string) *run {
 	now := time.Now()
 	base := uint64(now.UnixNano())
 	name := ""
-	if h.cfg.Keep > 0 && id != Nameless {
+	if h.cfg.Keep > 0 && id != nameless {
 		name = id
 	}
 	return &run{

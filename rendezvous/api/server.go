@@ -280,7 +280,7 @@ func decode[T any](req *http.Request) (run string, body T, err error) {
 	if run, err = runName(req); err != nil {
 		return run, body, err
 	}
-	if err = json.NewDecoder(http.MaxBytesReader(nil, req.Body, MaxBody)).Decode(&body); err != nil {
+	if err = json.NewDecoder(http.MaxBytesReader(nil, req.Body, maxBody)).Decode(&body); err != nil {
 		err = fmt.Errorf("%w: %s %s: %w", ErrBadRequest, req.Method, req.URL.Path, err)
 	}
 	return run, body, err

@@ -279,7 +279,7 @@ func (s *Session) connect(ctx context.Context) error {
 	var strange time.Time // since when this node is turned away
 	err := s.retry(deadline, "join", func(ctx context.Context) error {
 		err := s.join(ctx, nil)
-		if !errors.Is(err, ErrStranger) {
+		if !errors.Is(err, errStranger) {
 			strange = time.Time{}
 			return err
 		}
@@ -291,7 +291,7 @@ func (s *Session) connect(ctx context.Context) error {
 		}
 		return err
 	})
-	if errors.Is(err, ErrStranger) && !Final(err) && ctx.Err() == nil {
+	if errors.Is(err, errStranger) && !Final(err) && ctx.Err() == nil {
 		return &turnedAwayError{s.cfg.Where, err} // before its patience was over
 	}
 	if err != nil && ctx.Err() == nil && deadline.Err() != nil {

@@ -12,11 +12,11 @@ import (
 	"dlrover-run/rendezvous/api/httperr"
 )
 
-// MaxBody bounds a request body: the largest is a Join with MaxFailures failures,
+// maxBody bounds a request body: the largest is a Join with maxFailures failures,
 // for which a launcher's records of 8 KiB leave room.
 const (
-	MaxBody     = 2 << 20
-	MaxFailures = 128
+	maxBody     = 2 << 20
+	maxFailures = 128
 )
 
 // The bodies of the requests are events and the moment of sending, if times travel with them: those are of the sender's
@@ -92,20 +92,20 @@ var wireErrors = httperr.Table{
 	{rendezvous.ErrFinishing, http.StatusServiceUnavailable, "finishing"},
 	{rendezvous.ErrTaken, http.StatusServiceUnavailable, "taken"},
 	{ErrUnauthorized, http.StatusUnauthorized, "unauthorized"},
-	{ErrStranger, http.StatusForbidden, "stranger"},
+	{errStranger, http.StatusForbidden, "stranger"},
 	{rendezvous.ErrFinished, http.StatusConflict, "finished"},
 	{rendezvous.ErrNotRunning, http.StatusConflict, "not_running"},
 	{rendezvous.ErrNotPaused, http.StatusConflict, "not_paused"},
 	{rendezvous.ErrBadOrder, http.StatusBadRequest, "bad_order"},
 	{ErrUnknownRun, http.StatusNotFound, "unknown_run"},
 	{ErrNotEnded, http.StatusConflict, "not_ended"},
-	{ErrNoNotices, http.StatusConflict, "no_notices"},
+	{errNoNotices, http.StatusConflict, "no_notices"},
 	{errMethod, http.StatusMethodNotAllowed, "method_not_allowed"},
 	{errPage, http.StatusForbidden, "web_page"},
 	{errMedia, http.StatusUnsupportedMediaType, "media_type"},
 	{ErrNotFound, http.StatusNotFound, "not_found"}, // before ErrBadRequest, which it is, too
 	{ErrBadRequest, http.StatusBadRequest, "bad_request"},
-	{ErrTooManyRuns, http.StatusTooManyRequests, "too_many_runs"},
+	{errTooManyRuns, http.StatusTooManyRequests, "too_many_runs"},
 	{ErrClosed, http.StatusServiceUnavailable, "closed"},
 }
 

@@ -49,10 +49,10 @@ var aspects = map[Kind]string{Xid: "xids", ECC: "memory", Device: "copies"}
 const (
 	MaxNodes    = 100_000 // machines; those that were not seen for longest go, but none that is marked
 	MaxPerNode  = 16      // findings of one machine; the oldest go
-	MaxLogRules = 4       // of kind LogRule among them, so that they displace no other
-	MaxFindings = 1 << 15 // findings of all; the oldest go
-	MaxRuns     = 4096    // the one that was not heard of for longest goes
-	MaxRunsNode = 64      // concurrent runs of one machine
+	maxLogRules = 4       // of kind LogRule among them, so that they displace no other
+	maxFindings = 1 << 15 // findings of all; the oldest go
+	maxRuns     = 4096    // the one that was not heard of for longest goes
+	maxRunsNode = 64      // concurrent runs of one machine
 	MaxText     = 1024    // bytes of a text; longer ones are cut
 	MaxKind     = 64      // bytes of a kind
 )
@@ -316,7 +316,7 @@ func newJob() *job {
 }
 
 func (b *Book) roomForRun() {
-	if len(b.runs) < MaxRuns {
+	if len(b.runs) < maxRuns {
 		return
 	}
 	oldest := ""
@@ -355,7 +355,7 @@ func (b *Book) Size(now time.Time, run string, nodes []string) {
 	in := make(map[string]bool, len(nodes))
 	for _, name := range nodes {
 		r := b.node(now, name)
-		if r == nil || in[name] || !j.members[name] && r.in >= MaxRunsNode {
+		if r == nil || in[name] || !j.members[name] && r.in >= maxRunsNode {
 			continue
 		}
 		in[name] = true

@@ -487,11 +487,11 @@ func TestBounds(t *testing.T) {
 	}
 	require.Empty(t, b.Failed(noon, "", "n001", ""))
 	require.Len(t, b.List(noon), 2)
-	for i := range MaxRuns + 10 {
+	for i := range maxRuns + 10 {
 		b.Size(noon, fmt.Sprint("run", i), names(3))
 	}
-	require.LessOrEqual(t, len(b.runs), MaxRuns)
-	require.LessOrEqual(t, b.nodes["n001"].in, MaxRunsNode)
+	require.LessOrEqual(t, len(b.runs), maxRuns)
+	require.LessOrEqual(t, b.nodes["n001"].in, maxRunsNode)
 	again(t, b)
 }
 
@@ -513,10 +513,10 @@ func TestALargeClusterIsBounded(t *testing.T) {
 	if testing.Short() { // 33,000 findings take 20 s with -race
 		return
 	}
-	for i := range MaxFindings + 100 {
+	for i := range maxFindings + 100 {
 		b.Find(after(time.Duration(i+3)), Finding{Node: fmt.Sprintf("p2-%d", i), Run: "r2", Kind: Silent})
 	}
-	require.LessOrEqual(t, b.findings, MaxFindings)
+	require.LessOrEqual(t, b.findings, maxFindings)
 	require.Empty(t, b.nodes["p2-0"].findings)
 	again(t, b)
 }

@@ -90,7 +90,7 @@ func (r *record) surplus() int {
 		}
 	}
 	switch {
-	case rules > MaxLogRules:
+	case rules > maxLogRules:
 		return oldest
 	case len(r.findings) > MaxPerNode:
 		return 0
@@ -107,7 +107,7 @@ func later(a, b time.Time) time.Time {
 
 // roomForFindings forgets the oldest 16th of all findings when there are too many.
 func (b *Book) roomForFindings() {
-	if b.findings <= MaxFindings {
+	if b.findings <= maxFindings {
 		return
 	}
 	times := make([]time.Time, 0, b.findings)

@@ -70,9 +70,9 @@ func Restore(cfg Config, data []byte) (*Book, error) {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return nil, err
 	}
-	if len(s.Nodes) > MaxNodes || len(s.Runs) > MaxRuns || len(s.Made) > MaxNodes {
+	if len(s.Nodes) > MaxNodes || len(s.Runs) > maxRuns || len(s.Made) > MaxNodes {
 		return nil, fmt.Errorf("%d nodes, %d runs, %d marks made: at most %d, %d and %d are kept", len(s.Nodes),
-			len(s.Runs), len(s.Made), MaxNodes, MaxRuns, MaxNodes)
+			len(s.Runs), len(s.Made), MaxNodes, maxRuns, MaxNodes)
 	}
 	b := NewBook(cfg)
 	if err := b.load(s); err != nil {
@@ -87,8 +87,8 @@ func (b *Book) load(s snapshot) error {
 			return fmt.Errorf("node %.100q: %w", n.Name, err)
 		}
 	}
-	if b.findings > MaxFindings {
-		return fmt.Errorf("%d findings: at most %d are kept", b.findings, MaxFindings)
+	if b.findings > maxFindings {
+		return fmt.Errorf("%d findings: at most %d are kept", b.findings, maxFindings)
 	}
 	for _, r := range s.Runs {
 		if err := b.loadRun(r); err != nil {
@@ -222,9 +222,9 @@ func (b *Book) loadRun(s savedRun) error {
 func (b *Book) loadMembers(j *job, members []string) error {
 	for _, name := range members {
 		r := b.nodes[name]
-		if r == nil || j.members[name] || r.in == MaxRunsNode {
+		if r == nil || j.members[name] || r.in == maxRunsNode {
 			return fmt.Errorf("member %.100q is no node, is there twice, or takes part in more than %d runs", name,
-				MaxRunsNode)
+				maxRunsNode)
 		}
 		j.members[name] = true
 		r.in++

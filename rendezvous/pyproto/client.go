@@ -48,8 +48,8 @@ type Client struct {
 var (
 	// ErrNoMaster: something answers that is no master of DLRover, or one of another transport.
 	ErrNoMaster = errors.New("no master of DLRover answers")
-	// ErrRefused: the master has rejected the request, or failed on the way.
-	ErrRefused = errors.New("the master of DLRover refused")
+	// errRefused: the master has rejected the request, or failed on the way.
+	errRefused = errors.New("the master of DLRover refused")
 )
 
 // callTimeout bounds one call, as DLRover's agents do.
@@ -169,13 +169,13 @@ func (c *Client) Get(ctx context.Context, m *Message) (*Message, error) {
 	return ReadMessage(data)
 }
 
-// Report sends a report to the master; ErrRefused: the master has not accepted it.
+// Report sends a report to the master; errRefused: the master has not accepted it.
 func (c *Client) Report(ctx context.Context, m *Message) error {
 	_, r, err := c.call(ctx, "report", m)
 	if err != nil || r.Success {
 		return err
 	}
-	return fmt.Errorf("%w %s: %s", ErrRefused, m.Class.Name, reasonOr(r.Reason))
+	return fmt.Errorf("%w %s: %s", errRefused, m.Class.Name, reasonOr(r.Reason))
 }
 
 func reasonOr(reason string) string {
@@ -185,7 +185,7 @@ func reasonOr(reason string) string {
 	return reason
 }
 
-func (c *Client) call(ctx context.Context, name string, m *Message) ([]byte, Response, error) {
+func (c *Client) call(ctx context.Context, name string, m *Message) ([]byte, response, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if c.cfg.HTTP {
@@ -222,28 +222,28 @@ func (c *Client) request(ctx context.Context, path, kind string, body []byte) (*
 	return resp, err
 }
 
-func (c *Client) callGRPC(ctx context.Context, name string, body []byte) ([]byte, Response, error) {
+func (c *Client) callGRPC(ctx context.Context, name string, body []byte) ([]byte, response, error) {
 	resp, err := c.request(ctx, GRPCPath+name, "application/grpc", body)
 	if err != nil {
-		return nil, Response{}, err
+		return nil, response{}, err
 	}
 	defer resp.Body.Close()
 	body, err = readAnswer(resp.Body)
 	if err != nil {
-		return nil, Response{}, err
+		return nil, response{}, err
 	}
 	if err := statusOf(resp); err != nil {
-		return nil, Response{}, err
+		return nil, response{}, err
 	}
 	if body, err = readFrame(bytes.NewReader(body)); err != nil {
-		return nil, Response{}, err
+		return nil, response{}, err
 	}
 	if name == "report" {
 		r, err := parseResponse(body)
 		return nil, r, err
 	}
 	answer, err := parseEnvelope(body)
-	return answer.Data, Response{Success: true}, err
+	return answer.Data, response{Success: true}, err
 }
 
 // readAnswer reads to the end, behind which gRPC has its status.
@@ -259,7 +259,7 @@ func readAnswer(r io.Reader) ([]byte, error) {
 }
 
 // maxAnswer is room for a message and its envelope.
-const maxAnswer = MaxMessage + 4096
+const maxAnswer = maxMessage + 4096
 
 // statusOf reads gRPC's status, which comes behind the body, or in the header if there is none.
 func statusOf(resp *http.Response) error {
@@ -283,36 +283,36 @@ func statusOf(resp *http.Response) error {
 	case codeUnauthenticated:
 		return fmt.Errorf("%w (gRPC status %d: %.300s)", ErrJobUID, code, text)
 	}
-	return fmt.Errorf("%w: gRPC status %d: %.300s", ErrRefused, code, text)
+	return fmt.Errorf("%w: gRPC status %d: %.300s", errRefused, code, text)
 }
 
-func (c *Client) callHTTP(ctx context.Context, name string, e Envelope) ([]byte, Response, error) {
+func (c *Client) callHTTP(ctx context.Context, name string, e Envelope) ([]byte, response, error) {
 	body, err := json.Marshal(map[string]any{
 		"node_id": e.NodeID, "node_type": e.NodeType, "data": base64.StdEncoding.EncodeToString(e.Data),
 	})
 	if err != nil {
-		return nil, Response{}, err
+		return nil, response{}, err
 	}
 	resp, err := c.request(ctx, "/"+name, "application/json", body)
 	if err != nil {
-		return nil, Response{}, err
+		return nil, response{}, err
 	}
 	defer resp.Body.Close()
 	data, err := readAnswer(resp.Body)
 	switch {
 	case err != nil:
-		return nil, Response{}, err
+		return nil, response{}, err
 	case resp.StatusCode == http.StatusNotAcceptable:
-		return nil, Response{}, fmt.Errorf("%w (%.300s)", ErrJobUID, data)
+		return nil, response{}, fmt.Errorf("%w (%.300s)", ErrJobUID, data)
 	case resp.StatusCode == http.StatusInternalServerError:
-		return nil, Response{}, fmt.Errorf("%w: HTTP %s: %.300q", ErrRefused, resp.Status, data)
+		return nil, response{}, fmt.Errorf("%w: HTTP %s: %.300q", errRefused, resp.Status, data)
 	case resp.StatusCode != http.StatusOK:
-		return nil, Response{}, fmt.Errorf("%w: HTTP %s", ErrNoMaster, resp.Status)
+		return nil, response{}, fmt.Errorf("%w: HTTP %s", ErrNoMaster, resp.Status)
 	}
 	m, err := ReadMessage(data)
 	if err != nil || m.Class.Name != "BaseResponse" {
-		return nil, Response{}, fmt.Errorf("%w: its answer is none", ErrNoMaster)
+		return nil, response{}, fmt.Errorf("%w: its answer is none", ErrNoMaster)
 	}
 	success, _ := m.Get("success").(bool)
-	return BytesOf(m.Get("data")), Response{Success: success}, nil
+	return BytesOf(m.Get("data")), response{Success: success}, nil
 }

@@ -238,5 +238,5 @@ func useMaster(t *testing.T, clients []*Client, speak Dialect) {
 	unknown, err := c.Get(soon(t), c.New("NoSuchMessage"))
 	require.NoError(t, err)
 	require.Nil(t, unknown)
-	require.ErrorIs(t, c.Report(soon(t), c.New("NoSuchMessage")), ErrRefused)
+	require.ErrorIs(t, c.Report(soon(t), c.New("NoSuchMessage")), errRefused)
 }

@@ -14,8 +14,8 @@ type Envelope struct {
 	Data     []byte
 }
 
-// Response answers a report (elastic.Response).
-type Response struct {
+// response answers a report (elastic.Response).
+type response struct {
 	Success bool
 	Reason  string
 }
@@ -57,7 +57,7 @@ func parseEnvelope(in []byte) (e Envelope, err error) {
 	return e, err
 }
 
-func (r Response) marshal() []byte {
+func (r response) marshal() []byte {
 	var b []byte
 	if r.Success {
 		b = append(b, 1<<3|varint, 1)
@@ -65,7 +65,7 @@ func (r Response) marshal() []byte {
 	return appendBytes(b, 2, strings.ToValidUTF8(r.Reason, "\uFFFD"))
 }
 
-func parseResponse(in []byte) (r Response, err error) {
+func parseResponse(in []byte) (r response, err error) {
 	err = fields(in, func(number uint64, n uint64, b []byte) {
 		switch number {
 		case 1:

@@ -46,11 +46,11 @@ func TestEnvelopeIsAsWritten(t *testing.T) {
 	require.Equal(t, "08ffffffffffffffffff011206776f726b65721a024e2e",
 		hex.EncodeToString(Envelope{-1, "worker", []byte("N.")}.marshal()))
 	require.Empty(t, Envelope{}.marshal())
-	require.Equal(t, "080112026e6f", hex.EncodeToString(Response{true, "no"}.marshal()))
-	require.Empty(t, Response{}.marshal())
+	require.Equal(t, "080112026e6f", hex.EncodeToString(response{true, "no"}.marshal()))
+	require.Empty(t, response{}.marshal())
 	r, err := parseResponse([]byte("\x08\x01\x12\x02no\x18\x07"))
 	require.NoError(t, err)
-	require.Equal(t, Response{true, "no"}, r)
+	require.Equal(t, response{true, "no"}, r)
 	e, err := parseEnvelope(Envelope{NodeType: "cut \xe4\xbd"}.marshal())
 	require.NoError(t, err)
 	require.Equal(t, "cut �", e.NodeType)
@@ -89,7 +89,7 @@ func FuzzEnvelope(f *testing.F) {
 		}
 	}
 	f.Add(Envelope{-1, "worker", []byte("N.")}.marshal())
-	f.Add(Response{true, "why"}.marshal())
+	f.Add(response{true, "why"}.marshal())
 	f.Add([]byte(unknown))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		_, problem := parseResponse(in)

@@ -68,7 +68,7 @@ func plain(v any) any {
 		return object{"float": pythonHex(v)}
 	case []byte:
 		return object{"bytes": hex.EncodeToString(v)}
-	case Tuple:
+	case tuple:
 		return object{"tuple": plainAll(v)}
 	case *List:
 		return object{"list": plainAll(v.Items)}
@@ -222,7 +222,7 @@ func TestDLRoverReadsWhatEncodeWrites(t *testing.T) {
 				bad.Class.Module = string(Grpc)
 			}
 			fmt.Fprintf(&in, "%x\n", pickle.Encode(bad))
-			mended, err := Decode(pickle.Encode(bad))
+			mended, err := decode(pickle.Encode(bad))
 			require.NoError(t, err)
 			require.Equal(t, "cut �", mended.(*Object).Str("key"))
 			want = append(want, plain(mended))
@@ -266,8 +266,8 @@ func TestDecodeReadsWhatIsTooLongForAFile(t *testing.T) {
 		for i, line := range lines {
 			data, err := hex.DecodeString(line)
 			require.NoError(t, err)
-			_, err = Decode(data)
-			require.ErrorIs(t, err, ErrPickle, "value %d, protocol %d", i/4, 2+i%4)
+			_, err = decode(data)
+			require.ErrorIs(t, err, errPickle, "value %d, protocol %d", i/4, 2+i%4)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // Package pyproto speaks the protocol of DLRover's master, which is written in Python: pickled dataclasses in two
 // remote procedures, get and report, over gRPC or over HTTP with JSON. It needs neither: pickles are read by a decoder
-// that makes no objects (Decode), gRPC is one POST over HTTP/2 for every call, with net/http.
+// that makes no objects (decode), gRPC is one POST over HTTP/2 for every call, with net/http.
 //
 // Sources: DLRover's dlrover/proto/elastic_training.proto, dlrover/python/common/comm.py and
 // dlrover/python/master/servicer.py, versions 0.3.8 to 0.6.1, and the messages that these versions sent in tests.
@@ -25,13 +25,13 @@ type Message = Object
 
 // ReadMessage reads a pickle that is a message in one of the dialects.
 func ReadMessage(data []byte) (*Message, error) {
-	v, err := Decode(data)
+	v, err := decode(data)
 	if err != nil {
 		return nil, err
 	}
 	m, ok := v.(*Object)
 	if !ok || DialectOf(m) != Comm && DialectOf(m) != Grpc {
-		return nil, fmt.Errorf("%w: a %s where a message of DLRover is needed", ErrPickle, describe(v))
+		return nil, fmt.Errorf("%w: a %s where a message of DLRover is needed", errPickle, describe(v))
 	}
 	return m, nil
 }

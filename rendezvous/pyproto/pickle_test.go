@@ -69,12 +69,12 @@ func TestEveryOpcode(t *testing.T) {
 		{"SHORT_BINBYTES, empty", "C\x00", []byte{}},
 		{"BINBYTES", "B\x01\x00\x00\x00a", []byte("a")},
 		{"BINBYTES8", "\x8e\x01\x00\x00\x00\x00\x00\x00\x00a", []byte("a")},
-		{"EMPTY_TUPLE", ")", Tuple{}},
-		{"TUPLE1", "N\x85", Tuple{nil}},
-		{"TUPLE2", "NK\x01\x86", Tuple{nil, int64(1)}},
-		{"TUPLE3", "NK\x01K\x02\x87", Tuple{nil, int64(1), int64(2)}},
-		{"TUPLE", "(NK\x01K\x02\x88t", Tuple{nil, int64(1), int64(2), true}},
-		{"TUPLE of none", "(t", Tuple{}},
+		{"EMPTY_TUPLE", ")", tuple{}},
+		{"TUPLE1", "N\x85", tuple{nil}},
+		{"TUPLE2", "NK\x01\x86", tuple{nil, int64(1)}},
+		{"TUPLE3", "NK\x01K\x02\x87", tuple{nil, int64(1), int64(2)}},
+		{"TUPLE", "(NK\x01K\x02\x88t", tuple{nil, int64(1), int64(2), true}},
+		{"TUPLE of none", "(t", tuple{}},
 		{"EMPTY_LIST", "]", list()},
 		{"APPEND", "]Na", list(nil)},
 		{"APPENDS", "](NK\x01eK\x02a", list(nil, int64(1), int64(2))},
@@ -94,22 +94,22 @@ func TestEveryOpcode(t *testing.T) {
 		{"BINPUT and BINGET", "](\x8c\x01aq\x00h\x00e", list("a", "a")},
 		{"LONG_BINPUT and LONG_BINGET", "](C\x01ar\x01\x00\x00\x00j\x01\x00\x00\x00e", list([]byte("a"), []byte("a"))},
 		{"the last that was remembered", "](\x8c\x01aq\x00\x8c\x01bq\x00h\x00e", list("a", "b", "b")},
-		{"an empty tuple again", "()\x94h\x00t", Tuple{Tuple{}, Tuple{}}},
-		{"a class again", "(" + classX + "\x94)\x81h\x00)\x81t", Tuple{x(), x()}},
+		{"an empty tuple again", "()\x94h\x00t", tuple{tuple{}, tuple{}}},
+		{"a class again", "(" + classX + "\x94)\x81h\x00)\x81t", tuple{x(), x()}},
 		{"what comes behind STOP", "N.garbage", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := []byte(c.in + ".")
-			v, err := Decode(in)
+			v, err := decode(in)
 			require.NoError(t, err)
 			require.Equal(t, c.want, v)
 			end := bytes.IndexByte(in, '.') // none of them holds another
 			for n := range in[:end] {
-				_, err := Decode(in[:n])
-				require.ErrorIs(t, err, ErrPickle, "cut at byte %d", n)
+				_, err := decode(in[:n])
+				require.ErrorIs(t, err, errPickle, "cut at byte %d", n)
 			}
 			require.LessOrEqual(t, len(pickle.Encode(v)), pickle.EncodedLen(v))
-			again, err := Decode(pickle.Encode(v))
+			again, err := decode(pickle.Encode(v))
 			require.NoError(t, err)
 			require.Equal(t, v, again)
 		})
@@ -193,8 +193,8 @@ func TestRefusedPickles(t *testing.T) {
 		{"a far jump in the memo", "\x8c\x00r\xff\xff\x00\x00.", "comes too early"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v, err := Decode([]byte(c.in))
-			require.ErrorIs(t, err, ErrPickle)
+			v, err := decode([]byte(c.in))
+			require.ErrorIs(t, err, errPickle)
 			require.ErrorContains(t, err, c.want)
 			require.Nil(t, v)
 		})
@@ -209,7 +209,7 @@ func TestMessagesAreOfDLRover(t *testing.T) {
 		"cdlrover.python.common.constants\nX\n)\x81.": "a dlrover.python.common.constants.X where",
 	} {
 		_, err := ReadMessage([]byte(in))
-		require.ErrorIs(t, err, ErrPickle)
+		require.ErrorIs(t, err, errPickle)
 		require.ErrorContains(t, err, want)
 	}
 }
@@ -246,17 +246,17 @@ func TestBombs(t *testing.T) {
 		{"a long frame", "\x95" + u64(math.MaxUint64), "it ends too early", 64 << 10},
 		{"a memo of many entries", "\x8c\x00" + "r" + u32(math.MaxUint32), "comes too early", 64 << 10},
 		{"one with gaps", strings.Repeat("Nr"+u32(100), 3), "comes too early", 64 << 10},
-		{"many values", strings.Repeat("]", MaxMessage), "more than 4194304 values", 800 << 20},
+		{"many values", strings.Repeat("]", maxMessage), "more than 4194304 values", 800 << 20},
 		{"a text from the memo, often", "](X" + u32(million) + strings.Repeat("a", million) + "\x94" +
 			strings.Repeat("h\x00", million) + "e.", "repeated too often", 16 << 20},
 		{"a name without an end", "c" + strings.Repeat("m", million), "it ends too early", 64 << 10},
-		{"more than is read", strings.Repeat("N", MaxMessage+1), "at most 16777216 are read", 64 << 10},
+		{"more than is read", strings.Repeat("N", maxMessage+1), "at most 16777216 are read", 64 << 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := []byte(c.in)
 			require.Less(t, heap(func() {
-				_, err := Decode(in)
-				require.ErrorIs(t, err, ErrPickle)
+				_, err := decode(in)
+				require.ErrorIs(t, err, errPickle)
 				require.ErrorContains(t, err, c.want)
 			}), c.most)
 		})
@@ -269,15 +269,15 @@ func TestDepthThatIsRead(t *testing.T) {
 		{"", ")", "\x85"}, {"]", "]", "a"}, {"}N", "}", "s"}, {objectX + "}N", objectX, "sb"},
 	} {
 		in := strings.Repeat(c.begin, pickle.MaxDepth-1) + c.inner + strings.Repeat(c.end, pickle.MaxDepth-1) + "."
-		v, err := Decode([]byte(in))
+		v, err := decode([]byte(in))
 		if c.inner == ")" { // an empty tuple is no depth
 			in = strings.Replace(in, ")", ")\x85", 1)
-			v, err = Decode([]byte(in))
+			v, err = decode([]byte(in))
 		}
 		require.NoError(t, err)
-		_, err = Decode(pickle.Encode(v))
+		_, err = decode(pickle.Encode(v))
 		require.NoError(t, err)
-		_, err = Decode([]byte(c.begin + in[:len(in)-1] + c.end + "."))
+		_, err = decode([]byte(c.begin + in[:len(in)-1] + c.end + "."))
 		require.ErrorContains(t, err, "containers in each other")
 	}
 }
@@ -324,14 +324,14 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Add([]byte(objectX + "}(\x8c\x01aG\x00\x00\x00\x00\x00\x00\x00\x00\x8c\x01b](N)\x88eub."))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		v, err := Decode(in)
+		v, err := decode(in)
 		if err != nil {
-			require.ErrorIs(t, err, ErrPickle)
+			require.ErrorIs(t, err, errPickle)
 			return
 		}
 		out := pickle.Encode(v) // which compares what is no number, too
 		require.LessOrEqual(t, len(out), pickle.EncodedLen(v))
-		again, err := Decode(out)
+		again, err := decode(out)
 		require.NoError(t, err)
 		require.Equal(t, out, pickle.Encode(again))
 	})

@@ -89,9 +89,9 @@ func (c *call) encode(a Answer) ([]byte, error) {
 	if a.Message != nil {
 		n = pickle.EncodedLen(a.Message)
 	}
-	if n > MaxMessage {
+	if n > maxMessage {
 		return nil, fmt.Errorf("%w: it has %d bytes, and at most %d are sent; ask for fewer keys at once", errAnswer, n,
-			MaxMessage)
+			maxMessage)
 	}
 	if a.Message == nil {
 		return a.Encoded, nil

@@ -25,7 +25,7 @@ func hog(ctx context.Context, t *testing.T, addr string, overHTTP bool, n int) (
 	tr := &http.Transport{Protocols: new(http.Protocols)}
 	tr.Protocols.SetHTTP1(overHTTP)
 	tr.Protocols.SetUnencryptedHTTP2(!overHTTP)
-	path, head := GRPCPath+"get", string(binary.BigEndian.AppendUint32([]byte{0}, MaxMessage))
+	path, head := GRPCPath+"get", string(binary.BigEndian.AppendUint32([]byte{0}, maxMessage))
 	if overHTTP {
 		path, head = "/get", `{"data": "`
 	}
@@ -174,7 +174,7 @@ func TestStrangersAreFew(t *testing.T) {
 // No answer is longer than a message may be, and none is made before that is known.
 func TestAnswersThatAreTooLargeAreNotMade(t *testing.T) {
 	both(t, func(t *testing.T, overHTTP bool) {
-		c := client(t, ClientConfig{Addr: serve(t, Handler(large(MaxMessage+1))), HTTP: overHTTP})
+		c := client(t, ClientConfig{Addr: serve(t, Handler(large(maxMessage+1))), HTTP: overHTTP})
 		var err error
 		require.Less(t, heap(func() { _, err = c.Get(soon(t), c.New("KeyValuePair")) }), uint64(1<<20))
 		require.ErrorContains(t, err, errAnswer.Error())

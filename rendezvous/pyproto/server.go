@@ -88,7 +88,7 @@ func codeOf(err error) int {
 		return codeUnauthenticated
 	case errors.Is(err, errRoom), errors.Is(err, errAnswer):
 		return codeExhausted
-	case errors.Is(err, ErrPickle) || errors.Is(err, errProto):
+	case errors.Is(err, errPickle) || errors.Is(err, errProto):
 		return codeInvalid
 	}
 	return codeInternal
@@ -228,7 +228,7 @@ func (s *served) answerGRPC(req *http.Request, c *call, e Envelope) (head, data 
 	if s.name == "get" {
 		return beforeData(len(data)), data, err
 	}
-	return frame(Response{Success: success}.marshal()), nil, err
+	return frame(response{Success: success}.marshal()), nil, err
 }
 
 // beforeData begins a frame with an Envelope of Data alone.
@@ -284,8 +284,8 @@ func readFrame(r io.Reader) ([]byte, error) {
 		return nil, unreadable(err)
 	}
 	n := binary.BigEndian.Uint32(head[1:])
-	if head[0] != 0 || n > MaxMessage {
-		return nil, fmt.Errorf("%w: compressed, or of more than %d bytes", errProto, MaxMessage)
+	if head[0] != 0 || n > maxMessage {
+		return nil, fmt.Errorf("%w: compressed, or of more than %d bytes", errProto, maxMessage)
 	}
 	body := make([]byte, 0, min(n, smallBody))
 	for uint32(len(body)) < n { // announced bytes are allocated as they arrive
@@ -362,7 +362,7 @@ func aroundData(success bool, n int) (before, after []byte) {
 }
 
 // maxJSON is room for a message in base64, and for its envelope, in bytes.
-const maxJSON = MaxMessage/3*4 + 64<<10
+const maxJSON = maxMessage/3*4 + 64<<10
 
 // readJSON reads the envelope of a request, in its time.
 func readJSON(w http.ResponseWriter, r io.Reader) (e Envelope, err error) {

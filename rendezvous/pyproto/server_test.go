@@ -182,7 +182,7 @@ func TestNoAnswerAndNoSuccess(t *testing.T) {
 		require.NoError(t, err)
 		require.Nil(t, got)
 		err = c.Report(soon(t), c.New("Unknown"))
-		require.ErrorIs(t, err, ErrRefused)
+		require.ErrorIs(t, err, errRefused)
 		require.ErrorContains(t, err, "Unknown: it gives no reason")
 	})
 }
@@ -209,11 +209,11 @@ func TestErrorsOfTheBackend(t *testing.T) {
 		b := &backend{answer: func(context.Context, Caller, *Message) ([]byte, error) { return nil, errors.New(long) }}
 		c := client(t, ClientConfig{Addr: serve(t, Handler(b)), HTTP: http})
 		_, err := c.Get(soon(t), c.New("HeartBeat"))
-		require.ErrorIs(t, err, ErrRefused)
+		require.ErrorIs(t, err, errRefused)
 		require.ErrorContains(t, err, "ä long reason")
 		require.Less(t, len(err.Error()), 1000)
 		err = c.Report(soon(t), c.New("HeartBeat"))
-		require.ErrorIs(t, err, ErrRefused)
+		require.ErrorIs(t, err, errRefused)
 	})
 }
 
@@ -283,7 +283,7 @@ func TestBigMessages(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(value, got.Get("value").([]byte)))
 		}
-		_, err := c.Get(soon(t), c.New("KeyValuePair", Field{"value", make([]byte, MaxMessage)}))
+		_, err := c.Get(soon(t), c.New("KeyValuePair", Field{"value", make([]byte, maxMessage)}))
 		require.Error(t, err)
 		_, err = c.Get(soon(t), c.New("KeyValuePair"))
 		require.NoError(t, err, "after one that is too long")
@@ -294,7 +294,7 @@ func TestBigMessages(t *testing.T) {
 type tooLong struct{}
 
 func (tooLong) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	_, _ = w.Write(make([]byte, 2*MaxMessage))
+	_, _ = w.Write(make([]byte, 2*maxMessage))
 }
 
 func TestAnswersThatAreTooLong(t *testing.T) {
@@ -444,7 +444,7 @@ func TestServersThatSayNothing(t *testing.T) {
 		c = client(t, ClientConfig{Addr: l.Addr().String(), HTTP: http})
 		_, err = c.Get(soon(t), c.New("HeartBeat"))
 		require.ErrorContains(t, err, "refused")
-		require.NotErrorIs(t, err, ErrRefused)
+		require.NotErrorIs(t, err, errRefused)
 	})
 }
 
@@ -531,7 +531,7 @@ func TestCallsThatAreNone(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			for _, name := range []string{"get", "report"} {
 				_, err := grpcCall(t, addr, GRPCPath+name, strings.NewReader(c.body))
-				require.ErrorIs(t, err, ErrRefused)
+				require.ErrorIs(t, err, errRefused)
 				require.ErrorContains(t, err, "gRPC status 3")
 				require.ErrorContains(t, err, c.want)
 			}
@@ -548,13 +548,13 @@ func TestCallsThatAreNone(t *testing.T) {
 }
 
 func TestReadFrame(t *testing.T) {
-	for _, size := range []int{0, 1, 65535, 65536, 65537, 1 << 20, MaxMessage} {
+	for _, size := range []int{0, 1, 65535, 65536, 65537, 1 << 20, maxMessage} {
 		body := bytes.Repeat([]byte{7}, size)
 		got, err := readFrame(bytes.NewReader(frame(body)))
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(body, got))
 	}
-	most := binary.BigEndian.AppendUint32([]byte{0}, MaxMessage)
+	most := binary.BigEndian.AppendUint32([]byte{0}, maxMessage)
 	require.Less(t, heap(func() {
 		_, err := readFrame(bytes.NewReader(most))
 		require.ErrorIs(t, err, errProto)
@@ -583,7 +583,7 @@ func FuzzJSON(f *testing.F) {
 		require.LessOrEqual(t, len(e.Data), len(in))
 		_, err = ReadMessage(e.Data)
 		if err != nil {
-			require.ErrorIs(t, err, ErrPickle)
+			require.ErrorIs(t, err, errPickle)
 		}
 	})
 }

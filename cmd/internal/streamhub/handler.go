@@ -24,12 +24,12 @@ func wireErrors() httperr.Table {
 	return httperr.Table{
 		{Err: api.ErrUnknownRun, Status: http.StatusNotFound, Code: "unknown_run"},
 		{Err: rendezvous.ErrUnknownNode, Status: http.StatusNotFound, Code: "unknown_node"},
-		{Err: ErrNoRank, Status: http.StatusConflict, Code: "unknown_rank"},
-		{Err: ErrGone, Status: http.StatusConflict, Code: "stream_gone"},
-		{Err: ErrRefused, Status: http.StatusForbidden, Code: "exec_refused"},
-		{Err: ErrTooMany, Status: http.StatusTooManyRequests, Code: "too_many_streams"},
-		{Err: ErrOld, Status: http.StatusConflict, Code: "old_launcher"},
-		{Err: ErrBad, Status: http.StatusBadRequest, Code: "bad_request"},
+		{Err: errNoRank, Status: http.StatusConflict, Code: "unknown_rank"},
+		{Err: errGone, Status: http.StatusConflict, Code: "stream_gone"},
+		{Err: errRefused, Status: http.StatusForbidden, Code: "exec_refused"},
+		{Err: errTooMany, Status: http.StatusTooManyRequests, Code: "too_many_streams"},
+		{Err: errOld, Status: http.StatusConflict, Code: "old_launcher"},
+		{Err: errBad, Status: http.StatusBadRequest, Code: "bad_request"},
 	}
 }
 
@@ -86,7 +86,7 @@ func number(q url.Values, name string, absent int) (int, error) {
 	}
 	n, err := strconv.ParseInt(q.Get(name), 10, 32)
 	if err != nil || n < -1 {
-		return 0, fmt.Errorf("%w: %s=%.40q: need a number", ErrBad, name, q.Get(name))
+		return 0, fmt.Errorf("%w: %s=%.40q: need a number", errBad, name, q.Get(name))
 	}
 	return int(n), nil
 }
@@ -95,7 +95,7 @@ func (h *Hub) serveExec(w http.ResponseWriter, req *http.Request) {
 	q := req.URL.Query()
 	rank, err := number(q, "rank", -1)
 	if err == nil && rank < 0 {
-		err = fmt.Errorf("%w: rank=%.40q: need a rank", ErrBad, q.Get("rank"))
+		err = fmt.Errorf("%w: rank=%.40q: need a rank", errBad, q.Get("rank"))
 	}
 	if err == nil {
 		err = upgrades(req)
@@ -134,10 +134,10 @@ func readCommand(nc net.Conn) (args []string, timeout time.Duration, err error) 
 	}
 	var r streams.Request
 	if err := f.Decode(&r); f.Kind != streams.KindRequest || err != nil {
-		return nil, 0, fmt.Errorf("%w: the command cannot be read: use a dlroverctl of the daemon's version", ErrBad)
+		return nil, 0, fmt.Errorf("%w: the command cannot be read: use a dlroverctl of the daemon's version", errBad)
 	}
 	if err := r.CheckArgs(); err != nil {
-		return nil, 0, fmt.Errorf("%w: %w", ErrBad, err)
+		return nil, 0, fmt.Errorf("%w: %w", errBad, err)
 	}
 	return r.Args, max(r.Timeout, 0), nil
 }
@@ -167,7 +167,7 @@ func refuse(w http.ResponseWriter, err error) {
 // upgrades refuses requests that stay with HTTP.
 func upgrades(req *http.Request) error {
 	if !strings.EqualFold(req.Header.Get("Upgrade"), streams.Protocol) {
-		return fmt.Errorf("%w: %s needs Upgrade: %s; use a dlroverctl of the daemon's version", ErrBad, req.URL.Path,
+		return fmt.Errorf("%w: %s needs Upgrade: %s; use a dlroverctl of the daemon's version", errBad, req.URL.Path,
 			streams.Protocol)
 	}
 	return nil

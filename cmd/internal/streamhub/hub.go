@@ -28,7 +28,7 @@ import (
 
 // Bounds of a Hub.
 const (
-	MaxStreams = 64  // of all runs
+	maxStreams = 64  // of all runs
 	maxOfRun   = 8   // of one
 	maxNodes   = 256 // that one stream follows
 
@@ -41,12 +41,12 @@ const (
 
 // Errors of a request for a stream. rendezvous.ErrUnknownNode is another one.
 var (
-	ErrNoRank  = errors.New("no such rank")
-	ErrRefused = errors.New("refused")
-	ErrTooMany = errors.New("too many streams")
-	ErrOld     = errors.New("the launcher is of a version without streams")
-	ErrBad     = errors.New("a bad request")
-	ErrGone    = errors.New("nobody wants this stream any more")
+	errNoRank  = errors.New("no such rank")
+	errRefused = errors.New("refused")
+	errTooMany = errors.New("too many streams")
+	errOld     = errors.New("the launcher is of a version without streams")
+	errBad     = errors.New("a bad request")
+	errGone    = errors.New("nobody wants this stream any more")
 )
 
 // Config connects a Hub to the rendezvous.
@@ -177,7 +177,7 @@ func (h *Hub) admit(run, node string, req streams.Request) (*stream, error) {
 	command := len(req.Args) > 0
 	if command && !h.cfg.Secure {
 		return nil, fmt.Errorf("%w: commands are executed only where daemon and launchers have a job token: "+
-			"set DLROVER_TOKEN, DLROVER_TOKEN_FILE or --token-file on all of them", ErrRefused)
+			"set DLROVER_TOKEN, DLROVER_TOKEN_FILE or --token-file on all of them", errRefused)
 	}
 	roster, err := h.cfg.Roster(run)
 	if err != nil {
@@ -200,10 +200,10 @@ func (h *Hub) admit(run, node string, req streams.Request) (*stream, error) {
 	}
 	switch {
 	case h.closed:
-		return nil, ErrGone
-	case own >= maxOfRun || len(h.open) >= MaxStreams:
+		return nil, errGone
+	case own >= maxOfRun || len(h.open) >= maxStreams:
 		return nil, fmt.Errorf("%w: %d of this run are open, and %d of all; at most %d and %d can be; end one of them",
-			ErrTooMany, own, len(h.open), maxOfRun, MaxStreams)
+			errTooMany, own, len(h.open), maxOfRun, maxStreams)
 	}
 	h.open[s.id] = s
 	h.live.Add(1)
@@ -230,23 +230,23 @@ func (s *stream) check(roster []rendezvous.Occupant) error {
 		}
 	}
 	if len(roster) == 0 {
-		return fmt.Errorf("%w: run %q has no nodes any more, or none yet", ErrNoRank, s.run)
+		return fmt.Errorf("%w: run %q has no nodes any more, or none yet", errNoRank, s.run)
 	}
 	patient := s.req.Follow && ranks == 0 // there may be one later
 	if s.req.Rank >= ranks && !patient {
-		return fmt.Errorf("%w: run %q has no rank %d; it has %s", ErrNoRank, s.run, s.req.Rank, ranksText(ranks))
+		return fmt.Errorf("%w: run %q has no rank %d; it has %s", errNoRank, s.run, s.req.Rank, ranksText(ranks))
 	}
 	wanted := s.wanted(roster)
 	switch {
 	case s.node != "" && !slices.ContainsFunc(roster, func(o rendezvous.Occupant) bool { return o.Name == s.node }):
 		return fmt.Errorf("%w: run %q has no node %q", rendezvous.ErrUnknownNode, s.run, s.node)
 	case len(wanted) == 0 && !patient:
-		return fmt.Errorf("%w: run %q: rank %d is not on node %q", ErrNoRank, s.run, s.req.Rank, s.node)
+		return fmt.Errorf("%w: run %q: rank %d is not on node %q", errNoRank, s.run, s.req.Rank, s.node)
 	case len(wanted) > maxNodes:
 		return fmt.Errorf("%w: run %q has %d nodes; at most %d are followed at a time: name one by --node or --rank",
-			ErrTooMany, s.run, len(wanted), maxNodes)
+			errTooMany, s.run, len(wanted), maxNodes)
 	case len(wanted) > 0 && !slices.ContainsFunc(wanted, able):
-		return fmt.Errorf("%w: node %q; start it with this version", ErrOld, wanted[0].Name)
+		return fmt.Errorf("%w: node %q; start it with this version", errOld, wanted[0].Name)
 	}
 	return nil
 }
@@ -345,7 +345,7 @@ func (s *stream) send(f streams.Frame) error {
 	asker := s.asker
 	s.mu.Unlock()
 	if asker == nil {
-		return ErrGone
+		return errGone
 	}
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -509,7 +509,7 @@ func (h *Hub) find(run, id, node string) (s *stream, o rendezvous.Occupant, err 
 	s = h.open[id]
 	h.mu.Unlock()
 	if s == nil || s.run != run {
-		return nil, o, ErrGone
+		return nil, o, errGone
 	}
 	roster, err := h.cfg.Roster(run)
 	if err != nil {
@@ -518,7 +518,7 @@ func (h *Hub) find(run, id, node string) (s *stream, o rendezvous.Occupant, err 
 	wanted := s.wanted(roster)
 	i := slices.IndexFunc(wanted, func(o rendezvous.Occupant) bool { return o.ID == node })
 	if i < 0 {
-		return nil, o, ErrGone // it was a notice for all
+		return nil, o, errGone // it was a notice for all
 	}
 	return s, wanted[i], nil
 }

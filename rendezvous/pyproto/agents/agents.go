@@ -32,8 +32,8 @@ const (
 	checking = "network-check"
 )
 
-// Silence is how long an agent may send nothing: three of its heartbeats.
-const Silence = 45 * time.Second
+// silence is how long an agent may send nothing: three of its heartbeats.
+const silence = 45 * time.Second
 
 // Config describes the one run that all agents belong to.
 type Config struct {

@@ -146,7 +146,7 @@ func TestKilledAgents(t *testing.T) {
 			late.goes()
 			requireEnds(t, ended, late, ms[1], ms[2])
 			require.Equal(t, []int{0, 1, 2}, late.begun()[0].ranks)
-			require.Less(t, late.begun()[0].at.Sub(at), Silence/2)
+			require.Less(t, late.begun()[0].at.Sub(at), silence/2)
 			require.True(t, hasText(r.events("node-loss"), "worker-0: replaced by node 7"))
 		})
 	})

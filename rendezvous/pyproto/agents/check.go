@@ -170,7 +170,7 @@ func (c *check) complete(now time.Time) bool {
 // wait in it.
 func (c *check) dropSilent(now time.Time) {
 	for rank, t := range c.waiting {
-		if now.Sub(t.seen) > Silence {
+		if now.Sub(t.seen) > silence {
 			c.drop(rank)
 		}
 	}

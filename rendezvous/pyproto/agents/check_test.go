@@ -202,7 +202,7 @@ func TestCheckWithNodesThatComeAndGo(t *testing.T) {
 	t.Run("a node that is silent is not taken", func(t *testing.T) {
 		k := newCheckers(2, 3, 1)
 		k.join(0, 1, 2)
-		k.now = k.now.Add(Silence + time.Second)
+		k.now = k.now.Add(silence + time.Second)
 		k.c.seen(k.now, 0, 100)
 		k.c.seen(k.now, 2, 102)
 		require.Equal(t, [][]int{{0, 2}}, k.begin())

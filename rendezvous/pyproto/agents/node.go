@@ -544,7 +544,7 @@ func (h *Host) forget(a *agent) {
 
 // listen looks for agents that are silent.
 func (h *Host) listen() {
-	t := time.NewTicker(Silence / 9)
+	t := time.NewTicker(silence / 9)
 	defer t.Stop()
 	for {
 		select {
@@ -558,13 +558,13 @@ func (h *Host) listen() {
 		for _, a := range h.silent(time.Now()) {
 			h.lose(a)
 			h.leave(h.ctx, a, rendezvous.Leave{
-				Reason: fmt.Sprintf("its agent has given no sign of life for %s", Silence), Killed: true,
+				Reason: fmt.Sprintf("its agent has given no sign of life for %s", silence), Killed: true,
 			})
 		}
 	}
 }
 
-func (a *agent) silent(now time.Time) bool { return now.Sub(a.seen) > Silence }
+func (a *agent) silent(now time.Time) bool { return now.Sub(a.seen) > silence }
 
 func (h *Host) silent(now time.Time) (as []*agent) {
 	h.mu.Lock()

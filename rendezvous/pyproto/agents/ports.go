@@ -31,7 +31,7 @@ func (p *ports) ask(now time.Time, who caller, port, need int) (common, next int
 		clear(p.offers)
 	}
 	p.offers[who] = offer{port, now}
-	maps.DeleteFunc(p.offers, func(_ caller, o offer) bool { return now.Sub(o.at) > Silence }) // it has died
+	maps.DeleteFunc(p.offers, func(_ caller, o offer) bool { return now.Sub(o.at) > silence }) // it has died
 	lowest, highest := port, port
 	for _, o := range p.offers {
 		lowest, highest = min(lowest, o.port), max(highest, o.port)

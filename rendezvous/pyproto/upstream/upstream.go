@@ -50,8 +50,8 @@ type intervals struct {
 	round time.Duration
 }
 
-// Limits describes the limits of a Python master, for one line of log at the start.
-const Limits = "the master is DLRover's: it has no spares, counts restarts for every node by itself, tells nobody of " +
+// limits describes the limits of a Python master, for one line of log at the start.
+const limits = "the master is DLRover's: it has no spares, counts restarts for every node by itself, tells nobody of " +
 	"other nodes' failures, finds no hangs, and takes no token"
 
 // Inert lists the options in p, as on a command line, that have no effect under a Python master; "" if there are none.
@@ -59,7 +59,7 @@ const Limits = "the master is DLRover's: it has no spares, counts restarts for e
 func Inert(p rendezvous.Params) string {
 	acting := rendezvous.Params{
 		Min: p.Min, Max: p.Max, Unit: p.Unit, LastCall: p.LastCall, JoinTimeout: p.JoinTimeout, MaxRestarts: p.MaxRestarts,
-		Gate: p.Gate, GateTimeout: p.GateTimeout, Check: p.Check, Hang: p.Hang, // of hangs Limits speaks
+		Gate: p.Gate, GateTimeout: p.GateTimeout, Check: p.Check, Hang: p.Hang, // limits mentions hangs
 	}
 	own, _ := p.Differences(acting)
 	return own
@@ -197,7 +197,7 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 		s.ctx, s.cancel = context.WithCancel(context.Background())
 		s.wg.Go(s.follow)
 		s.wg.Go(s.beat)
-		s.cfg.Log.Info(Limits)
+		s.cfg.Log.Info(limits)
 		if inert := s.inert(p); inert != "" {
 			s.cfg.Log.Warn("options that have no effect under a master of DLRover", "options", inert)
 		}
