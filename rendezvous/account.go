@@ -10,7 +10,7 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// The account of a Round's Budget. Every end of an epoch has a toll, which is booked at the next seal. By then it is
+// The account of a Round's Budget. Every end of an epoch has a cost, which is booked at the next seal. By then it is
 // known whether a node has come or gone meanwhile: that explains the failure, and costs nothing. Whether a further
 // restart is allowed is decided when the epoch breaks, and once more before the run fails.
 
@@ -56,7 +56,7 @@ type account struct {
 	SpentIn job.EpochID `json:"spent_in,omitzero"` // the newest epoch that was known to the node that brought Spent
 
 	// Of the newest epoch:
-	Toll     toll         `json:"toll,omitzero"`
+	Cost     cost         `json:"toll,omitzero"`
 	Progress job.Progress `json:"progress,omitzero"`
 	RanAt    time.Time    `json:"ran_at,omitzero"`   // its workers were started
 	BrokeAt  time.Time    `json:"broke_at,omitzero"` // and are being stopped since then
@@ -72,8 +72,8 @@ type account struct {
 	PausedAt  time.Time `json:"paused_at,omitzero"`
 }
 
-// toll is the cost of an epoch's end, besides one of MaxRestarts.
-type toll struct {
+// cost is the price of an epoch's end, besides one of MaxRestarts.
+type cost struct {
 	Count bool   `json:"count,omitempty"` // in Streak and all that is like it
 	Final bool   `json:"final,omitempty"` // the run fails, whatever its remaining budget
 	Hold  bool   `json:"hold,omitempty"`  // the run is paused
@@ -89,13 +89,13 @@ func (d Decision) charged() bool { return !oneOf(d, RestartFree, Permanent, Hold
 // breakFailed ends the epoch because workers of n have failed.
 func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []job.Failure) {
 	c := job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(fs, n)}
-	r.breakCharged(now, c, d.charged(), tollOf(n, d, fs))
-	r.dismiss(now, n, d, c)
+	r.breakCharged(now, c, d.charged(), costOf(n, d, fs))
+	r.evict(now, n, d, c)
 }
 
-// tollOf is the cost of failures of n's workers.
-func tollOf(n *node, d Decision, fs []job.Failure) toll {
-	t := toll{Count: true, Final: d == Permanent, Hold: d == Hold, Node: n.Name, Rank: -1, Alike: fingerprint(fs, n),
+// costOf is the cost of failures of n's workers.
+func costOf(n *node, d Decision, fs []job.Failure) cost {
+	t := cost{Count: true, Final: d == Permanent, Hold: d == Hold, Node: n.Name, Rank: -1, Alike: fingerprint(fs, n),
 		Text: text.Clip(firstText(fs, n), maxOrderText)}
 	if len(fs) > 0 {
 		t.Rank = fs[0].Rank
@@ -105,30 +105,30 @@ func tollOf(n *node, d Decision, fs []job.Failure) toll {
 
 // futile: no restart may follow a failure that, by its own, ends nothing.
 func (r *Round) futile(now time.Time, n *node, e Failing) bool {
-	charge, t := r.charge, r.account.Toll
-	r.charge, r.account.Toll = e.Decision.charged(), tollOf(n, e.Decision, e.Failures)
+	charge, t := r.charge, r.account.Cost
+	r.charge, r.account.Cost = e.Decision.charged(), costOf(n, e.Decision, e.Failures)
 	futile := e.Decision != Hold && r.hopeless(now)
-	r.charge, r.account.Toll = charge, t
+	r.charge, r.account.Cost = charge, t
 	return futile
 }
 
-// stiffen lets a further report of an epoch that has failed count for more than the first one, as a policy wants on
+// escalate lets a further report of an epoch that has failed count for more than the first one, as a policy wants on
 // purpose. A mere restart does not: most failures only follow the first.
-func (r *Round) stiffen(now time.Time, d Decision) {
+func (r *Round) escalate(now time.Time, d Decision) {
 	if r.cause == nil || r.cause.Kind != job.CauseFailure || !oneOf(d, Permanent, Hold, RestartElsewhere, Shrink) {
 		return
 	}
-	t := &r.account.Toll
+	t := &r.account.Cost
 	t.Final, t.Hold = t.Final || d == Permanent, t.Hold || d == Hold
 	r.charge = r.charge || d.charged()
 	if r.hopeless(now) {
-		r.doom(now)
+		r.failPending(now)
 	}
 }
 
-// dismiss goes on without n if that is decided about it.
-func (r *Round) dismiss(now time.Time, n *node, d Decision, c job.Cause) {
-	if !r.doomAt.IsZero() || d != RestartElsewhere && d != Shrink || n.state != pending {
+// evict goes on without n if that is decided about it.
+func (r *Round) evict(now time.Time, n *node, d Decision, c job.Cause) {
+	if !r.failPendingAt.IsZero() || d != RestartElsewhere && d != Shrink || n.state != pending {
 		return
 	}
 	c.Text = text.Clip(c.Text, maxOrderText)
@@ -153,26 +153,26 @@ func fingerprint(fs []job.Failure, n *node) string {
 
 // breakCharged ends the epoch, at the cost of a restart if charge is set, and of t. The run fails if t is final or
 // exceeds the remaining budget, unless a node turns out to have died.
-func (r *Round) breakCharged(now time.Time, c job.Cause, charge bool, t toll) {
-	r.charge, r.account.Toll = charge, t
+func (r *Round) breakCharged(now time.Time, c job.Cause, charge bool, t cost) {
+	r.charge, r.account.Cost = charge, t
 	if r.hopeless(now) {
-		r.doom(now)
+		r.failPending(now)
 	}
 	r.breakWorld(now, c)
-	if r.doomAt.IsZero() {
+	if r.failPendingAt.IsZero() {
 		r.backOff(now)
 	}
 }
 
 // hopeless: the broken epoch cannot be followed by another one.
 func (r *Round) hopeless(now time.Time) bool {
-	t := r.account.Toll
+	t := r.account.Cost
 	return t.Final || t.Hold || r.charge && r.restarts >= r.params.MaxRestarts || r.overrun(now) != ""
 }
 
 // overrun returns the bound that a further restart would break, or "".
 func (r *Round) overrun(now time.Time) string {
-	t, b := r.account.Toll, r.params.Budget
+	t, b := r.account.Cost, r.params.Budget
 	if !t.Count {
 		return ""
 	}
@@ -209,7 +209,7 @@ func (r *Round) sumSpent() bool {
 }
 
 // subject is the node, rank or job whose restarts w counts after a failure.
-func (w Window) subject(t toll) string {
+func (w Window) subject(t cost) string {
 	switch w.Scope {
 	case windowRank:
 		return fmt.Sprintf("rank %d", t.Rank)
@@ -221,7 +221,7 @@ func (w Window) subject(t toll) string {
 
 // within is how many restarts w counts that were like the one that is due.
 func (r *Round) within(now time.Time, w Window) (n int) {
-	t := r.account.Toll
+	t := r.account.Cost
 	for _, e := range r.account.Spent.Recent {
 		like := w.Scope == windowJob || w.Scope == windowNode && e.Node == t.Node && t.Node != "" ||
 			w.Scope == windowRank && e.Rank == t.Rank && t.Rank >= 0
@@ -279,9 +279,9 @@ func (r *Round) early(now time.Time) bool {
 func (r *Round) same(now time.Time) int {
 	a := &r.account
 	switch {
-	case a.Toll.Alike == "" || !r.early(now):
+	case a.Cost.Alike == "" || !r.early(now):
 		return 0
-	case a.Toll.Alike == a.Spent.Alike:
+	case a.Cost.Alike == a.Spent.Alike:
 		return a.Spent.Same + 1
 	}
 	return 1
@@ -315,7 +315,7 @@ func mixed(e job.EpochID) uint64 {
 
 // backOff delays the next seal, counted from the failure.
 func (r *Round) backOff(now time.Time) {
-	if !r.account.Toll.Count {
+	if !r.account.Cost.Count {
 		return
 	}
 	streak, _ := r.streaks(now)
@@ -342,7 +342,7 @@ func (r *Round) backingOff(now time.Time) bool {
 func (r *Round) book(now time.Time) {
 	a := &r.account
 	s := &a.Spent
-	counts := a.Toll.Count && !r.elastic
+	counts := a.Cost.Count && !r.elastic
 	same := 0
 	if counts {
 		same = r.same(now)
@@ -360,7 +360,7 @@ func (r *Round) book(now time.Time) {
 		s.Sum++
 	}
 	if s.Same = same; same > 0 {
-		s.Alike = a.Toll.Alike
+		s.Alike = a.Cost.Alike
 	} else {
 		s.Alike = ""
 	}
@@ -393,7 +393,7 @@ func (r *Round) bookRecent(now time.Time) {
 	}
 	old := func(e Restarted) bool { return now.Sub(e.At) >= longest }
 	recent := slices.DeleteFunc(slices.Clone(r.account.Spent.Recent), old)
-	recent = append(recent, Restarted{At: now, Node: r.account.Toll.Node, Rank: r.account.Toll.Rank})
+	recent = append(recent, Restarted{At: now, Node: r.account.Cost.Node, Rank: r.account.Cost.Rank})
 	r.account.Spent.Recent = recent[max(0, len(recent)-maxRecent):]
 }
 
@@ -409,9 +409,9 @@ func (r *Round) spentNow() *Spent {
 	return r.spent
 }
 
-// recallSpent takes over the budget that an earlier daemon had sent to the node, unless another node knows a newer
+// restoreSpent takes over the budget that an earlier daemon had sent to the node, unless another node knows a newer
 // epoch.
-func (r *Round) recallSpent(now time.Time, e Join) {
+func (r *Round) restoreSpent(now time.Time, e Join) {
 	a := &r.account
 	if e.Spent == nil || !r.fresh() || a.SpentIn.Newer(e.Seen) {
 		return
@@ -426,9 +426,9 @@ func (r *Round) recallSpent(now time.Time, e Join) {
 	a.Spent, a.SpentIn, r.spent = s, e.Seen, nil
 }
 
-// failRun ends a doomed run, or pauses it if that is wanted.
+// failRun ends a run with a pending failure, or pauses it if that is wanted.
 func (r *Round) failRun(now time.Time) {
-	c, t := r.cause, r.account.Toll
+	c, t := r.cause, r.account.Cost
 	if why := r.overrun(now); why != "" && !t.Final && !t.Hold {
 		c = &job.Cause{Kind: job.CauseBudget, Node: t.Node, Text: why}
 	}
@@ -445,8 +445,8 @@ func (r *Round) failRun(now time.Time) {
 
 // holdFailed pauses a run that would fail, for d or, if that is 0, until an order.
 func (r *Round) holdFailed(now time.Time, c *job.Cause, d time.Duration) {
-	held := r.account.Toll.Hold && !r.account.Toll.Final // nothing but a policy has decided it
-	r.doomAt, r.charge, r.account.Toll = time.Time{}, false, toll{}
+	held := r.account.Cost.Hold && !r.account.Cost.Final // nothing but a policy has decided it
+	r.failPendingAt, r.charge, r.account.Cost = time.Time{}, false, cost{}
 	if r.paused != nil {
 		return // it goes on when the order that paused it is taken back
 	}

@@ -28,7 +28,7 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 	}
 	n.asked = false
 	r.certify(now, n, e)
-	if !n.lone {
+	if !n.unpaired {
 		delete(r.wary, n.machine())
 	}
 	if n.bar != nil {
@@ -41,8 +41,8 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 		return nil
 	case n.state == checking || n.state == barred && r.bars[n.Name] == nil:
 		r.become(n, waiting)
-	case n.aside:
-		n.aside = false
+	case n.optional:
+		n.optional = false
 	default:
 		return nil
 	}
@@ -66,14 +66,14 @@ func (r *Round) certify(now time.Time, n *node, e Cleared) {
 		n.domain = text.Clip(e.Domain, MaxName)
 	}
 	shorter := n.until.IsZero() || !until.IsZero() && !until.After(n.until)
-	if (n.aside || !n.idle()) && shorter && !r.mustCheck(at, n) {
+	if (n.optional || !n.idle()) && shorter && !r.mustCheck(at, n) {
 		return
 	}
-	n.cleared, n.until, n.lone = true, until, !until.IsZero() && !at.Before(until)
+	n.cleared, n.until, n.unpaired = true, until, !until.IsZero() && !at.Before(until)
 }
 
 // void takes the certificate of n away.
-func (n *node) void() { n.cleared, n.lone = false, false }
+func (n *node) void() { n.cleared, n.unpaired = false, false }
 
 // doubt voids the certificate of a node. A node that waits while a sealed world runs is checked again at once, all
 // others at the next gate.

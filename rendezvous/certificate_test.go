@@ -60,7 +60,7 @@ func TestWitnesses(t *testing.T) {
 		require.True(t, s.r.Asked("n000") && s.r.Asked("x0"))
 		s.must(Cleared{ID: "n000", Until: s.now}) // it was not needed
 		require.False(t, s.r.Asked("n000"))
-		require.False(t, s.r.nodes["n000"].aside, "it is not awaited")
+		require.False(t, s.r.nodes["n000"].optional, "it is not awaited")
 		require.Equal(t, gating, s.r.phase)
 		require.Equal(t, job.Check, s.dirs["n000"].Kind, "it is told to run next")
 		s.must(Cleared{ID: "x0"})
@@ -150,7 +150,7 @@ func TestPassedAlone(t *testing.T) {
 	s.must(Cleared{ID: "c", Until: s.now.Add(time.Hour)})
 	s.join("d")
 	require.Equal(t, "a:run b:check c:check d:check", s.kinds())
-	require.True(t, s.r.nodes["b"].aside && s.r.nodes["c"].aside)
+	require.True(t, s.r.nodes["b"].optional && s.r.nodes["c"].optional)
 	s.must(Barred{ID: "d", Reason: "slow"})
 	s.must(Cleared{ID: "b", Until: s.now})
 	s.must(Cleared{ID: "c", Until: s.now})
@@ -199,7 +199,7 @@ func TestSpareFindsPartnersAfterTheSeal(t *testing.T) {
 	s.obeyOne("b")
 	require.Equal(t, releasing, s.r.phase, "nobody waits for who comes late")
 	require.Equal(t, "late:check spare:check", s.kinds()[strings.Index(s.kinds(), "late"):])
-	require.True(t, s.r.nodes["spare"].aside)
+	require.True(t, s.r.nodes["spare"].optional)
 	s.obey()
 	require.Equal(t, "a:run b:run late:wait spare:wait", s.kinds())
 }

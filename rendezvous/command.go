@@ -93,9 +93,9 @@ func (r *Round) resumeRun(now time.Time, o Order) {
 	}
 }
 
-// recallCommand takes over the command that an earlier daemon had sent to the node, unless this history knows a newer
+// restoreCommand takes over the command that an earlier daemon had sent to the node, unless this history knows a newer
 // one.
-func (r *Round) recallCommand(e Join) {
+func (r *Round) restoreCommand(e Join) {
 	known := r.command != nil && (r.commandIn == nil || !e.Seen.Newer(*r.commandIn))
 	if e.Command == nil || known || e.Command.Validate() != nil {
 		return
@@ -103,8 +103,8 @@ func (r *Round) recallCommand(e Join) {
 	r.command, r.commandIn, r.onResume = e.Command, &e.Seen, nil
 }
 
-// recallHold: a world that is being rebuilt has workers, or is held.
-func (r *Round) recallHold(e *Resume) {
+// restoreHold: a world that is being rebuilt has workers, or is held.
+func (r *Round) restoreHold(e *Resume) {
 	r.heldWorld = e.Hold
 	switch {
 	case !e.Hold:

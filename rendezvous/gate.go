@@ -21,8 +21,8 @@ import (
 //     stands.
 //   - A node whose check has proved nothing (Barred.Again) waits under such a bar. Where there is no world without it,
 //     it is checked again in the same gate, maxRechecks times at most.
-//   - In gating no node has workers (owing is 0), and every node that waits has been cleared, or cannot gate.
-//   - A node that gets its Check aside (a witness, or one that has passed alone) goes on to wait: the gate does not
+//   - In gating no node has workers (stoppingCount is 0), and every node that waits has been cleared, or cannot gate.
+//   - A node that gets an optional Check (a witness, or one that has passed alone) goes on to wait: the gate does not
 //     wait for its answer, and it is a candidate for a world as before.
 
 // maxReason bounds the reason of a failed check, in bytes.
@@ -59,7 +59,7 @@ func (r *Round) count(n *node, by int) {
 	case n.state == waiting:
 		r.joined += by
 	case n.state == pending:
-		r.owing += by
+		r.stoppingCount += by
 	case n.state == checking && n.bar == nil:
 		r.asked += by
 	case n.state == checking || n.state == barred && n.again:
@@ -111,7 +111,7 @@ func (r *Round) askAll(now time.Time) int {
 	}
 	company := r.phase == gating && r.gaters() > 1
 	ns := r.sorted(func(n *node) bool {
-		return n.state == waiting && r.mustCheck(now, n) && (company || !n.lone) || n.state == barred && n.again
+		return n.state == waiting && r.mustCheck(now, n) && (company || !n.unpaired) || n.state == barred && n.again
 	})
 	for _, n := range ns {
 		r.ask(n)
@@ -134,8 +134,8 @@ func (r *Round) findPartners(now time.Time) {
 	if r.asked > 1 {
 		return
 	}
-	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.lone && r.mustCheck(now, n) }) {
-		r.askAside(n)
+	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.unpaired && r.mustCheck(now, n) }) {
+		r.askOptional(n)
 	}
 	r.askWitnesses(now, 1)
 }
@@ -145,15 +145,15 @@ func (r *Round) askWitnesses(now time.Time, subjects int) int {
 	ns := r.sorted(func(n *node) bool { return n.state == waiting && n.can(CanGate) && !r.mustCheck(now, n) })
 	ns = ns[:min(len(ns), 4*subjects+4)]
 	for _, n := range ns {
-		r.askAside(n)
+		r.askOptional(n)
 	}
 	return len(ns)
 }
 
-// askAside sends n a Check, and goes on without its answer.
-func (r *Round) askAside(n *node) {
+// askOptional sends n a Check, and goes on without its answer.
+func (r *Round) askOptional(n *node) {
 	r.direct(n, Directive{Kind: job.Check})
-	n.aside, n.asked = true, true
+	n.optional, n.asked = true, true
 	r.told = append(r.told, n)
 }
 
@@ -164,7 +164,7 @@ func (r *Round) tellGate(now time.Time) {
 	for _, n := range r.told {
 		switch {
 		case r.nodes[n.ID] != n || n.dir.Kind != job.Check:
-		case n.aside && !r.mustCheck(now, n):
+		case n.optional && !r.mustCheck(now, n):
 			a.Witnesses = append(a.Witnesses, n.ID)
 		default:
 			a.Gate = append(a.Gate, n.ID)
@@ -229,7 +229,7 @@ func (r *Round) askLate(now time.Time) bool {
 	if r.gaters() < 2 {
 		return false
 	}
-	late := r.sorted(func(n *node) bool { return n.state == waiting && n.lone && !n.late && r.mustCheck(now, n) })
+	late := r.sorted(func(n *node) bool { return n.state == waiting && n.unpaired && !n.late && r.mustCheck(now, n) })
 	for _, n := range late {
 		n.late = true
 		r.ask(n)

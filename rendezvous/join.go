@@ -40,7 +40,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	n.differs = e.Params.WithDefaults() != r.params
 	r.replace(now, n)
 	r.remember(now, e)
-	r.recall(now, n, e)
+	r.restore(now, n, e)
 	if !r.adopt(now, n, e) {
 		r.queue(now, n)
 	}
@@ -82,7 +82,7 @@ func (r *Round) tellWaiting(event job.Event, name, text string) {
 	}
 	r.refused[text] = true
 	r.note(event, name, text)
-	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && !n.aside }) {
+	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && !n.optional }) {
 		r.direct(n, Directive{Kind: job.Wait, Cause: &job.Cause{Kind: job.CauseRefusal, Node: name, Text: text}})
 	}
 }
@@ -115,7 +115,7 @@ func (r *Round) remember(now time.Time, e Join) {
 		return
 	}
 	r.restarts = max(r.restarts, e.Restarts)
-	r.recallSpent(now, e)
+	r.restoreSpent(now, e)
 	if r.fresh() && !r.held && e.Stopped.Round == 0 {
 		r.held, r.holdAt = true, now.Add(resumeWindow)
 	}

@@ -13,7 +13,7 @@ import (
 // Orders come from outside of the run. A bar holds for a name, not for a launcher: a node under that name gets no
 // workers until the name is unbarred. A pause stops all workers and prevents sealing; the launchers stay, and no limit
 // on waiting counts. Both outlive an abandoned history of the run, bars also the run. Nodes report both to a restarted
-// daemon (recall).
+// daemon (restore).
 
 // Bounds of the state that orders leave behind.
 const (
@@ -119,7 +119,7 @@ func (r *Round) restart(now time.Time, o Order) {
 		r.resume.restart = &o
 	} else {
 		c := *o.cause()
-		r.breakCharged(now, c, o.Charge, toll{Count: o.Charge, Node: o.Node, Rank: -1})
+		r.breakCharged(now, c, o.Charge, cost{Count: o.Charge, Node: o.Node, Rank: -1})
 	}
 }
 
@@ -148,7 +148,7 @@ func (r *Round) barredAs(name string) []*node {
 }
 
 // unbarName ends the bar of the name, and checks' bars of its nodes: these are checked once more. The entry stays, as
-// nil: a node that has not heard of it may still bring its bar (recall).
+// nil: a node that has not heard of it may still bring its bar (restore).
 func (r *Round) unbarName(now time.Time, name string) {
 	r.bars[name] = nil
 	for _, n := range r.barredAs(name) {
@@ -218,12 +218,12 @@ func (r *Round) tellIdle(now time.Time) {
 	}
 }
 
-// recall takes over the orders that an earlier daemon had sent to the joining node, unless this history is newer: it
+// restore takes over the orders that an earlier daemon had sent to the joining node, unless this history is newer: it
 // has orders of its own, or a newer world than the pause.
-func (r *Round) recall(now time.Time, n *node, e Join) {
-	r.recallCommand(e)
+func (r *Round) restore(now time.Time, n *node, e Join) {
+	r.restoreCommand(e)
 	if e.Paused != nil {
-		r.recallPause(now, n, e)
+		r.restorePause(now, n, e)
 	}
 	if e.Barred == nil {
 		return
@@ -246,7 +246,7 @@ func bounded(c job.Cause) *job.Cause {
 	return &job.Cause{Kind: kind, Node: text.Clip(c.Node, MaxName), Text: text.Clip(c.Text, maxOrderText)}
 }
 
-func (r *Round) recallPause(now time.Time, n *node, e Join) {
+func (r *Round) restorePause(now time.Time, n *node, e Join) {
 	switch {
 	case r.pausedIn != nil && e.Seen.Newer(*r.pausedIn):
 		r.pausedIn = &e.Seen
@@ -258,8 +258,8 @@ func (r *Round) recallPause(now time.Time, n *node, e Join) {
 	}
 }
 
-// outlived ends a pause that a node has brought when a member of a newer world comes: the pause had ended before.
-func (r *Round) outlived(now time.Time, e job.EpochID) {
+// expirePause ends a pause that a node has brought when a member of a newer world comes: the pause had ended before.
+func (r *Round) expirePause(now time.Time, e job.EpochID) {
 	if r.pausedIn != nil && e.Newer(*r.pausedIn) {
 		r.paused, r.pausedIn = nil, nil
 		r.pauseEnds(now)

@@ -50,7 +50,7 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 		return false
 	}
 	r.giveUpFor(now, e.EpochID)
-	r.outlived(now, e.EpochID)
+	r.expirePause(now, e.EpochID)
 	r.leaveGate(now)
 	if r.resume == nil {
 		r.rebuild(now, n, e)
@@ -92,7 +92,7 @@ func (r *Round) rebuild(now time.Time, n *node, e *Resume) {
 	r.resume = &resume{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}
 	r.id, r.restarts, r.worldSize, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
 	r.seq = max(r.seq, r.id.Term)
-	r.recallHold(e)
+	r.restoreHold(e)
 	r.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
 }
 

@@ -72,17 +72,17 @@ type node struct {
 	differs  bool // its Params are not the run's
 	failed   bool // workers of it have, which the others outlive
 
-	cleared bool       // its newest check has passed
-	until   time.Time  // and counts until then; zero: for good
-	domain  string     // of its newest check that has passed
-	bar     *job.Cause // a check has failed, and none has passed since
-	again   bool       // the next gate may check it again, although it is barred
-	unsure  bool       // the check that bars it has proved nothing
-	lone    bool       // it is cleared, but had no partner
-	late    bool       // the present gate has asked it once more for that
-	asked   bool       // it has got a Check, and the answer is missing
-	aside   bool       // it waits, and has a Check all the same; its answer is not waited for
-	drained *job.Cause // it has been asked to leave
+	cleared  bool       // its newest check has passed
+	until    time.Time  // and counts until then; zero: for good
+	domain   string     // of its newest check that has passed
+	bar      *job.Cause // a check has failed, and none has passed since
+	again    bool       // the next gate may check it again, although it is barred
+	unsure   bool       // the check that bars it has proved nothing
+	unpaired bool       // it is cleared, but had no partner
+	late     bool       // the present gate has asked it once more for that
+	asked    bool       // it has got a Check, and the answer is missing
+	optional bool       // it waits, and has a Check all the same; its answer is not waited for
+	drained  *job.Cause // it has been asked to leave
 }
 
 // Errors of Step that a launcher can act upon.
@@ -112,19 +112,19 @@ var (
 
 // Round is the state of one run.
 type Round struct {
-	cfg    Config
-	params Params
-	phase  phase
-	id     job.EpochID // of the newest sealed world; Round is 0 before the first
-	nodes  map[string]*node
-	wishes map[int]*node // newest node of each wished rank
-	world  []*node       // members of the newest sealed world by group rank; lost ones stay until the next seal
-	joined int           // nodes in state waiting
-	asked  int           // nodes in state checking
-	again  int           // nodes under a check's bar that the gate checks again, or may
-	out    int           // other nodes in state barred
-	owing  int           // nodes in state pending
-	done   int           // members that succeeded
+	cfg           Config
+	params        Params
+	phase         phase
+	id            job.EpochID // of the newest sealed world; Round is 0 before the first
+	nodes         map[string]*node
+	wishes        map[int]*node // newest node of each wished rank
+	world         []*node       // members of the newest sealed world by group rank; lost ones stay until the next seal
+	joined        int           // nodes in state waiting
+	asked         int           // nodes in state checking
+	again         int           // nodes under a check's bar that the gate checks again, or may
+	out           int           // other nodes in state barred
+	stoppingCount int           // nodes in state pending
+	done          int           // members that succeeded
 
 	working int // members of the newest sealed world that have workers
 	seq     uint64
@@ -160,19 +160,19 @@ type Round struct {
 	account account
 	spent   *Spent // of account, for directives; nil: it has changed, or is zero
 
-	formingAt  time.Time // join timeout runs from here
-	sealedAt   time.Time // certificates of the members stand still since then; zero: they do not
-	failAt     time.Time // a static run fails then because of a check
-	gateSince  time.Time // when the phase gating began
-	gateAt     time.Time // it ends then without the missing answers
-	rechecks   int       // in the present gate, of nodes without a result
-	lastCallAt time.Time // the last call ends then at the latest
-	cameAt     time.Time // the newest node did
-	growAt     time.Time
-	doomAt     time.Time // the run fails then, unless a node turns out to have died
-	holdAt     time.Time // no world is sealed before: members of an older history may come back
-	held       bool      // that was waited for
-	liveAt     time.Time // earliest liveness deadline, never too late
+	formingAt     time.Time // join timeout runs from here
+	sealedAt      time.Time // certificates of the members stand still since then; zero: they do not
+	failAt        time.Time // a static run fails then because of a check
+	gateSince     time.Time // when the phase gating began
+	gateAt        time.Time // it ends then without the missing answers
+	rechecks      int       // in the present gate, of nodes without a result
+	lastCallAt    time.Time // the last call ends then at the latest
+	cameAt        time.Time // the newest node did
+	growAt        time.Time
+	failPendingAt time.Time // the run fails then, unless a node turns out to have died
+	holdAt        time.Time // no world is sealed before: members of an older history may come back
+	held          bool      // that was waited for
+	liveAt        time.Time // earliest liveness deadline, never too late
 
 	acts []Action
 	told []*node // to Check, in this step
@@ -286,9 +286,9 @@ func (r *Round) failing(now time.Time, e Failing) error {
 		return nil
 	case r.collecting():
 		if !e.Beside {
-			r.stiffen(now, e.Decision)
+			r.escalate(now, e.Decision)
 		}
-		r.dismiss(now, n, e.Decision, job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
+		r.evict(now, n, e.Decision, job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
 		return nil
 	case r.phase != running || n.state != member:
 		return nil // this epoch is ending already, and why is known
@@ -300,15 +300,15 @@ func (r *Round) failing(now time.Time, e Failing) error {
 	return nil
 }
 
-// doom lets the run fail soon, unless a node turns out to have died.
-func (r *Round) doom(now time.Time) {
-	if !r.doomAt.IsZero() {
+// failPending lets the run fail soon, unless a node turns out to have died.
+func (r *Round) failPending(now time.Time) {
+	if !r.failPendingAt.IsZero() {
 		return
 	}
 	r.leaveGate(now)
-	r.doomAt = now
+	r.failPendingAt = now
 	if len(r.world) > 1 {
-		r.doomAt = now.Add(attributionWindow)
+		r.failPendingAt = now.Add(attributionWindow)
 	}
 }
 
@@ -425,10 +425,10 @@ func (r *Round) settle(now time.Time) {
 			r.settleResume(now)
 			return
 		}
-		if !r.doomAt.IsZero() {
+		if !r.failPendingAt.IsZero() {
 			r.judge(now)
 		}
-		if r.phase == finished || !r.doomAt.IsZero() {
+		if r.phase == finished || !r.failPendingAt.IsZero() {
 			return
 		}
 		if !r.failStatic(now) && !r.trySeal(now) {
@@ -446,24 +446,24 @@ func (r *Round) settle(now time.Time) {
 	}
 }
 
-// judge decides a doomed epoch: a node that died meanwhile explains the failure and
+// judge decides an epoch with a pending failure: a node that died meanwhile explains the failure and
 // costs nothing; a suspect is waited for; otherwise the run fails.
 func (r *Round) judge(now time.Time) {
 	if r.elastic {
-		r.doomAt = time.Time{}
+		r.failPendingAt = time.Time{}
 		return
 	}
-	if now.Before(r.doomAt) {
+	if now.Before(r.failPendingAt) {
 		return
 	}
 	if !r.hopeless(now) { // others have reported progress meanwhile
-		r.doomAt = time.Time{}
+		r.failPendingAt = time.Time{}
 		r.backOff(r.account.BrokeAt)
 		return
 	}
 	for _, n := range r.world {
 		if n.state == pending && r.nodes[n.ID] == n && n.suspect() {
-			r.doomAt = n.detached.Add(r.nodeTimeout()) // expire decides sooner
+			r.failPendingAt = n.detached.Add(r.nodeTimeout()) // expire decides sooner
 			return
 		}
 	}
@@ -474,7 +474,7 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.ended = r.lastStates(o)
 	r.phase, r.outcome, r.cause, r.finishedAt = finished, o, c, now
 	r.paused, r.resume, r.commands = nil, nil, commands{}
-	r.doomAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
+	r.failPendingAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
 	for _, n := range r.sorted(everyNode) {
 		r.direct(n, r.verdict())
 	}
@@ -504,7 +504,7 @@ func (r *Round) direct(n *node, d Directive) {
 	if n.asked && d.Kind != job.Check {
 		r.free = append(r.free, n)
 	}
-	n.dir, n.aside, n.asked = d, false, n.asked && d.Kind == job.Check
+	n.dir, n.optional, n.asked = d, false, n.asked && d.Kind == job.Check
 	r.acts = append(r.acts, Action{Node: n.ID, Directive: &d})
 }
 

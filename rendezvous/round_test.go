@@ -1163,7 +1163,7 @@ func TestNextNeverNamesThePast(t *testing.T) {
 }
 
 // A run that is about to fail goes on at once when the news of a departure comes.
-func TestDepartureEndsADoomAtOnce(t *testing.T) {
+func TestDepartureEndsAPendingFailureAtOnce(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: 2})
 	s.join("a", "b")
 	s.obey()
@@ -1497,7 +1497,7 @@ func (s *sim) calmDown() {
 	switch r.phase {
 	case finished:
 	case forming:
-		require.Zero(s.t, r.owing, "someone is waited for")
+		require.Zero(s.t, r.stoppingCount, "someone is waited for")
 		require.Less(s.t, s.p.floor(r.joined+r.asked+r.again), s.p.Min, "there are nodes for a world")
 	case running:
 		for _, n := range r.world {
@@ -1642,14 +1642,14 @@ func (s *sim) check() {
 		s.checkNode(n)
 	}
 	if r.phase != finished {
-		require.Equal(s.t, counts[pending], r.owing)
+		require.Equal(s.t, counts[pending], r.stoppingCount)
 		require.Equal(s.t, counts[waiting], r.joined)
 		require.Equal(s.t, seconds, r.again)
 		require.Equal(s.t, counts[checking]+counts[barred], r.asked+r.again+r.out)
 	}
 	s.checkCertificates()
 	if r.phase == gating {
-		require.Zero(s.t, r.owing)
+		require.Zero(s.t, r.stoppingCount)
 		require.NotZero(s.t, r.asked+r.again, "somebody's answer is awaited")
 	}
 	if r.paused != nil {
@@ -1676,11 +1676,12 @@ func (s *sim) check() {
 func (s *sim) checkCertificates() {
 	r := s.r
 	for _, n := range r.nodes {
-		require.False(s.t, n.aside && (n.state != waiting || n.dir.Kind != job.Check), "%s is asked aside: %s", n.ID, n.state)
+		require.False(s.t, n.optional && (n.state != waiting || n.dir.Kind != job.Check),
+			"%s has an optional check: %s", n.ID, n.state)
 		require.Equal(s.t, s.awaited[n.ID], r.Asked(n.ID), "who checks node %s knows when it shall not", n.ID)
-		require.False(s.t, n.lone && !n.cleared, "node %s has passed alone, and has not", n.ID)
+		require.False(s.t, n.unpaired && !n.cleared, "node %s has passed alone, and has not", n.ID)
 	}
-	if !r.failAt.IsZero() && r.phase != finished && r.paused == nil && r.resume == nil && r.doomAt.IsZero() {
+	if !r.failAt.IsZero() && r.phase != finished && r.paused == nil && r.resume == nil && r.failPendingAt.IsZero() {
 		require.True(s.t, r.params.Static && r.failed() && r.asked > 0 && s.now.Before(r.failAt), "the run should have ended")
 	}
 	if r.phase == running || r.phase == releasing {

@@ -12,8 +12,8 @@ func (r *Round) trySeal(now time.Time) bool {
 	if !r.holdAt.IsZero() && !now.Before(r.holdAt) {
 		r.holdAt, r.formingAt = time.Time{}, now
 	}
-	if r.owing > 0 || !r.holdAt.IsZero() || r.paused != nil || r.backingOff(now) {
-		if r.owing == 0 {
+	if r.stoppingCount > 0 || !r.holdAt.IsZero() || r.paused != nil || r.backingOff(now) {
+		if r.stoppingCount == 0 {
 			r.epochOver(now)
 		}
 		r.leaveGate(now)
@@ -107,7 +107,7 @@ func (r *Round) seal(now time.Time, size int) {
 	places := r.places(ranked)
 	for i, n := range ranked {
 		r.become(n, member)
-		n.rank, n.rankBase, n.aside, n.failed, n.starts = i, places[i].RankBase, false, false, n.starts+1
+		n.rank, n.rankBase, n.optional, n.failed, n.starts = i, places[i].RankBase, false, false, n.starts+1
 	}
 	r.resetEpoch()
 	r.direct(ranked[0], Directive{Kind: job.Lead, Place: &places[0], Cause: r.cause})
@@ -133,7 +133,7 @@ func (r *Round) resetEpoch() {
 	r.charge, r.elastic, r.short = false, false, false
 	r.failures, r.losses = nil, nil
 	clear(r.gone)
-	r.lastCallAt, r.growAt, r.doomAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}, time.Time{}
+	r.lastCallAt, r.growAt, r.failPendingAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 	r.failAt = time.Time{}
 }
 
@@ -211,7 +211,7 @@ func (r *Round) newcomers() int {
 		return waits
 	}
 	for _, n := range r.nodes {
-		if n.state == waiting && n.lone && r.wary[n.machine()] {
+		if n.state == waiting && n.unpaired && r.wary[n.machine()] {
 			waits--
 		}
 	}
@@ -221,7 +221,7 @@ func (r *Round) newcomers() int {
 // checkJoinTimeout: the time that members take to stop their workers does not count; their launchers bound it. Nor
 // does a pause, the wait for members of an older history, or the time in the gate (leaveGate).
 func (r *Round) checkJoinTimeout(now time.Time) {
-	if r.owing > 0 || r.paused != nil || !r.holdAt.IsZero() || r.backingOff(now) {
+	if r.stoppingCount > 0 || r.paused != nil || !r.holdAt.IsZero() || r.backingOff(now) {
 		r.formingAt = now
 		return
 	}

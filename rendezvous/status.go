@@ -35,13 +35,13 @@ func (r *Round) nextDecision() time.Time {
 	switch {
 	case r.resume != nil:
 		return r.resume.until
-	case !r.doomAt.IsZero():
-		return r.doomAt
+	case !r.failPendingAt.IsZero():
+		return r.failPendingAt
 	case !r.failAt.IsZero() && r.paused == nil:
 		return r.failAt
 	case r.phase == gating:
 		return r.gateAt
-	case r.paused != nil || r.owing > 0 || len(r.nodes) == 0:
+	case r.paused != nil || r.stoppingCount > 0 || len(r.nodes) == 0:
 		return time.Time{}
 	case !r.holdAt.IsZero():
 		return r.holdAt
