@@ -90,7 +90,7 @@ func TestTheNodeOfAnAgentIsMarked(t *testing.T) {
 			require.NoError(t, agent.Report(t.Context(), agent.New("NodeFailure",
 				pyproto.Field{Name: "error_data", Value: "CheckFailure"}, pyproto.Field{Name: "restart_count", Value: -1},
 				pyproto.Field{Name: "level", Value: "node_error"})))
-			require.Eventually(t, func() bool { return deed(t, c, want).State != "" }, soon, 10*time.Millisecond)
+			require.Eventually(t, func() bool { return record(t, c, want).State != "" }, soon, 10*time.Millisecond)
 			lookups := 0
 			for _, q := range s.Requests() {
 				lookups += strings.Count(q, "GET /api/v1/namespaces/train/pods/job-edljob-worker-2")
@@ -100,7 +100,7 @@ func TestTheNodeOfAnAgentIsMarked(t *testing.T) {
 				tainted(t, s, "gpu-02", true)
 				return
 			}
-			require.Eventually(t, func() bool { return deed(t, c, want).State == marks.Given }, soon, 10*time.Millisecond)
+			require.Eventually(t, func() bool { return record(t, c, want).State == marks.Given }, soon, 10*time.Millisecond)
 		})
 	}
 }

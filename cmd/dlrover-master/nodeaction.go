@@ -231,7 +231,7 @@ func (a *cluster) asked() marks.Actor {
 	if a.level == kube.Event {
 		return a
 	}
-	return &undoing{cluster: a}
+	return &cleanup{cluster: a}
 }
 
 // Apply marks a node.
@@ -260,14 +260,14 @@ func evidence(m nodes.Mark) string {
 // Remove has nothing to do at level event.
 func (a *cluster) Remove(context.Context, nodes.Mark) error { return nil }
 
-// undoing acts at the levels that leave something to undo.
-type undoing struct {
+// cleanup acts at the levels that leave something to undo.
+type cleanup struct {
 	*cluster
 	avoiding avoiding
 }
 
 // Remove removes this owner's mark, whenever it ends: only this daemon renews it.
-func (a *undoing) Remove(ctx context.Context, m nodes.Mark) error {
+func (a *cleanup) Remove(ctx context.Context, m nodes.Mark) error {
 	err := a.client.Remove(ctx, kube.Mark{Node: m.Node, Owner: a.owner})
 	if errors.Is(err, kube.ErrNotFound) { // no node can have such a name
 		return nil
@@ -279,7 +279,7 @@ func (a *undoing) Remove(ctx context.Context, m nodes.Mark) error {
 const strangersGrace = time.Hour
 
 // Sweep removes this owner's marks of unknown machines, and those of masters that never came back.
-func (a *undoing) Sweep(ctx context.Context, known func(machine string) bool) error {
+func (a *cleanup) Sweep(ctx context.Context, known func(machine string) bool) error {
 	all, errs := a.client.Marks(ctx)
 	for _, m := range all {
 		switch own := m.Owner == a.owner; {
@@ -308,7 +308,7 @@ const (
 )
 
 // Avoid names the nodes in the annotation of the own pod, if that is allowed.
-func (a *undoing) Avoid(ctx context.Context, machines []string) error {
+func (a *cleanup) Avoid(ctx context.Context, machines []string) error {
 	if a.avoiding == notAsked {
 		ok, err := a.client.MayAnnotate(ctx)
 		if err != nil && !errors.Is(err, kube.ErrNoPod) {

@@ -90,15 +90,15 @@ func listed(t *testing.T, c *api.Client) (k marks.Known) {
 	return k
 }
 
-// deed is how far things are with a machine.
-func deed(t *testing.T, c *api.Client, machine string) marks.Deed {
+// record is how far things are with a machine.
+func record(t *testing.T, c *api.Client, machine string) marks.ActionRecord {
 	t.Helper()
 	for _, m := range listed(t, c).Nodes {
-		if m.Name == machine && m.Deed != nil {
-			return *m.Deed
+		if m.Name == machine && m.Record != nil {
+			return *m.Record
 		}
 	}
-	return marks.Deed{}
+	return marks.ActionRecord{}
 }
 
 func change(t *testing.T, c *api.Client, node, action string) {
@@ -135,7 +135,7 @@ func TestAFaultyNodeIsTaintedUntilItsMarkEnds(t *testing.T) {
 		st, err := d.service.Hub.Run("r")
 		return err == nil && st.Members == 2
 	}, soon, 10*time.Millisecond, "the others train")
-	require.Eventually(t, func() bool { return deed(t, c, "gpu-01").State == marks.Applied }, soon, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return record(t, c, "gpu-01").State == marks.Applied }, soon, 10*time.Millisecond)
 	require.Equal(t, "taint", listed(t, c).Action)
 	require.Eventually(t, func() bool {
 		return s.PodAnnotations("train", "master-6d4cf56db6-x7k2p")[kube.AvoidKey] == `["gpu-01"]`
@@ -149,7 +149,7 @@ func TestAFaultyNodeIsTaintedUntilItsMarkEnds(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.PodAnnotations("train", "master-6d4cf56db6-x7k2p")) == 0 }, soon,
 		10*time.Millisecond)
 	require.Empty(t, listed(t, c).Avoid)
-	require.Empty(t, deed(t, c, "gpu-01"))
+	require.Empty(t, record(t, c, "gpu-01"))
 	for _, node := range []string{"gpu-00", "gpu-02"} {
 		tainted(t, s, node, false)
 	}
@@ -198,7 +198,7 @@ func TestADryRunTouchesNothing(t *testing.T) {
 	defer end()
 	require.Nil(t, d.nodes)
 	change(t, c, "gpu-01", "mark")
-	require.Equal(t, marks.Deed{Do: nodes.Apply, State: marks.Dry}, deed(t, c, "gpu-01"))
+	require.Equal(t, marks.ActionRecord{Do: nodes.Apply, State: marks.Dry}, record(t, c, "gpu-01"))
 	k := listed(t, c)
 	require.Equal(t, "cordon", k.Action)
 	require.True(t, k.DryRun)
@@ -283,7 +283,7 @@ func TestTwoMastersOfOneCluster(t *testing.T) {
 	change(t, b, "gpu-01", "mark")
 	require.Eventually(t, func() bool { return len(s.Messages("gpu-01")) == 2 }, soon, 10*time.Millisecond)
 	change(t, a, "gpu-01", "clear")
-	require.Eventually(t, func() bool { return deed(t, a, "gpu-01").State == "" }, soon, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return record(t, a, "gpu-01").State == "" }, soon, 10*time.Millisecond)
 	_, is := s.Taint("gpu-01")
 	require.True(t, is, "the other master's mark is still there")
 	change(t, b, "gpu-01", "clear")
@@ -338,7 +338,7 @@ func TestAnAPIServerThatIsAway(t *testing.T) {
 	defer end()
 	change(t, c, "gpu-01", "mark")
 	require.Eventually(t, func() bool {
-		d := deed(t, c, "gpu-01")
+		d := record(t, c, "gpu-01")
 		return d.State == marks.Pending && strings.Contains(d.Why, "503")
 	}, soon, 20*time.Millisecond)
 	join(t, c)
@@ -346,7 +346,7 @@ func TestAnAPIServerThatIsAway(t *testing.T) {
 	require.Contains(t, metricsOf(t, at), "dlrover_nodes_marked 1")
 	require.Contains(t, metricsOf(t, at), "dlrover_node_action_pending 1")
 	s.Intercept(nil)
-	require.Eventually(t, func() bool { return deed(t, c, "gpu-01").State == marks.Applied }, soon, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return record(t, c, "gpu-01").State == marks.Applied }, soon, 20*time.Millisecond)
 	require.Eventually(t, func() bool {
 		return strings.Contains(metricsOf(t, at), "dlrover_node_action_pending 0")
 	}, soon, 20*time.Millisecond, "the page may be a second old")
@@ -369,14 +369,14 @@ func TestNodesThatKubernetesDoesNotKnow(t *testing.T) {
 	defer end()
 	for _, name := range []string{"10.0.0.7", "GPU_07"} {
 		change(t, c, name, "mark")
-		require.Eventually(t, func() bool { return deed(t, c, name).State == marks.Given }, soon, 10*time.Millisecond)
-		require.Contains(t, deed(t, c, name).Why, "set NODE_NAME from spec.nodeName")
+		require.Eventually(t, func() bool { return record(t, c, name).State == marks.Given }, soon, 10*time.Millisecond)
+		require.Contains(t, record(t, c, name).Why, "set NODE_NAME from spec.nodeName")
 	}
 	s.Requests()
 	time.Sleep(3 * time.Second) // in which nothing more may be asked
 	require.Empty(t, s.Requests(), "they are not tried again")
 	change(t, c, "GPU_07", "clear")
-	require.Eventually(t, func() bool { return deed(t, c, "GPU_07") == marks.Deed{} }, soon, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return record(t, c, "GPU_07") == marks.ActionRecord{} }, soon, 10*time.Millisecond)
 }
 
 func TestTheDefaultLevel(t *testing.T) {
@@ -385,10 +385,11 @@ func TestTheDefaultLevel(t *testing.T) {
 		_, c, _, end := served(t)
 		defer end()
 		change(t, c, "gpu-01", "mark")
-		require.Eventually(t, func() bool { return deed(t, c, "gpu-01").State == marks.Applied }, soon, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return record(t, c, "gpu-01").State == marks.Applied }, soon, 10*time.Millisecond)
 		require.Len(t, s.Messages("gpu-01"), 1)
 		change(t, c, "gpu-01", "clear")
-		require.Eventually(t, func() bool { return deed(t, c, "gpu-01") == marks.Deed{} }, soon, 10*time.Millisecond)
+		none := func() bool { return record(t, c, "gpu-01") == marks.ActionRecord{} }
+		require.Eventually(t, none, soon, 10*time.Millisecond)
 		for _, q := range s.Requests() {
 			require.Contains(t, q, "POST ", "it does not look at nodes")
 		}
@@ -439,7 +440,7 @@ func TestTheDefaultLevelWhileTheAPIServerIsAway(t *testing.T) {
 				require.NoError(t, d.marks.Mark(t.Context(), "gpu-01", "me", "smoke"))
 				require.Eventually(t, func() bool { return d.marks.Stats().Pending == 0 }, soon, 10*time.Millisecond)
 				require.Equal(t, []string{"POST /api/v1/namespaces/default/events"}, s.Requests())
-				require.Equal(t, want, d.marks.List().Nodes[0].Deed.State)
+				require.Equal(t, want, d.marks.List().Nodes[0].Record.State)
 			}
 			d.closeMarks()
 			require.Equal(t, 1, strings.Count(out.String(), "level=WARN msg=\"the API server cannot be asked"))
@@ -463,11 +464,11 @@ func TestALevelThatWasAskedForWaitsForItsRight(t *testing.T) {
 		return true
 	})
 	change(t, c, "gpu-01", "mark")
-	require.Eventually(t, func() bool { return strings.Contains(deed(t, c, "gpu-01").Why, "not yet") }, soon,
+	require.Eventually(t, func() bool { return strings.Contains(record(t, c, "gpu-01").Why, "not yet") }, soon,
 		10*time.Millisecond)
-	require.Equal(t, marks.Pending, deed(t, c, "gpu-01").State)
+	require.Equal(t, marks.Pending, record(t, c, "gpu-01").State)
 	s.Intercept(nil)
-	require.Eventually(t, func() bool { return deed(t, c, "gpu-01").State == marks.Applied }, soon, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return record(t, c, "gpu-01").State == marks.Applied }, soon, 10*time.Millisecond)
 }
 
 func TestAMarkTimeOfNoMarks(t *testing.T) {

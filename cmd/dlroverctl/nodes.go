@@ -101,12 +101,12 @@ func (c *call) listMachines() error {
 	}
 	t := table.New(c.stdout, "NODE", "MARK", "AGE", "EXPIRES", "BY", "FINDINGS", "ACTION", "WHY")
 	for _, n := range known.Nodes {
-		c.machineRow(t, n.Node, action(known.Action, n.Deed))
+		c.machineRow(t, n.Node, action(known.Action, n.Record))
 	}
 	err := t.Flush()
 	for _, n := range known.Nodes {
-		if n.Deed != nil && n.Deed.Why != "" {
-			why := fmt.Sprintf("%s: %s is %s: %s", n.Name, n.Deed.Do, n.Deed.State, n.Deed.Why)
+		if n.Record != nil && n.Record.Why != "" {
+			why := fmt.Sprintf("%s: %s is %s: %s", n.Name, n.Record.Do, n.Record.State, n.Record.Why)
 			fmt.Fprintln(c.stdout, text.EscapeLine(why))
 		}
 	}
@@ -117,7 +117,7 @@ func (c *call) listMachines() error {
 }
 
 // action is the action on a machine at a level, with its progress: "taint: applied", "unmark: pending".
-func action(level string, d *marks.Deed) string {
+func action(level string, d *marks.ActionRecord) string {
 	switch {
 	case d == nil:
 		return "-"

@@ -50,18 +50,18 @@ const (
 	avoidTask = "\nthe list of machines to avoid"
 )
 
-// Deed is how far an Actor is with a machine.
-type Deed struct {
+// ActionRecord is how far an Actor is with a machine.
+type ActionRecord struct {
 	Do    nodes.Do `json:"do"`
 	State State    `json:"state"`
 	Why   string   `json:"why,omitempty"` // the newest error
 	said  string   // the newest error that was logged
 }
 
-// State is that of a Deed.
+// State is that of an ActionRecord.
 type State string
 
-// The states of a Deed.
+// The states of an ActionRecord.
 const (
 	Pending State = "pending"
 	Applied State = "applied" // the mark is there
@@ -77,7 +77,7 @@ type actor struct {
 
 	mu       sync.Mutex
 	pending  map[string]*pending
-	deeds    map[string]Deed // by machine
+	records  map[string]ActionRecord // by machine
 	failures int
 	wake     chan struct{} // holds one when there is more to do
 }
@@ -94,8 +94,8 @@ type pending struct {
 }
 
 func newActor(k *Keeper) *actor {
-	return &actor{do: k.cfg.Actor, k: k, log: k.cfg.Log, pending: map[string]*pending{}, deeds: map[string]Deed{},
-		wake: make(chan struct{}, 1)}
+	return &actor{do: k.cfg.Actor, k: k, log: k.cfg.Log, pending: map[string]*pending{},
+		records: map[string]ActionRecord{}, wake: make(chan struct{}, 1)}
 }
 
 // begin enqueues the tasks of the start: an earlier daemon may have left them undone.
@@ -135,7 +135,7 @@ func (a *actor) put(p *pending) {
 	}
 	if old != nil && old.what == p.what {
 		p.said, p.why = old.said, old.why
-	} else if d := a.deeds[p.key]; d.Do == p.what {
+	} else if d := a.records[p.key]; d.Do == p.what {
 		p.said = d.said
 	}
 	p.due, p.pause = time.Now(), firstPause
@@ -209,7 +209,7 @@ func (a *actor) attempt(ctx context.Context, p *pending) {
 	case newer:
 	case errors.Is(err, ErrFinal):
 		delete(a.pending, p.key)
-		a.deeds[p.key] = Deed{p.what, Given, nodes.Line(err.Error()), p.said}
+		a.records[p.key] = ActionRecord{p.what, Given, nodes.Line(err.Error()), p.said}
 	default:
 		p.why = nodes.Line(err.Error())
 		p.due = time.Now().Add(p.pause)
@@ -229,9 +229,9 @@ func (p *pending) longest() time.Duration {
 func (a *actor) succeeded(p *pending, newer bool) {
 	switch p.what {
 	case nodes.Apply:
-		a.deeds[p.key] = Deed{Do: p.what, State: Applied}
+		a.records[p.key] = ActionRecord{Do: p.what, State: Applied}
 	case nodes.Remove:
-		delete(a.deeds, p.key)
+		delete(a.records, p.key)
 	}
 	if newer {
 		return
@@ -271,14 +271,14 @@ func same(err error) string {
 	}, err.Error())
 }
 
-// deed is the progress with a machine; nil: there is none.
-func (a *actor) deed(machine string) *Deed {
+// record is the progress with a machine; nil: there is none.
+func (a *actor) record(machine string) *ActionRecord {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if p := a.pending[machine]; p != nil {
-		return &Deed{Do: p.what, State: Pending, Why: p.why}
+		return &ActionRecord{Do: p.what, State: Pending, Why: p.why}
 	}
-	if d, ok := a.deeds[machine]; ok {
+	if d, ok := a.records[machine]; ok {
 		return &d
 	}
 	return nil

@@ -42,7 +42,7 @@ type Keeper struct {
 	cfg     Config
 	file    *file // nil without a Dir
 	actor   *actor
-	ear     *ear
+	queue   *queue
 	service atomic.Pointer[service.Service] // nil before Follow
 	ctx     context.Context                 // until Close
 	stop    context.CancelFunc
@@ -85,7 +85,7 @@ func Open(cfg Config) (*Keeper, error) {
 		k.actor.begin(k.book.Marks())
 		k.wg.Go(func() { k.actor.work(ctx) })
 	}
-	k.ear = newEar(k)
+	k.queue = newQueue(k)
 	k.wg.Go(func() { k.keep(ctx) })
 	return k, nil
 }
@@ -319,7 +319,7 @@ func (k *Keeper) List() Known {
 	now := time.Now()
 	known := Known{Nodes: []Machine{}, Avoid: k.book.Avoid(now), Action: k.cfg.Action, DryRun: k.cfg.DryRun}
 	for _, n := range k.book.List(now) {
-		known.Nodes = append(known.Nodes, Machine{Node: n, Deed: k.deed(n)})
+		known.Nodes = append(known.Nodes, Machine{Node: n, Record: k.record(n)})
 	}
 	if k.actor == nil {
 		return known
@@ -328,19 +328,19 @@ func (k *Keeper) List() Known {
 	known.Troubles = troubles
 	for _, name := range busy { // such as a mark that could not be removed yet
 		if !slices.ContainsFunc(known.Nodes, func(m Machine) bool { return m.Name == name }) {
-			known.Nodes = append(known.Nodes, Machine{nodes.Node{Name: name}, k.actor.deed(name)})
+			known.Nodes = append(known.Nodes, Machine{nodes.Node{Name: name}, k.actor.record(name)})
 		}
 	}
 	slices.SortFunc(known.Nodes, func(a, b Machine) int { return strings.Compare(a.Name, b.Name) })
 	return known
 }
 
-func (k *Keeper) deed(n nodes.Node) *Deed {
+func (k *Keeper) record(n nodes.Node) *ActionRecord {
 	switch {
 	case k.actor != nil:
-		return k.actor.deed(n.Name)
+		return k.actor.record(n.Name)
 	case k.cfg.DryRun && n.Mark != nil:
-		return &Deed{Do: nodes.Apply, State: Dry}
+		return &ActionRecord{Do: nodes.Apply, State: Dry}
 	}
 	return nil
 }
@@ -359,7 +359,7 @@ type Known struct {
 // Machine is the record of one machine, and the Actor's progress.
 type Machine struct {
 	nodes.Node
-	Deed *Deed `json:"action,omitempty"`
+	Record *ActionRecord `json:"action,omitempty"`
 }
 
 // Avoid are the machines where no replacement should be placed, by name.

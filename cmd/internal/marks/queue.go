@@ -16,8 +16,8 @@ import (
 	"dlrover-run/rendezvous/nodes"
 )
 
-// ear collects the notes of a service, which must not block, and hands them to the Keeper in batches.
-type ear struct {
+// queue collects the notes of a service, which must not block, and hands them to the Keeper in batches.
+type queue struct {
 	k *Keeper
 
 	mu   sync.Mutex
@@ -47,8 +47,8 @@ const (
 
 )
 
-func newEar(k *Keeper) *ear {
-	return &ear{k: k, runs: map[string]*heard{}, wake: make(chan struct{}, 1)}
+func newQueue(k *Keeper) *queue {
+	return &queue{k: k, runs: map[string]*heard{}, wake: make(chan struct{}, 1)}
 }
 
 // Hear takes a note of a run. It is quick, and may be called with the run locked.
@@ -58,7 +58,7 @@ func (k *Keeper) Hear(run string, n rendezvous.Note) {
 		k.Place(run, n.Node, n.Machine)
 	case job.EventBarred, job.EventLateCheck, job.EventOrder, job.EventNodeError, job.EventDeviceFault,
 		job.EventLogRule:
-		k.ear.add(run, func(h *heard) {
+		k.queue.add(run, func(h *heard) {
 			if n.Machine != "" {
 				h.machines[n.Node] = n.Machine
 			}
@@ -66,13 +66,13 @@ func (k *Keeper) Hear(run string, n rendezvous.Note) {
 		})
 	case job.EventNodeLoss, job.EventNodeLeave, job.EventBreak, job.EventSeal, job.EventRun, job.EventSucceeded,
 		job.EventFailed, job.EventResumed:
-		k.ear.add(run, func(*heard) {})
+		k.queue.add(run, func(*heard) {})
 	}
 }
 
 // Place hears which machine a node of a run is on, "" if that is unknown.
 func (k *Keeper) Place(run, node, machine string) {
-	k.ear.add(run, func(h *heard) { h.machines[node] = machine })
+	k.queue.add(run, func(h *heard) { h.machines[node] = machine })
 }
 
 // Cleared hears which aspects of a node a check has found to be sound, by the ID of its launcher, which may leave right
@@ -83,7 +83,7 @@ func (k *Keeper) Cleared(run, id string, covered []string) {
 		return
 	}
 	if name := s.Hub.Names(run, []string{id})[id]; name != "" {
-		k.ear.add(run, func(h *heard) { h.say(said{event: passed, node: name, covered: bounded(covered)}) })
+		k.queue.add(run, func(h *heard) { h.say(said{event: passed, node: name, covered: bounded(covered)}) })
 	}
 }
 
@@ -99,24 +99,24 @@ func (h *heard) say(s said) {
 	}
 }
 
-func (e *ear) add(run string, f func(*heard)) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	h := e.runs[run]
+func (q *queue) add(run string, f func(*heard)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	h := q.runs[run]
 	if h == nil {
 		h = &heard{machines: map[string]string{}}
-		e.runs[run] = h
+		q.runs[run] = h
 	}
 	f(h)
-	signal(e.wake)
+	signal(q.wake)
 }
 
 // take is all that is new.
-func (e *ear) take() map[string]*heard {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	runs := e.runs
-	e.runs = map[string]*heard{}
+func (q *queue) take() map[string]*heard {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	runs := q.runs
+	q.runs = map[string]*heard{}
 	return runs
 }
 
@@ -155,14 +155,14 @@ func (l *listener) listen(ctx context.Context) {
 		case <-ctx.Done():
 		case <-look.C:
 			l.lookAtAll()
-		case <-l.k.ear.wake:
+		case <-l.k.queue.wake:
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(l.k.cfg.Settle):
 		}
 		last = ctx.Err() != nil
-		for run, h := range l.k.ear.take() {
+		for run, h := range l.k.queue.take() {
 			l.hear(run, h)
 		}
 	}
@@ -177,7 +177,7 @@ func (l *listener) lookAtAll() {
 		runs = append(runs, r.Run)
 	}
 	for _, run := range runs {
-		l.k.ear.add(run, func(*heard) {})
+		l.k.queue.add(run, func(*heard) {})
 	}
 }
 
