@@ -102,7 +102,7 @@ func TestNoGateIsToldNothing(t *testing.T) {
 	perform(t, h, rendezvous.Action{Gate: []string{"a"}})
 	r, err := h.existing("r")
 	require.NoError(t, err)
-	require.Empty(t, r.untold)
+	require.Empty(t, r.unsent)
 }
 
 // A gate that a closed hub has not told is not told any more.

@@ -26,7 +26,7 @@ type run struct {
 	notices   ring[addressed]
 	noticeSeq uint64 // of the newest notice; larger than that of any earlier daemon
 
-	untold map[string]bool // IDs that cfg.Gate has not received, whose nodes do not get their Check before
+	unsent map[string]bool // IDs that cfg.Gate has not received, whose nodes do not get their Check before
 }
 
 // newRun makes a run with sequence numbers above those of earlier runs of the same name.
@@ -38,7 +38,7 @@ func (h *Hub) newRun(id string) *run {
 		name = id
 	}
 	return &run{
-		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{}, untold: map[string]bool{},
+		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{}, unsent: map[string]bool{},
 		round: rendezvous.New(rendezvous.Config{
 			Term: base, Topology: *h.topology.Load(), Suspicious: h.cfg.Suspicious, Suspect: h.cfg.Suspect,
 			Run: name,
@@ -119,7 +119,7 @@ func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, e
 	if after.WithNotices {
 		notices, seq = r.noticesLocked(node, after.Notices), r.noticeSeq
 	}
-	early := d.Kind == job.Check && r.untold[node]
+	early := d.Kind == job.Check && r.unsent[node]
 	if (d.Seq != after.Directive || len(notices) > 0) && !early {
 		return &News{Directive: d, Notices: notices, NoticeSeq: seq}, nil, nil
 	}
@@ -202,7 +202,7 @@ func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 func (r *run) gateLocked(a rendezvous.Action) {
 	asked := slices.Concat(a.Gate, a.Witnesses)
 	for _, id := range asked {
-		r.untold[id] = true
+		r.unsent[id] = true
 	}
 	r.Tell(func() {
 		if len(a.Released) > 0 && r.cfg.Released != nil {
@@ -219,7 +219,7 @@ func (r *run) wakeAsked(ids []string) {
 	r.Lock()
 	defer r.Unlock()
 	for _, id := range ids {
-		delete(r.untold, id)
+		delete(r.unsent, id)
 		if r.round.Asked(id) {
 			r.wakeLocked(id)
 		}

@@ -19,8 +19,8 @@ const (
 	nobodysKey = "dlrover-run/nobodys"
 )
 
-// debt is a failure whose payer is not known yet.
-type debt struct {
+// pendingCharge is a failure whose payer is not known yet.
+type pendingCharge struct {
 	since time.Time // zero: there is none
 	own   bool      // a worker of this node has failed by itself, too
 	world world
@@ -38,10 +38,10 @@ func (s *Service) takeBlame(ctx context.Context, w world) {
 	}
 }
 
-// pay settles the debt, and reports whether that is done.
+// pay settles the pending charge, and reports whether that is done.
 func (s *Service) pay(ctx context.Context) (bool, error) {
 	s.mu.Lock()
-	d := s.debt
+	d := s.pendingCharge
 	s.mu.Unlock()
 	if d.since.IsZero() {
 		return true, nil
@@ -52,7 +52,7 @@ func (s *Service) pay(ctx context.Context) (bool, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.debt = debt{}
+	s.pendingCharge = pendingCharge{}
 	switch {
 	case !mine:
 	case s.spent < s.params.MaxRestarts:
@@ -65,7 +65,7 @@ func (s *Service) pay(ctx context.Context) (bool, error) {
 }
 
 // mine: this node pays.
-func (s *Service) mine(ctx context.Context, d debt) (mine, known bool, err error) {
+func (s *Service) mine(ctx context.Context, d pendingCharge) (mine, known bool, err error) {
 	if d.own {
 		s.takeBlame(ctx, d.world)
 		return true, true, nil

@@ -99,7 +99,7 @@ func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
 		s.record(e.Failures)
 	}
 	if len(e.Failures) > 0 { // before the decision becomes visible
-		s.owe(untold{e.EpochID, processErrors(e.Failures), s.spent, s.world, current && !s.followed(e.Failures)})
+		s.owe(unsent{e.EpochID, processErrors(e.Failures), s.spent, s.world, current && !s.followed(e.Failures)})
 	}
 	if current && !e.Tolerated {
 		s.settle(e, waiting > 0)
@@ -108,8 +108,8 @@ func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
 	return s.pass(ctx)
 }
 
-// untold is a failure of workers that the master does not know yet.
-type untold struct {
+// unsent is a failure of workers that the master does not know yet.
+type unsent struct {
 	epoch job.EpochID
 	data  string
 	spent int
@@ -118,9 +118,9 @@ type untold struct {
 }
 
 // owe notes a failure once, with s locked.
-func (s *Service) owe(u untold) {
-	if !slices.ContainsFunc(s.untold, func(o untold) bool { return o.epoch == u.epoch && o.data == u.data }) {
-		s.untold = append(s.untold, u)
+func (s *Service) owe(u unsent) {
+	if !slices.ContainsFunc(s.unsent, func(o unsent) bool { return o.epoch == u.epoch && o.data == u.data }) {
+		s.unsent = append(s.unsent, u)
 	}
 }
 
@@ -134,7 +134,7 @@ func (s *Service) pass(ctx context.Context) error {
 	}
 	for {
 		s.mu.Lock()
-		all := s.untold
+		all := s.unsent
 		s.mu.Unlock()
 		if len(all) == 0 {
 			return nil
@@ -146,7 +146,7 @@ func (s *Service) pass(ctx context.Context) error {
 			return err
 		}
 		s.mu.Lock()
-		s.untold = s.untold[1:]
+		s.unsent = s.unsent[1:]
 		s.mu.Unlock()
 	}
 }
@@ -171,7 +171,7 @@ func (s *Service) settle(e rendezvous.Failing, follows bool) {
 	case e.Decision == rendezvous.RestartFree, e.Decision == rendezvous.RestartCharged && follows:
 		s.stop(cause)
 	case e.Decision == rendezvous.RestartCharged && len(s.world.seats) > 1 && s.followed(e.Failures):
-		s.debt = debt{since: time.Now(), world: s.world}
+		s.pendingCharge = pendingCharge{since: time.Now(), world: s.world}
 		s.stop(cause)
 	case e.Decision == rendezvous.RestartCharged && s.spent < s.params.MaxRestarts:
 		s.spent++

@@ -106,28 +106,28 @@ type Service struct {
 	faulty  sync.Mutex    // held while the master hears that this node is at fault
 	passing chan struct{} // full while the master hears of failures
 
-	mu       sync.Mutex
-	news     chan struct{} // closed when there is a newer directive
-	dir      rendezvous.Directive
-	phase    phase
-	turn     int    // grows with every phase, so that late answers are known
-	term     uint64 // of the epochs that this launcher names
-	epochs   int    // that it has named
-	since    time.Time
-	node     rendezvous.Node
-	params   rendezvous.Params
-	world    world
-	ran      job.EpochID // the last one whose workers were started
-	spent    int         // restarts of this node
-	debt     debt
-	failures []job.Failure
-	untold   []untold
-	outcome  job.Outcome
-	cause    *job.Cause
-	told     bool // the master knows how this node has ended
-	cleared  clearance
-	barrier  barrier
-	away     outage
+	mu            sync.Mutex
+	news          chan struct{} // closed when there is a newer directive
+	dir           rendezvous.Directive
+	phase         phase
+	turn          int    // grows with every phase, so that late answers are known
+	term          uint64 // of the epochs that this launcher names
+	epochs        int    // that it has named
+	since         time.Time
+	node          rendezvous.Node
+	params        rendezvous.Params
+	world         world
+	ran           job.EpochID // the last one whose workers were started
+	spent         int         // restarts of this node
+	pendingCharge pendingCharge
+	failures      []job.Failure
+	unsent        []unsent
+	outcome       job.Outcome
+	cause         *job.Cause
+	told          bool // the master knows how this node has ended
+	cleared       clearance
+	barrier       barrier
+	away          outage
 
 	// Of the goroutine that follows the world alone.
 	preCheck preCheck
@@ -183,7 +183,7 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 	defer s.mu.Unlock()
 	s.node, s.params = ev.Node, p
 	s.record(ev.Failures)
-	s.debt.own = s.debt.own || !s.followed(ev.Failures)
+	s.pendingCharge.own = s.pendingCharge.own || !s.followed(ev.Failures)
 	if s.phase == over {
 		return nil // its directive is the result of the run
 	}
