@@ -244,13 +244,16 @@ def commit(meta: Dict[str, Any], files: List[Dict[str, Any]], write_error: str,
     if agree is None and meta["shards"] > 1:
         write_error = write_error or "its %d shards need torch.distributed, which is not initialised" % meta["shards"]
     meet: Callable[[Any], List[Any]] = agree or (lambda value: [value])
-    written = meet((write_error, files))
-    errors = [e for e, _ in written if e]
+    written = meet((write_error, meta["shard"] if writer else None, files))
+    errors = [e for e, _, _ in written if e]
+    missing = set(range(meta["shards"])).difference(shard for _, shard, _ in written)
+    if missing:
+        errors.append("no process writes shard %d of %d" % (min(missing), meta["shards"]))
     if errors:
         if writer:
             abandon(dir, save, meta["shard"])
         raise SaveFailed("step %d was not saved: %s" % (meta["step"], errors[0]))
-    m = _manifest(meta, sorted((f for _, fs in written for f in fs), key=lambda f: f["shard"]))
+    m = _manifest(meta, sorted((f for _, _, fs in written for f in fs), key=lambda f: f["shard"]))
     if lead:
         _write_json(os.path.join(_stage(dir, save), "intent"), m)
     meet(None)

@@ -376,6 +376,14 @@ class Disk(One):
         self.assertEqual([name for _, _, names in os.walk(self.dir) for name in names], [])
         self.assertIsNone(self.loaded(e, "disk"))
 
+    def test_a_shard_that_nobody_writes(self):
+        """The tracker names no save without it, which nobody could load: of 2 shards with one process, say."""
+        e = self.engine(shards=2, resize="same")
+        alone = mock.Mock(wraps=e._ranks, agree_alone=False, gather=lambda mine: [mine])
+        with mock.patch.object(e, "_ranks", alone), self.assertRaisesRegex(SaveFailed, "no process writes shard 1 of 2"):
+            self.save(e, 1, DISK)
+        self.assertEqual([name for _, _, names in os.walk(self.dir) for name in names], [])
+
     def test_waiting_in_vain(self):
         e = self.engine()
         self.assertEqual(e.wait(), 0)
