@@ -236,6 +236,13 @@ func TestFailuresOfManyBytes(t *testing.T) {
 	require.Contains(t, failures("n", job.Place{WorldSize: 2}, text)[0].Text, `{"1":{},`)
 }
 
+func TestFailuresOfOneKindHaveOneFingerprint(t *testing.T) {
+	fingerprint := func(text string) string { return failures("n", job.Place{WorldSize: 2}, text)[0].Fingerprint }
+	first := fingerprint(`{"1": {"exitcode": 137, "message": "no module named y, pid 12345"}}`)
+	require.Equal(t, "exit code 137, no module named y, pid #", first)
+	require.Equal(t, first, fingerprint(`{"0": {"exitcode": 137, "message": "no module named y, pid 6789"}}`))
+}
+
 // guard is a Service that notices when it is called with the lock held.
 type guard struct {
 	api.Service

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -391,6 +392,9 @@ const (
 	maxErrors   = 256 << 10
 )
 
+// longNumber matches numbers of processes and ports, in which failures of one kind differ.
+var longNumber = regexp.MustCompile(`[0-9]{4,}`)
+
 // failures parses an agent's report of its workers: an object by global rank. A truncated one is a failure still.
 func failures(name string, place job.Place, text string) []job.Failure {
 	var told map[int]struct {
@@ -416,8 +420,9 @@ func failures(name string, place job.Place, text string) []job.Failure {
 		if f.Message != "" {
 			why += ", " + line(f.Message)
 		}
-		fs = append(fs, job.Failure{Rank: rank, GroupRank: group, At: at, Detail: detail, Fingerprint: why,
-			Text: fmt.Sprintf("rank %d (node %s, local rank %d) failed: %s", rank, name, f.LocalRank, why)})
+		fs = append(fs, job.Failure{Rank: rank, GroupRank: group, At: at, Detail: detail,
+			Fingerprint: longNumber.ReplaceAllString(why, "#"),
+			Text:        fmt.Sprintf("rank %d (node %s, local rank %d) failed: %s", rank, name, f.LocalRank, why)})
 	}
 	if len(fs) == 0 {
 		return []job.Failure{{Rank: place.RankBase, GroupRank: group, Text: line(text), At: at}}
