@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// Held is what a node holds in memory, for an agreement. Answer is set by a node that repeats it to a coordinator
+// agreeEvent is what a node holds in memory, for an agreement. Answer is set by a node that repeats it to a coordinator
 // without memory although an earlier one has answered: that answer then holds for the others too.
-type Held struct {
+type agreeEvent struct {
 	Key      string        `json:"key"`
 	Node     int           `json:"node"`
 	Nodes    int           `json:"nodes"`
 	Holdings []Holding     `json:"holdings,omitempty"`
 	Patience time.Duration `json:"patience"` // ns
-	Answer   *Agreement    `json:"answer,omitempty"`
+	Answer   *agreeAnswer  `json:"answer,omitempty"`
 }
 
-// Agreement is the answer to a Held.
-type Agreement struct {
+// agreeAnswer is the answer to an agreeEvent.
+type agreeAnswer struct {
 	Plan  Plan `json:"plan"`
 	Found bool `json:"found"`
 }
@@ -28,18 +28,18 @@ type Agreement struct {
 type agreement struct {
 	barrier
 	key     string
-	of      [2]string         // its round and its epoch; see Speaks
-	absent  map[int]bool      // nodes that will not speak
-	held    map[int][]Holding // until the answer is there
-	answers map[int]Agreement // what nodes say that an earlier coordinator has answered
-	choice  Choice
+	of      [2]string           // its round and its epoch; see Speaks
+	absent  map[int]bool        // nodes that will not speak
+	held    map[int][]Holding   // until the answer is there
+	answers map[int]agreeAnswer // what nodes say that an earlier coordinator has answered
+	choice  choice
 	found   bool
 	plans   map[int]Plan // of the writers
 }
 
-func (h Held) check() error { return checkBarrier(h.Key, h.Node, h.Nodes, h.Patience) }
+func (h agreeEvent) check() error { return checkBarrier(h.Key, h.Node, h.Nodes, h.Patience) }
 
-func (h Held) step(st *State, now time.Time) ([]Topic, error) {
+func (h agreeEvent) step(st *state, now time.Time) ([]topic, error) {
 	a, err := st.agreementFor(h, now)
 	if err == nil {
 		err = a.arrive(h.Key, h.Nodes, now)
@@ -55,11 +55,11 @@ func (h Held) step(st *State, now time.Time) ([]Topic, error) {
 		return nil, nil
 	}
 	st.agree(a)
-	return []Topic{{Agreed, h.Key}}, nil
+	return []topic{{agreed, h.Key}}, nil
 }
 
 // agreementFor returns that of the key. A new one is not in the state yet.
-func (st *State) agreementFor(h Held, now time.Time) (*agreement, error) {
+func (st *state) agreementFor(h agreeEvent, now time.Time) (*agreement, error) {
 	if a := st.agreements[h.Key]; a != nil {
 		return a, nil
 	}
@@ -69,14 +69,14 @@ func (st *State) agreementFor(h Held, now time.Time) (*agreement, error) {
 	a := &agreement{
 		barrier: barrier{nodes: h.Nodes, due: now.Add(h.Patience)},
 		key:     h.Key, of: roundAndEpoch(h.Key),
-		absent: map[int]bool{}, held: map[int][]Holding{}, answers: map[int]Agreement{},
+		absent: map[int]bool{}, held: map[int][]Holding{}, answers: map[int]agreeAnswer{},
 	}
 	st.takeAttendance(a)
 	return a, nil
 }
 
 // hold books what a node holds. One that was thought absent is not.
-func (st *State) hold(a *agreement, h Held) error {
+func (st *state) hold(a *agreement, h agreeEvent) error {
 	more := holdingBytes(h.Holdings)
 	if old, ok := a.held[h.Node]; ok {
 		more -= holdingBytes(old)
@@ -106,11 +106,11 @@ func holdingBytes(hs []Holding) int64 {
 }
 
 // agree freezes the answer.
-func (st *State) agree(a *agreement) {
+func (st *state) agree(a *agreement) {
 	if len(a.answers) > 0 {
 		a.choice, a.found = a.remembered()
 	} else {
-		a.choice, a.found = Choose(a.held)
+		a.choice, a.found = choose(a.held)
 	}
 	a.open = true
 	a.held, a.answers, a.absent = nil, nil, nil
@@ -124,7 +124,7 @@ func (st *State) agree(a *agreement) {
 }
 
 // reopen forgets that a save was given up: it will be written once more.
-func (st *State) reopen(id string) {
+func (st *state) reopen(id string) {
 	if s := st.saves[id]; s != nil && s.aborted() {
 		st.dropSave(id)
 	}
@@ -132,12 +132,12 @@ func (st *State) reopen(id string) {
 
 // remembered puts the answers of an earlier coordinator together. The shards of nodes that it had not answered yet, or
 // that did not come back, are given to those that are here.
-func (a *agreement) remembered() (Choice, bool) {
+func (a *agreement) remembered() (choice, bool) {
 	first := a.answers[slices.Min(slices.Collect(maps.Keys(a.answers)))]
 	if !first.Found {
-		return Choice{}, false
+		return choice{}, false
 	}
-	c := Choice{Save: first.Plan.Save, Dir: first.Plan.Dir, Step: first.Plan.Step, Writers: map[int]int{}}
+	c := choice{Save: first.Plan.Save, Dir: first.Plan.Dir, Step: first.Plan.Step, Writers: map[int]int{}}
 	rest := map[int][]Holding{}
 	for node, hs := range a.held {
 		if _, answered := a.answers[node]; !answered {
@@ -158,7 +158,7 @@ func (a *agreement) remembered() (Choice, bool) {
 }
 
 // plans are the parts of all writers.
-func plans(c Choice) map[int]Plan {
+func plans(c choice) map[int]Plan {
 	all := map[int]Plan{}
 	for _, shard := range slices.Sorted(maps.Keys(c.Writers)) {
 		node := c.Writers[shard]
@@ -173,17 +173,17 @@ func plans(c Choice) map[int]Plan {
 }
 
 // Agreement is the answer to a node under the key; false as long as there is none.
-func (st *State) Agreement(key string, node int) (Agreement, bool) {
+func (st *state) Agreement(key string, node int) (agreeAnswer, bool) {
 	a := st.agreements[key]
 	if a == nil || !a.open {
-		return Agreement{}, false
+		return agreeAnswer{}, false
 	}
 	if !a.found {
-		return Agreement{}, true
+		return agreeAnswer{}, true
 	}
 	p, writes := a.plans[node]
 	if !writes {
 		p = Plan{Save: a.choice.Save, Dir: a.choice.Dir, Step: a.choice.Step}
 	}
-	return Agreement{p, true}, true
+	return agreeAnswer{p, true}, true
 }

@@ -25,17 +25,17 @@ func (s Attendance) check() error {
 	long := func(key string) bool { return len(key) > maxKey }
 	switch {
 	case s.Of == "" || long(s.Of) || slices.ContainsFunc(s.Keys, long):
-		return fmt.Errorf("%w: keys of %.80q: need 1 to %d bytes", ErrBadRequest, s.Of, maxKey)
-	case len(s.Keys) > MaxKeys:
+		return fmt.Errorf("%w: keys of %.80q: need 1 to %d bytes", errBadRequest, s.Of, maxKey)
+	case len(s.Keys) > maxKeys:
 		return fmt.Errorf("%w: node %d speaks under %d keys, at most %d are possible", ErrLimit, s.Node, len(s.Keys),
-			MaxKeys)
-	case s.Node < 0 || s.Node >= MaxShards:
-		return fmt.Errorf("%w: node %d: need 0 to %d", ErrBadRequest, s.Node, MaxShards-1)
+			maxKeys)
+	case s.Node < 0 || s.Node >= maxShards:
+		return fmt.Errorf("%w: node %d: need 0 to %d", errBadRequest, s.Node, maxShards-1)
 	}
 	return nil
 }
 
-func (s Attendance) step(st *State, now time.Time) (topics []Topic, _ error) {
+func (s Attendance) step(st *state, now time.Time) (topics []topic, _ error) {
 	r := st.rosters[s.Of]
 	if r == nil {
 		if err := evictFor(st, st.rosters); err != nil {
@@ -59,7 +59,7 @@ func (s Attendance) step(st *State, now time.Time) (topics []Topic, _ error) {
 		}
 		if a.expect(s.Node, s.Keys); a.complete() {
 			st.agree(a)
-			topics = append(topics, Topic{Agreed, key})
+			topics = append(topics, topic{agreed, key})
 		}
 	}
 	return topics, nil
@@ -83,7 +83,7 @@ func (a *agreement) expect(node int, keys []string) {
 }
 
 // takeAttendance finds out who will not speak in a new agreement.
-func (st *State) takeAttendance(a *agreement) {
+func (st *state) takeAttendance(a *agreement) {
 	for _, of := range []string{a.of[1], a.of[0]} { // who is dead in the round does not speak in the epoch
 		if r := st.rosters[of]; r != nil {
 			for node, keys := range r.keys {

@@ -8,25 +8,25 @@ import (
 
 // barrier is what agreements and exchanges have in common: nodes that wait for each other. It opens when all are there,
 // or at due, which the first to come has set, and does not close again. It is forgotten when nobody has asked for
-// Forget, or, once it is open, when MaxKeys others are newer.
+// forgetAfter, or, once it is open, when maxKeys others are newer.
 type barrier struct {
 	nodes int       // that are waited for
 	due   time.Time // when patience is over
 	heard time.Time // when somebody last asked
-	bytes int64     // its part of State.bytes
+	bytes int64     // its part of state.bytes
 	open  bool      // the answer is there
 }
 
 func checkBarrier(key string, node, nodes int, patience time.Duration) error {
 	switch {
 	case key == "" || len(key) > maxKey:
-		return fmt.Errorf("%w: key %.80q: need 1 to %d bytes", ErrBadRequest, key, maxKey)
-	case nodes > MaxShards:
-		return fmt.Errorf("%w: %d nodes, at most %d are possible", ErrLimit, nodes, MaxShards)
+		return fmt.Errorf("%w: key %.80q: need 1 to %d bytes", errBadRequest, key, maxKey)
+	case nodes > maxShards:
+		return fmt.Errorf("%w: %d nodes, at most %d are possible", ErrLimit, nodes, maxShards)
 	case node < 0 || node >= nodes:
-		return fmt.Errorf("%w: node %d of %d nodes", ErrBadRequest, node, nodes)
+		return fmt.Errorf("%w: node %d of %d nodes", errBadRequest, node, nodes)
 	case patience < 0:
-		return fmt.Errorf("%w: patience %s", ErrBadRequest, patience)
+		return fmt.Errorf("%w: patience %s", errBadRequest, patience)
 	}
 	return nil
 }
@@ -36,15 +36,15 @@ func (b *barrier) asBarrier() *barrier { return b }
 // arrive books that somebody is there.
 func (b *barrier) arrive(key string, nodes int, now time.Time) error {
 	if b.nodes != nodes {
-		return fmt.Errorf("%w: %q is for %d nodes, not for %d", ErrBadRequest, key, b.nodes, nodes)
+		return fmt.Errorf("%w: %q is for %d nodes, not for %d", errBadRequest, key, b.nodes, nodes)
 	}
 	b.heard = now
 	return nil
 }
 
 // evictFor makes sure that one more key can be remembered, at the cost of the oldest that is answered.
-func evictFor[M interface{ asBarrier() *barrier }](st *State, all map[string]M) error {
-	if len(all) < MaxKeys {
+func evictFor[M interface{ asBarrier() *barrier }](st *state, all map[string]M) error {
+	if len(all) < maxKeys {
 		return nil
 	}
 	oldest := ""
@@ -62,8 +62,8 @@ func evictFor[M interface{ asBarrier() *barrier }](st *State, all map[string]M) 
 	return nil
 }
 
-// Next is when patience runs out next; zero if nobody waits. Step in a Tick then.
-func (st *State) Next() time.Time { return soonest(st.exchanges, soonest(st.agreements, time.Time{})) }
+// Next is when patience runs out next; zero if nobody waits. Step in a tick then.
+func (st *state) Next() time.Time { return soonest(st.exchanges, soonest(st.agreements, time.Time{})) }
 
 func soonest[M interface{ asBarrier() *barrier }](all map[string]M, next time.Time) time.Time {
 	for _, x := range all {
@@ -75,23 +75,23 @@ func soonest[M interface{ asBarrier() *barrier }](all map[string]M, next time.Ti
 }
 
 // expire answers those whose patience has run out.
-func (st *State) expire(now time.Time) (topics []Topic) {
+func (st *state) expire(now time.Time) (topics []topic) {
 	for key, a := range st.agreements {
 		if !a.open && !now.Before(a.due) {
 			st.agree(a)
-			topics = append(topics, Topic{Agreed, key})
+			topics = append(topics, topic{agreed, key})
 		}
 	}
 	for key, x := range st.exchanges {
 		if !x.open && !now.Before(x.due) {
 			x.open = true
-			topics = append(topics, Topic{PeersKnown, key})
+			topics = append(topics, topic{peersKnown, key})
 		}
 	}
 	return topics
 }
 
-func forget[M interface{ asBarrier() *barrier }](st *State, all map[string]M, old func(time.Time) bool) {
+func forget[M interface{ asBarrier() *barrier }](st *state, all map[string]M, old func(time.Time) bool) {
 	for key, x := range all {
 		if b := x.asBarrier(); old(b.heard) {
 			st.bytes -= b.bytes

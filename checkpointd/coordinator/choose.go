@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Choice is a save that is held completely, and who writes which shard of it.
-type Choice struct {
+// choice is a save that is held completely, and who writes which shard of it.
+type choice struct {
 	Save, Dir string
 	Step      int64
 	Writers   map[int]int // shard -> node
@@ -15,17 +15,17 @@ type Choice struct {
 
 // candidate is a save while its holders are counted.
 type candidate struct {
-	Choice
+	choice
 	shards int
 	saved  time.Time
 	copies map[int]bool // the shards whose writer has only a copy
 	torn   bool         // the holders differ about what the save is
 }
 
-// Choose returns the newest save (by the time when the last holder saved it, then by step) all of whose shards are
+// choose returns the newest save (by the time when the last holder saved it, then by step) all of whose shards are
 // held. A shard is written by the lowest node that holds it as its own, else by the lowest that has a copy. A save
 // about which the holders disagree is left out. The result depends on the content of byNode only.
-func Choose(byNode map[int][]Holding) (Choice, bool) {
+func choose(byNode map[int][]Holding) (choice, bool) {
 	var best *candidate
 	for _, c := range candidates(byNode) {
 		if !c.torn && len(c.Writers) == c.shards && (best == nil || c.newer(best)) {
@@ -33,9 +33,9 @@ func Choose(byNode map[int][]Holding) (Choice, bool) {
 		}
 	}
 	if best == nil {
-		return Choice{}, false
+		return choice{}, false
 	}
-	return best.Choice, true
+	return best.choice, true
 }
 
 func candidates(byNode map[int][]Holding) map[string]*candidate {
@@ -44,7 +44,7 @@ func candidates(byNode map[int][]Holding) map[string]*candidate {
 		for _, h := range byNode[node] {
 			c := all[h.Save]
 			if c == nil {
-				c = &candidate{Choice: Choice{Save: h.Save, Dir: h.Dir, Step: h.Step, Writers: map[int]int{}},
+				c = &candidate{choice: choice{Save: h.Save, Dir: h.Dir, Step: h.Step, Writers: map[int]int{}},
 					shards: h.Shards, copies: map[int]bool{}}
 				all[h.Save] = c
 			}
@@ -85,7 +85,7 @@ func (c *candidate) newer(o *candidate) bool {
 
 // alone is an agreement of one node with itself.
 func alone(node int, hs []Holding) (Plan, bool) {
-	c, ok := Choose(map[int][]Holding{node: hs})
+	c, ok := choose(map[int][]Holding{node: hs})
 	if !ok {
 		return Plan{}, false
 	}

@@ -41,7 +41,7 @@ func TestChoose(t *testing.T) {
 		"an impossible shard": {map[int][]Holding{0: {holding("a", 1, 1, 0, 1), holding("a", 1, 1, -1, 1)}}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, ok := Choose(c.held)
+			got, ok := choose(c.held)
 			require.Equal(t, c.want != "", ok)
 			require.Equal(t, c.want, got.Save)
 			require.Equal(t, c.writers, got.Writers)
@@ -59,11 +59,11 @@ func TestChooseLooksAtNoOrder(t *testing.T) {
 			h.Copy = rng.IntN(2) == 0
 			held[node] = append(held[node], h)
 		}
-		want, ok := Choose(held)
+		want, ok := choose(held)
 		for _, hs := range held {
 			rng.Shuffle(len(hs), func(i, j int) { hs[i], hs[j] = hs[j], hs[i] })
 		}
-		got, again := Choose(held)
+		got, again := choose(held)
 		require.Equal(t, ok, again)
 		require.Equal(t, want, got)
 	}

@@ -25,7 +25,7 @@ const (
 	// Pauses between tries while the hub is away. They are spread, so that it is not overrun when it is back.
 	firstPause, longestPause = 50 * time.Millisecond, time.Second
 	// maxReply bounds what a client reads: all entries that a hub keeps, and what JSON adds.
-	maxReply = 4 * MaxBytes
+	maxReply = 4 * maxBytes
 	// leastPatience is what a waiting node allows others to repeat themselves to a hub without memory.
 	leastPatience = 2 * time.Second
 	// maxReplays bounds what is repeated to a new hub.
@@ -83,10 +83,10 @@ func (c *client) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
 
 func (c *client) Agree(ctx context.Context, key string, node, nodes int, hs []Holding,
 	patience time.Duration) (Plan, bool, error) {
-	h := Held{Key: key, Node: node, Nodes: nodes, Holdings: hs}
+	h := agreeEvent{Key: key, Node: node, Nodes: nodes, Holdings: hs}
 	left := remaining(patience)
-	var a Agreement
-	err := c.call(ctx, "agree", func() any { h.Patience = left(); return agreeBody{Held: h} }, &a)
+	var a agreeAnswer
+	err := c.call(ctx, "agree", func() any { h.Patience = left(); return agreeBody{agreeEvent: h} }, &a)
 	if err != nil {
 		return Plan{}, false, fmt.Errorf("agree on the newest save in memory (%s): %w", key, err)
 	}
@@ -105,13 +105,13 @@ func (c *client) Attend(ctx context.Context, s Attendance) error {
 
 func (c *client) Peers(ctx context.Context, key string, self Peer, nodes int, patience time.Duration) ([]Peer, error) {
 	left := remaining(patience)
-	h := Here{Key: key, Self: self, Nodes: nodes}
+	h := peersEvent{Key: key, Self: self, Nodes: nodes}
 	var reply peersReply
 	ask := func() error {
-		return c.call(ctx, "peers", func() any { h.Patience = left(); return peersBody{Here: h} }, &reply)
+		return c.call(ctx, "peers", func() any { h.Patience = left(); return peersBody{peersEvent: h} }, &reply)
 	}
 	err := ask()
-	if errors.Is(err, ErrBadRequest) { // perhaps a hub of an earlier release, which refuses what it does not know
+	if errors.Is(err, errBadRequest) { // perhaps a hub of an earlier release, which refuses what it does not know
 		h.Self.Copies = plain(self.Copies)
 		err = ask()
 	}
@@ -200,7 +200,7 @@ func (c *client) exchange(ctx context.Context, path string, body, reply any) (te
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+path, bytes.NewReader(data))
 	if err != nil {
-		return "", fmt.Errorf("%w: checkpoint coordinator: %w", ErrBadRequest, err)
+		return "", fmt.Errorf("%w: checkpoint coordinator: %w", errBadRequest, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	if c.token != "" {
@@ -225,7 +225,7 @@ func read(resp *http.Response, reply any) error {
 		return errorOf(resp.StatusCode, data)
 	}
 	if err := json.Unmarshal(data, reply); err != nil {
-		return fmt.Errorf("%w: the reply is not ours (another service on this port?): %w", ErrBadRequest, err)
+		return fmt.Errorf("%w: the reply is not ours (another service on this port?): %w", errBadRequest, err)
 	}
 	return nil
 }
@@ -247,7 +247,7 @@ func (c *client) forget(about string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.replays = slices.DeleteFunc(c.replays, func(n replay) bool {
-		return n.about == about || !n.lasting && time.Since(n.at) > Forget
+		return n.about == about || !n.lasting && time.Since(n.at) > forgetAfter
 	})
 }
 

@@ -2,7 +2,7 @@
 //
 // A Coordinator answers four questions: may this node go on to the next phase of a save (Post), which save do the nodes
 // still hold together in memory (Agree), where are the others (Peers), and how old is what everybody has (Ages).
-// State is the pure state machine behind the answers. Local keeps one in this process, for saves of one node; Hub
+// state is the pure state machine behind the answers. Local keeps one in this process, for saves of one node; Hub
 // keeps one for every run of a master, and Client speaks to it; Files needs no master, but storage that all share.
 //
 // A save is a two-phase commit, and the leader (the writer of shard 0) decides. A node that has posted Prepared must
@@ -25,16 +25,16 @@ import (
 
 // Limits of one run. What goes beyond is refused with ErrLimit and changes nothing.
 const (
-	MaxSaves  = 64       // saves in flight
-	MaxKeys   = 64       // agreements, and as many exchanges of peers, remembered at a time
-	MaxShards = 100_000  // shards of a save, nodes of an agreement, ranks with ages
-	MaxBytes  = 64 << 20 // memory for entries, holdings and peers
-	MaxBody   = 2 << 20  // one request
+	maxSaves  = 64       // saves in flight
+	maxKeys   = 64       // agreements, and as many exchanges of peers, remembered at a time
+	maxShards = 100_000  // shards of a save, nodes of an agreement, ranks with ages
+	maxBytes  = 64 << 20 // memory for entries, holdings and peers
+	maxBody   = 2 << 20  // one request
 )
 
-// Forget is how long a save, an agreement, an exchange or an age is remembered after it was last heard of. Waiting
+// forgetAfter is how long a save, an agreement, an exchange or an age is remembered after it was last heard of. Waiting
 // daemons repeat themselves far more often than that. The newest exchange is remembered for as long as ages come.
-const Forget = 10 * time.Minute
+const forgetAfter = 10 * time.Minute
 
 // Errors of a Coordinator.
 var (
@@ -47,8 +47,8 @@ var (
 	ErrStalled = errors.New("the save is complete but not in place")
 	// ErrCommitted answers a Prepared of a save that is already published: there is nothing left to do for it.
 	ErrCommitted = errors.New("the save is already committed")
-	// ErrBadRequest: no coordinator accepts this. Trying again is useless.
-	ErrBadRequest = errors.New("bad request")
+	// errBadRequest: no coordinator accepts this. Trying again is useless.
+	errBadRequest = errors.New("bad request")
 	// ErrLimit: one of the limits of a run is reached, or the hub keeps as many runs as it may.
 	ErrLimit = errors.New("over the limit")
 )
@@ -57,7 +57,7 @@ var (
 type Save struct {
 	ID     string `json:"id"` // 1 to 64 letters, digits, '-' or '_': it becomes a file name
 	Step   int64  `json:"step"`
-	Shards int    `json:"shards"`        // 1 to MaxShards
+	Shards int    `json:"shards"`        // 1 to maxShards
 	Dir    string `json:"dir,omitempty"` // the checkpoint directory; Files needs it
 }
 
@@ -142,11 +142,11 @@ type Coordinator interface {
 	//   - Intent, Published and Failed: at once.
 	//
 	// A Prepared takes back an earlier Failed of the same shard, so that a save can be tried again; then every shard
-	// has to be posted again. Errors: ErrAborted, ErrDecided, ErrStalled, ErrCommitted, ErrBadRequest, ErrLimit, or
+	// has to be posted again. Errors: ErrAborted, ErrDecided, ErrStalled, ErrCommitted, errBadRequest, ErrLimit, or
 	// that of ctx.
 	Post(ctx context.Context, r Report) ([]commit.Entry, error)
 	// Agree says what this node holds in memory. It waits until all nodes (numbered from 0) have done so under the
-	// key, but at most for patience from the first, and returns what Choose makes of it; false when there is nothing.
+	// key, but at most for patience from the first, and returns what choose makes of it; false when there is nothing.
 	// Once anybody is answered the answer is the same for everyone, for as long as the key is remembered: use a new
 	// key for every agreement, such as "word.term.round.epoch.more": nodes that are dead in the round are not waited
 	// for. An aborted save that is chosen may be written again.
@@ -165,13 +165,13 @@ type Coordinator interface {
 func (s Save) check() error {
 	switch {
 	case !goodID(s.ID):
-		return fmt.Errorf("%w: save id %.80q: need 1 to 64 letters, digits, '-' or '_'", ErrBadRequest, s.ID)
+		return fmt.Errorf("%w: save id %.80q: need 1 to 64 letters, digits, '-' or '_'", errBadRequest, s.ID)
 	case s.Shards < 1:
-		return fmt.Errorf("%w: save %s has %d shards", ErrBadRequest, s.ID, s.Shards)
-	case s.Shards > MaxShards:
-		return fmt.Errorf("%w: save %s has %d shards, at most %d are possible", ErrLimit, s.ID, s.Shards, MaxShards)
+		return fmt.Errorf("%w: save %s has %d shards", errBadRequest, s.ID, s.Shards)
+	case s.Shards > maxShards:
+		return fmt.Errorf("%w: save %s has %d shards, at most %d are possible", ErrLimit, s.ID, s.Shards, maxShards)
 	case len(s.Dir) > maxPath || s.Dir != "" && !filepath.IsAbs(s.Dir):
-		return fmt.Errorf("%w: checkpoint directory %.80q of save %s is not an absolute path", ErrBadRequest, s.Dir,
+		return fmt.Errorf("%w: checkpoint directory %.80q of save %s is not an absolute path", errBadRequest, s.Dir,
 			s.ID)
 	}
 	return nil
@@ -198,18 +198,18 @@ func (r Report) check() error {
 	case Prepared, Placed, Failed:
 	case Intent, Published:
 		if !r.leads() {
-			return fmt.Errorf("%w: %s of save %s comes from the writer of shard 0 only", ErrBadRequest, r.Phase,
+			return fmt.Errorf("%w: %s of save %s comes from the writer of shard 0 only", errBadRequest, r.Phase,
 				r.Save.ID)
 		}
 	default:
-		return fmt.Errorf("%w: unknown phase %.40q", ErrBadRequest, r.Phase)
+		return fmt.Errorf("%w: unknown phase %.40q", errBadRequest, r.Phase)
 	}
 	if len(r.Shards) == 0 {
-		return fmt.Errorf("%w: %s of save %s names no shard", ErrBadRequest, r.Phase, r.Save.ID)
+		return fmt.Errorf("%w: %s of save %s names no shard", errBadRequest, r.Phase, r.Save.ID)
 	}
 	for _, n := range r.Shards {
 		if n < 0 || n >= r.Save.Shards {
-			return fmt.Errorf("%w: shard %d of save %s, which has %d shards", ErrBadRequest, n, r.Save.ID,
+			return fmt.Errorf("%w: shard %d of save %s, which has %d shards", errBadRequest, n, r.Save.ID,
 				r.Save.Shards)
 		}
 	}
@@ -228,12 +228,12 @@ func (r Report) checkEntries() error {
 	for _, e := range r.Entries {
 		if !missing[e.Shard] {
 			return fmt.Errorf("%w: save %s: the entry of shard %d is there twice, or not for a shard of this report",
-				ErrBadRequest, r.Save.ID, e.Shard)
+				errBadRequest, r.Save.ID, e.Shard)
 		}
 		delete(missing, e.Shard)
 	}
 	for n := range missing {
-		return fmt.Errorf("%w: save %s: no entry for shard %d", ErrBadRequest, r.Save.ID, n)
+		return fmt.Errorf("%w: save %s: no entry for shard %d", errBadRequest, r.Save.ID, n)
 	}
 	return nil
 }

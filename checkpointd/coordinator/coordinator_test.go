@@ -259,7 +259,7 @@ var contract = map[string]func(world){
 			"no id":           report(Save{Step: 1, Shards: 2, Dir: s.Dir}, Prepared, 1),
 			"a path as id":    report(Save{ID: "../x", Step: 1, Shards: 2, Dir: s.Dir}, Prepared, 1),
 			"no shards":       report(Save{ID: "x", Step: 1, Dir: s.Dir}, Prepared, 1),
-			"too many shards": report(Save{ID: "x", Shards: MaxShards + 1, Dir: s.Dir}, Prepared, 1),
+			"too many shards": report(Save{ID: "x", Shards: maxShards + 1, Dir: s.Dir}, Prepared, 1),
 			"a relative dir":  report(Save{ID: "x", Shards: 2, Dir: "x"}, Prepared, 1),
 			"no such shard":   report(s, Placed, 2),
 			"no shard":        report(s, Placed),
@@ -272,10 +272,10 @@ var contract = map[string]func(world){
 		} {
 			_, err := w.coordinators[1].Post(w.t.Context(), r)
 			require.Error(w.t, err, name)
-			if r.Save.Shards > MaxShards {
+			if r.Save.Shards > maxShards {
 				require.ErrorIs(w.t, err, ErrLimit, name)
 			} else {
-				require.ErrorIs(w.t, err, ErrBadRequest, name)
+				require.ErrorIs(w.t, err, errBadRequest, name)
 			}
 		}
 	},

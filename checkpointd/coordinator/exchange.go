@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Here is a node that looks for its peers.
-type Here struct {
+// peersEvent is a node that looks for its peers.
+type peersEvent struct {
 	Key      string        `json:"key"`
 	Self     Peer          `json:"self"`
 	Nodes    int           `json:"nodes"`
@@ -26,17 +26,17 @@ type exchange struct {
 	wire   []byte // sorted as a reply: encoded once for all nodes
 }
 
-func (h Here) check() error {
+func (h peersEvent) check() error {
 	for _, c := range h.Self.Copies {
 		if len(c.Dir) > maxPath || c.Dir != "" && !filepath.IsAbs(c.Dir) {
 			return fmt.Errorf("%w: checkpoint directory %.80q of a copy of save %.64q is not an absolute path",
-				ErrBadRequest, c.Dir, c.Save)
+				errBadRequest, c.Dir, c.Save)
 		}
 	}
 	return checkBarrier(h.Key, h.Self.Node, h.Nodes, h.Patience)
 }
 
-func (h Here) step(st *State, now time.Time) ([]Topic, error) {
+func (h peersEvent) step(st *state, now time.Time) ([]topic, error) {
 	x := st.exchanges[h.Key]
 	if x == nil {
 		if err := evictFor(st, st.exchanges); err != nil {
@@ -66,7 +66,7 @@ func (h Here) step(st *State, now time.Time) ([]Topic, error) {
 		return nil, nil
 	}
 	x.open = true
-	return []Topic{{PeersKnown, h.Key}}, nil
+	return []topic{{peersKnown, h.Key}}, nil
 }
 
 func samePeer(a, b Peer) bool {
@@ -94,7 +94,7 @@ func peerBytes(p Peer) int64 {
 }
 
 // Peers are those of an exchange, in order of nodes; false as long as they wait for each other.
-func (st *State) Peers(key string) ([]Peer, bool) {
+func (st *state) Peers(key string) ([]Peer, bool) {
 	x := st.exchanges[key]
 	if x == nil || !x.open {
 		return nil, false
@@ -108,7 +108,7 @@ func (st *State) Peers(key string) ([]Peer, bool) {
 }
 
 // peersReply is Peers as the body of a reply.
-func (st *State) peersReply(key string) ([]byte, bool, error) {
+func (st *state) peersReply(key string) ([]byte, bool, error) {
 	ps, ok := st.Peers(key)
 	if !ok {
 		return nil, false, nil

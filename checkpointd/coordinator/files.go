@@ -21,8 +21,8 @@ const (
 	// Pauses between two looks at the markers.
 	firstLook, longestLook = 20 * time.Millisecond, 500 * time.Millisecond
 	// Limits of what is read.
-	maxMarker   = MaxBody
-	maxManifest = 2 * MaxBytes
+	maxMarker   = maxBody
+	maxManifest = 2 * maxBytes
 	// failedName is the leader's word that the save is given up.
 	failedName = "failed"
 )
@@ -55,7 +55,7 @@ func (c fileCoordinator) Post(ctx context.Context, r Report) ([]commit.Entry, er
 		return nil, err
 	}
 	if r.Save.Dir == "" {
-		return nil, fmt.Errorf("%w: save %s has no checkpoint directory", ErrBadRequest, r.Save.ID)
+		return nil, fmt.Errorf("%w: save %s has no checkpoint directory", errBadRequest, r.Save.ID)
 	}
 	dir, err := c.files.Resolve(r.Save.Dir)
 	if err != nil {
@@ -328,7 +328,7 @@ func (s stage) failure(name string) (failure, error) {
 // parseFailure takes a damaged marker for what its presence says.
 func parseFailure(data []byte) failure {
 	var f failure
-	if err := json.Unmarshal(data, &f); err != nil || f.Shard < 0 || f.Shard >= MaxShards {
+	if err := json.Unmarshal(data, &f); err != nil || f.Shard < 0 || f.Shard >= maxShards {
 		f = failure{}
 	}
 	f.Error = text.Head(f.Error, maxReason)

@@ -54,18 +54,18 @@ func (h *Hub) serve(f func(ctx context.Context, run string, body []byte) (any, e
 	}
 }
 
-// readBody takes no more than MaxBody and bodyTime. The deadline must not be left: it would end the request while it
+// readBody takes no more than maxBody and bodyTime. The deadline must not be left: it would end the request while it
 // is held. Not every connection has deadlines; then the server's own limits hold.
 func readBody(w http.ResponseWriter, req *http.Request) ([]byte, error) {
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Now().Add(bodyTime))
-	data, err := io.ReadAll(http.MaxBytesReader(w, req.Body, MaxBody))
+	data, err := io.ReadAll(http.MaxBytesReader(w, req.Body, maxBody))
 	_ = conn.SetReadDeadline(time.Time{})
 	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
-		return nil, fmt.Errorf("%w: the request has more than %d MiB", ErrLimit, MaxBody>>20)
+		return nil, fmt.Errorf("%w: the request has more than %d MiB", ErrLimit, maxBody>>20)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: read the request: %w", ErrBadRequest, err)
+		return nil, fmt.Errorf("%w: read the request: %w", errBadRequest, err)
 	}
 	return data, nil
 }
@@ -89,13 +89,13 @@ func runName(req *http.Request) (string, error) {
 	name := req.PathValue("run")
 	if name == "" || name == "." || name == ".." || len(name) > maxRunName || !text.Printable(name) {
 		return "", fmt.Errorf("%w: run id %.40q: need UTF-8 without control characters and without marks of "+
-			"the direction of writing, 1 to %d bytes, and neither \".\" nor \"..\" alone", ErrBadRequest, name, maxRunName)
+			"the direction of writing, 1 to %d bytes, and neither \".\" nor \"..\" alone", errBadRequest, name, maxRunName)
 	}
 	return name, nil
 }
 
 // open decodes the body and returns the run that it is for. No run is made for what is refused.
-func open[B any](h *Hub, run string, data []byte, event func(B) Event) (r *run, body B, err error) {
+func open[B any](h *Hub, run string, data []byte, event func(B) event) (r *run, body B, err error) {
 	if err = decode(data, &body); err == nil {
 		err = event(body).check()
 	}
@@ -106,30 +106,30 @@ func open[B any](h *Hub, run string, data []byte, event func(B) Event) (r *run, 
 }
 
 func (h *Hub) reports(ctx context.Context, run string, body []byte) (any, error) {
-	r, b, err := open(h, run, body, func(b reportBody) Event { return Posted{b.Report} })
+	r, b, err := open(h, run, body, func(b reportBody) event { return reportEvent{b.Report} })
 	switch {
 	case err != nil:
 		return nil, err
 	case b.NoWait:
-		return reportReply{}, r.tell(Posted{b.Report})
+		return reportReply{}, r.tell(reportEvent{b.Report})
 	}
 	es, err := r.post(ctx, b.Report)
 	return reportReply{es}, err
 }
 
 func (h *Hub) agree(ctx context.Context, run string, body []byte) (any, error) {
-	r, b, err := open(h, run, body, func(b agreeBody) Event { return b.Held })
+	r, b, err := open(h, run, body, func(b agreeBody) event { return b.agreeEvent })
 	switch {
 	case err != nil:
 		return nil, err
 	case b.NoWait:
-		return Agreement{}, r.tell(b.Held)
+		return agreeAnswer{}, r.tell(b.agreeEvent)
 	}
-	return r.agree(ctx, b.Held)
+	return r.agree(ctx, b.agreeEvent)
 }
 
 func (h *Hub) attend(_ context.Context, run string, body []byte) (any, error) {
-	r, b, err := open(h, run, body, func(b Attendance) Event { return b })
+	r, b, err := open(h, run, body, func(b Attendance) event { return b })
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (h *Hub) attend(_ context.Context, run string, body []byte) (any, error) {
 }
 
 func (h *Hub) peers(ctx context.Context, run string, body []byte) (any, error) {
-	r, b, err := open(h, run, body, func(b peersBody) Event { return b.Here })
+	r, b, err := open(h, run, body, func(b peersBody) event { return b.peersEvent })
 	if err != nil {
 		return nil, err
 	}
@@ -145,13 +145,13 @@ func (h *Hub) peers(ctx context.Context, run string, body []byte) (any, error) {
 		b.Self.Switch = h.switchOf(host)
 	}
 	if b.NoWait {
-		return peersReply{}, r.tell(b.Here)
+		return peersReply{}, r.tell(b.peersEvent)
 	}
-	return r.peers(ctx, b.Here)
+	return r.peers(ctx, b.peersEvent)
 }
 
 func (h *Hub) ages(_ context.Context, run string, body []byte) (any, error) {
-	r, b, err := open(h, run, body, func(b agesBody) Event { return b })
+	r, b, err := open(h, run, body, func(b agesBody) event { return b })
 	if err != nil {
 		return nil, err
 	}

@@ -58,11 +58,11 @@ func (h *Hub) Lost(run string, term uint64, round, node int) {
 }
 
 // Summary describes a run; an unknown one is empty.
-func (h *Hub) Summary(run string) Summary {
+func (h *Hub) Summary(run string) summary {
 	if r := h.runs.Get(run); r != nil {
 		return r.summary()
 	}
-	return NewState().Summary()
+	return newState().Summary()
 }
 
 // Runs are the names of the runs that have been heard of lately, in no order.

@@ -222,7 +222,7 @@ func TestAgreements(t *testing.T) {
 		again, _ := agree("one", 0)
 		require.Equal(t, p, again)
 		_, _, err := b.Agree(t.Context(), "one", 0, 4, nil, 0)
-		require.ErrorIs(t, err, ErrBadRequest)
+		require.ErrorIs(t, err, errBadRequest)
 		_, ok, err = b.Agree(t.Context(), "nothing", 0, 1, nil, 0)
 		require.NoError(t, err)
 		require.False(t, ok)
@@ -314,7 +314,7 @@ func TestPeersAreRememberedWhileTheEpochRuns(t *testing.T) {
 				_, err := b.Peers(t.Context(), "e", Peer{Addr: "10.0.0.1:1"}, 2, time.Second)
 				require.NoError(t, err)
 				for i := range 2 * maxReplays {
-					time.Sleep(Forget / maxReplays)
+					time.Sleep(forgetAfter / maxReplays)
 					require.NoError(t, b.Ages(t.Context(), 0, []Age{{Rank: 0}}))
 					_, err := b.Post(t.Context(), report(Save{ID: fmt.Sprint(i), Step: 1, Shards: 1}, Published, 0))
 					require.NoError(t, err)
@@ -528,7 +528,7 @@ func TestSummary(t *testing.T) {
 		require.Equal(t, http.StatusOK, rec.Code)
 		require.Contains(t, rec.Body.String(), `"memory_step":8`)
 	}
-	require.Equal(t, Summary{Saves: []SaveStatus{}, Ages: []Age{}}, w.hub.Load().Summary("unknown"))
+	require.Equal(t, summary{Saves: []saveStatus{}, Ages: []Age{}}, w.hub.Load().Summary("unknown"))
 }
 
 func TestHubForgetsRuns(t *testing.T) {
@@ -536,7 +536,7 @@ func TestHubForgetsRuns(t *testing.T) {
 		w := newWire(t)
 		x := newWorld(t, [2]Coordinator{w.client(), w.client()})
 		x.now(Failed, 1)
-		time.Sleep(Forget + time.Minute)
+		time.Sleep(forgetAfter + time.Minute)
 		other := Client("http://hub", "other", "", &http.Client{Transport: w})
 		require.NoError(t, other.Ages(t.Context(), 0, []Age{{}}))
 		require.Equal(t, []string{"other"}, w.hub.Load().Runs())
@@ -564,12 +564,12 @@ func TestBadRequests(t *testing.T) {
 		"nothing":    {"POST", "r/checkpoints/reports", "", 400, "bad_request"},
 		"no shard": {"POST", "r/checkpoints/reports",
 			`{"save":{"id":"a","step":1,"shards":1},"phase":"placed"}`, 400, "bad_request"},
-		"huge":           {"POST", "r/checkpoints/reports", `{"error":"` + strings.Repeat("x", MaxBody) + `"}`, 429, "limit"},
+		"huge":           {"POST", "r/checkpoints/reports", `{"error":"` + strings.Repeat("x", maxBody) + `"}`, 429, "limit"},
 		"node of none":   {"POST", "r/checkpoints/agree", `{"key":"k","node":0,"nodes":0}`, 400, "bad_request"},
 		"no key":         {"POST", "r/checkpoints/peers", `{"nodes":1}`, 400, "bad_request"},
 		"speaks of none": {"POST", "r/checkpoints/speaks", `{"node":1}`, 400, "bad_request"},
 		"speaks a lot": {"POST", "r/checkpoints/speaks",
-			`{"of":"k","keys":["` + strings.Repeat(`a","`, MaxKeys) + `"]}`, 429, "limit"},
+			`{"of":"k","keys":["` + strings.Repeat(`a","`, maxKeys) + `"]}`, 429, "limit"},
 		"relative copy": {"POST", "r/checkpoints/peers", `{"key":"k","nodes":1,"self":{"copies":[{"dir":"d"}]}}`,
 			400, "bad_request"},
 		"negative rank":  {"POST", "r/checkpoints/ages", `{"ages":[{"rank":-1}]}`, 400, "bad_request"},

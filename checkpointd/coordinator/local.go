@@ -52,5 +52,5 @@ func (c *local) Peers(_ context.Context, _ string, self Peer, _ int, _ time.Dura
 }
 
 func (c *local) Ages(_ context.Context, node int, ages []Age) error {
-	return c.run.tell(Aged{node, ages})
+	return c.run.tell(agesEvent{node, ages})
 }

@@ -17,11 +17,11 @@ var (
 	errClosed  = errors.New("the checkpoint coordinator is shutting down")
 )
 
-// run is a State with a clock and with those who wait for it.
+// run is a state with a clock and with those who wait for it.
 type run struct {
 	runhost.Run
-	state   *State
-	waiting map[Topic]*waiters
+	state   *state
+	waiting map[topic]*waiters
 }
 
 // waiters share one channel, so that news cost one step for each of them and nothing for anybody else.
@@ -30,10 +30,10 @@ type waiters struct {
 	n    int
 }
 
-func newRun() *run { return &run{state: NewState(), waiting: map[Topic]*waiters{}} }
+func newRun() *run { return &run{state: newState(), waiting: map[topic]*waiters{}} }
 
 // ask steps ev in until answer says that it is done, at most for hold.
-func (r *run) ask(ctx context.Context, ev Event, t Topic, answer func(*State) (bool, error)) error {
+func (r *run) ask(ctx context.Context, ev event, t topic, answer func(*state) (bool, error)) error {
 	expired := time.NewTimer(hold)
 	defer expired.Stop()
 	for {
@@ -56,7 +56,7 @@ func (r *run) ask(ctx context.Context, ev Event, t Topic, answer func(*State) (b
 }
 
 // try returns what to wait for, or nil when there is an answer.
-func (r *run) try(ev Event, t Topic, answer func(*State) (bool, error)) (*waiters, error) {
+func (r *run) try(ev event, t topic, answer func(*state) (bool, error)) (*waiters, error) {
 	r.Lock()
 	defer r.Unlock()
 	if err := r.stepLocked(ev); err != nil {
@@ -74,7 +74,7 @@ func (r *run) try(ev Event, t Topic, answer func(*State) (bool, error)) (*waiter
 	return w, nil
 }
 
-func (r *run) stepLocked(ev Event) error {
+func (r *run) stepLocked(ev event) error {
 	if err := r.Err(); err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (r *run) stepLocked(ev Event) error {
 	return err
 }
 
-func (r *run) leave(t Topic, w *waiters) {
+func (r *run) leave(t topic, w *waiters) {
 	r.Lock()
 	defer r.Unlock()
 	if w.n--; w.n == 0 && r.waiting[t] == w {
@@ -99,30 +99,30 @@ func (r *run) leave(t Topic, w *waiters) {
 }
 
 // tell steps ev in and waits for nothing.
-func (r *run) tell(ev Event) error {
+func (r *run) tell(ev event) error {
 	r.Lock()
 	defer r.Unlock()
 	return r.stepLocked(ev)
 }
 
 func (r *run) post(ctx context.Context, rep Report) (es []commit.Entry, err error) {
-	err = r.ask(ctx, Posted{rep}, rep.topic(), func(st *State) (done bool, err error) {
+	err = r.ask(ctx, reportEvent{rep}, rep.topic(), func(st *state) (done bool, err error) {
 		es, done, err = st.Reply(rep)
 		return done, err
 	})
 	return es, err
 }
 
-func (r *run) agree(ctx context.Context, h Held) (a Agreement, err error) {
-	err = r.ask(ctx, h, Topic{Agreed, h.Key}, func(st *State) (done bool, _ error) {
+func (r *run) agree(ctx context.Context, h agreeEvent) (a agreeAnswer, err error) {
+	err = r.ask(ctx, h, topic{agreed, h.Key}, func(st *state) (done bool, _ error) {
 		a, done = st.Agreement(h.Key, h.Node)
 		return done, nil
 	})
 	return a, err
 }
 
-func (r *run) peers(ctx context.Context, h Here) (body encoded, err error) {
-	err = r.ask(ctx, h, Topic{PeersKnown, h.Key}, func(st *State) (done bool, err error) {
+func (r *run) peers(ctx context.Context, h peersEvent) (body encoded, err error) {
+	err = r.ask(ctx, h, topic{peersKnown, h.Key}, func(st *state) (done bool, err error) {
 		body, done, err = st.peersReply(h.Key)
 		return done, err
 	})
@@ -136,14 +136,14 @@ func (r *run) reopen(id string) {
 	r.state.reopen(id)
 }
 
-func (r *run) summary() Summary {
+func (r *run) summary() summary {
 	r.Lock()
 	defer r.Unlock()
 	return r.state.Summary()
 }
 
 // Tick implements runhost.Machine.
-func (r *run) Tick(time.Time) { _ = r.stepLocked(Tick{}) } // never refused
+func (r *run) Tick(time.Time) { _ = r.stepLocked(tick{}) } // never refused
 
 // Idle implements runhost.Machine.
 func (r *run) Idle(now time.Time) bool {

@@ -12,10 +12,10 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Posted is a Report of a node.
-type Posted struct{ Report }
+// reportEvent is a Report of a node.
+type reportEvent struct{ Report }
 
-func (p Posted) step(st *State, now time.Time) ([]Topic, error) { return st.report(now, p.Report) }
+func (p reportEvent) step(st *state, now time.Time) ([]topic, error) { return st.report(now, p.Report) }
 
 // save is what is known about one save:
 //
@@ -52,20 +52,20 @@ func (s *save) allPrepared() bool { return len(s.entries) == s.Shards }
 func (s *save) over() bool { return s.published || s.aborted() }
 
 // known are the topics about which the waiting nodes have an answer.
-func (s *save) known() (k TopicKind) {
-	add := func(kind TopicKind, yes bool) {
+func (s *save) known() (k topicKind) {
+	add := func(kind topicKind, yes bool) {
 		if yes {
 			k |= kind
 		}
 	}
-	add(AllPrepared, s.aborted() || s.published || s.allPrepared())
-	add(HasIntent, s.aborted() || s.intent)
-	add(AllPlaced, s.stalled() || s.published || s.placed.n == s.Shards)
-	add(IsPublished, s.stalled() || s.published)
+	add(allPrepared, s.aborted() || s.published || s.allPrepared())
+	add(hasIntent, s.aborted() || s.intent)
+	add(allPlaced, s.stalled() || s.published || s.placed.n == s.Shards)
+	add(isPublished, s.stalled() || s.published)
 	return k
 }
 
-func (st *State) report(now time.Time, r Report) ([]Topic, error) {
+func (st *state) report(now time.Time, r Report) ([]topic, error) {
 	s, err := st.find(r.Save)
 	if err != nil {
 		return nil, err
@@ -76,22 +76,22 @@ func (st *State) report(now time.Time, r Report) ([]Topic, error) {
 	}
 	s.heard = now
 	st.saves[r.Save.ID] = s
-	var topics []Topic
+	var topics []topic
 	news := s.known() &^ before
-	for _, kind := range []TopicKind{AllPrepared, HasIntent, AllPlaced, IsPublished} {
+	for _, kind := range []topicKind{allPrepared, hasIntent, allPlaced, isPublished} {
 		if news&kind != 0 {
-			topics = append(topics, Topic{kind, r.Save.ID})
+			topics = append(topics, topic{kind, r.Save.ID})
 		}
 	}
 	return topics, nil
 }
 
 // find returns the save, a new one if need be. A new one is not in the state yet.
-func (st *State) find(id Save) (*save, error) {
+func (st *state) find(id Save) (*save, error) {
 	if s := st.saves[id.ID]; s != nil {
 		if s.Step != id.Step || s.Shards != id.Shards {
 			return nil, fmt.Errorf("%w: save %s is known as step %d with %d shards, not step %d with %d shards",
-				ErrBadRequest, id.ID, s.Step, s.Shards, id.Step, id.Shards)
+				errBadRequest, id.ID, s.Step, s.Shards, id.Step, id.Shards)
 		}
 		return s, nil
 	}
@@ -101,17 +101,17 @@ func (st *State) find(id Save) (*save, error) {
 			flying++
 		}
 	}
-	if flying >= MaxSaves {
+	if flying >= maxSaves {
 		return nil, fmt.Errorf("%w: %d saves are in flight already; save %s has to wait for one of them", ErrLimit,
 			flying, id.ID)
 	}
-	if len(st.saves)-flying >= 4*MaxSaves {
+	if len(st.saves)-flying >= 4*maxSaves {
 		st.dropOldestOver()
 	}
 	return &save{Save: id, entries: map[int]commit.Entry{}, placed: newSet(id.Shards), failures: map[int]string{}}, nil
 }
 
-func (st *State) dropOldestOver() {
+func (st *state) dropOldestOver() {
 	oldest := ""
 	for id, s := range st.saves {
 		if s.over() && (oldest == "" || s.heard.Before(st.saves[oldest].heard) ||
@@ -122,18 +122,18 @@ func (st *State) dropOldestOver() {
 	st.dropSave(oldest)
 }
 
-func (st *State) dropSave(id string) {
+func (st *state) dropSave(id string) {
 	st.dropEntries(st.saves[id])
 	delete(st.saves, id)
 }
 
-func (st *State) dropEntries(s *save) {
+func (st *state) dropEntries(s *save) {
 	st.bytes -= s.bytes
 	s.bytes = 0
 	s.entries = map[int]commit.Entry{} // a cleared map would keep its memory
 }
 
-func (st *State) apply(s *save, r Report) error {
+func (st *state) apply(s *save, r Report) error {
 	if s.published && r.Phase != Failed {
 		return nil
 	}
@@ -162,7 +162,7 @@ func (st *State) apply(s *save, r Report) error {
 // prepare books the entries and takes back the failures of the same shards. Once there are the entries of all shards
 // they stay as they are: the leader may have them. Nothing is booked while another failure stands: the sender learns
 // of it and removes its files.
-func (st *State) prepare(s *save, r Report) error {
+func (st *state) prepare(s *save, r Report) error {
 	failures := maps.Clone(s.failures)
 	for _, n := range r.Shards {
 		delete(failures, n)
@@ -189,7 +189,7 @@ func (st *State) prepare(s *save, r Report) error {
 
 // fail books a failure. The leader may give up until it has posted the intent; the others only as long as the leader
 // cannot have written it.
-func (st *State) fail(s *save, r Report) error {
+func (st *state) fail(s *save, r Report) error {
 	if !s.intent && s.allPrepared() && !r.leads() {
 		return fmt.Errorf("%w: save %s: all shards are prepared and the leader may have gone on; keep the files",
 			ErrDecided, s.ID)
@@ -241,26 +241,26 @@ func entryBytes(e commit.Entry) int64 {
 	return n
 }
 
-// topic is what the sender of r waits for; the zero Topic if it need not wait.
-func (r Report) topic() Topic {
-	kind := TopicKind(0)
+// topic is what the sender of r waits for; the zero topic if it need not wait.
+func (r Report) topic() topic {
+	kind := topicKind(0)
 	switch {
 	case r.Phase == Prepared && r.leads():
-		kind = AllPrepared
+		kind = allPrepared
 	case r.Phase == Prepared:
-		kind = HasIntent
+		kind = hasIntent
 	case r.Phase == Placed && r.leads():
-		kind = AllPlaced
+		kind = allPlaced
 	case r.Phase == Placed:
-		kind = IsPublished
+		kind = isPublished
 	default:
-		return Topic{}
+		return topic{}
 	}
-	return Topic{kind, r.Save.ID}
+	return topic{kind, r.Save.ID}
 }
 
 // Reply is the answer to a Report that was stepped in; false as long as there is none.
-func (st *State) Reply(r Report) ([]commit.Entry, bool, error) {
+func (st *state) Reply(r Report) ([]commit.Entry, bool, error) {
 	s := st.saves[r.Save.ID]
 	if s == nil {
 		return nil, false, nil
@@ -269,7 +269,7 @@ func (st *State) Reply(r Report) ([]commit.Entry, bool, error) {
 	switch {
 	case r.Phase == Failed && s.intent:
 		return nil, true, fmt.Errorf("%w: save %s: the intent is written; keep the files", ErrDecided, s.ID)
-	case t == Topic{}:
+	case t == topic{}:
 		return nil, true, nil
 	case s.known()&t.Kind == 0:
 		return nil, false, nil
@@ -279,7 +279,7 @@ func (st *State) Reply(r Report) ([]commit.Entry, bool, error) {
 		return nil, true, s.failure(ErrAborted)
 	case s.stalled() && r.Phase == Placed:
 		return nil, true, s.failure(ErrStalled)
-	case t.Kind == AllPrepared:
+	case t.Kind == allPrepared:
 		return s.sorted(), true, nil
 	}
 	return nil, true, nil

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// State is what one run knows about its saves, agreements, peers and ages. It has no clock and does no I/O: time
+// state is what one run knows about its saves, agreements, peers and ages. It has no clock and does no I/O: time
 // comes with every Step and must not go back. It may be started empty at any time, for everything comes again:
 // waiting daemons repeat their last report, and a later phase implies the earlier ones.
 //
-// A State keeps the slices that it is given and hands out its own: neither may be modified.
-type State struct {
+// A state keeps the slices that it is given and hands out its own: neither may be modified.
+type state struct {
 	saves      map[string]*save
 	agreements map[string]*agreement
 	exchanges  map[string]*exchange
@@ -22,46 +22,46 @@ type State struct {
 	swept      time.Time
 }
 
-// NewState returns a State that knows nothing.
-func NewState() *State {
-	return &State{saves: map[string]*save{}, agreements: map[string]*agreement{}, exchanges: map[string]*exchange{},
+// newState returns a state that knows nothing.
+func newState() *state {
+	return &state{saves: map[string]*save{}, agreements: map[string]*agreement{}, exchanges: map[string]*exchange{},
 		ages: map[int]age{}, rosters: map[string]*roster{}}
 }
 
-// Topic is something that waiting nodes want to know.
-type Topic struct {
-	Kind TopicKind
+// topic is something that waiting nodes want to know.
+type topic struct {
+	Kind topicKind
 	Key  string // a save's id, or the key of an agreement or exchange
 }
 
-// TopicKind says what a Topic is about.
-type TopicKind uint8
+// topicKind says what a topic is about.
+type topicKind uint8
 
 // The kinds of topics. Those of a save are bits, because Step compares what was known before and after.
 const (
-	AllPrepared TopicKind = 1 << iota // for the leader
-	HasIntent                         // for the others
-	AllPlaced                         // for the leader
-	IsPublished                       // for the others
-	Agreed
-	PeersKnown
+	allPrepared topicKind = 1 << iota // for the leader
+	hasIntent                         // for the others
+	allPlaced                         // for the leader
+	isPublished                       // for the others
+	agreed
+	peersKnown
 )
 
-// Event is what Step takes: Posted, Held, Here, Aged, Attendance or Tick.
-type Event interface {
+// event is what Step takes: reportEvent, agreeEvent, peersEvent, agesEvent, Attendance or tick.
+type event interface {
 	check() error
-	step(st *State, now time.Time) ([]Topic, error)
+	step(st *state, now time.Time) ([]topic, error)
 }
 
-// Tick lets time pass.
-type Tick struct{}
+// tick lets time pass.
+type tick struct{}
 
 // sweepEvery is how often Step looks for what is to be forgotten.
 const sweepEvery = 10 * time.Second
 
 // Step takes an event in and returns the topics about which there is something to say now. An event that is
-// refused changes nothing but time; errors wrap ErrBadRequest, ErrLimit or ErrDecided.
-func (st *State) Step(now time.Time, ev Event) ([]Topic, error) {
+// refused changes nothing but time; errors wrap errBadRequest, ErrLimit or ErrDecided.
+func (st *state) Step(now time.Time, ev event) ([]topic, error) {
 	if err := ev.check(); err != nil {
 		return nil, err
 	}
@@ -73,13 +73,13 @@ func (st *State) Step(now time.Time, ev Event) ([]Topic, error) {
 	return append(due, topics...), err
 }
 
-func (Tick) check() error                            { return nil }
-func (Tick) step(*State, time.Time) ([]Topic, error) { return nil, nil }
+func (tick) check() error                            { return nil }
+func (tick) step(*state, time.Time) ([]topic, error) { return nil, nil }
 
-// sweep forgets what has not been heard of for Forget.
-func (st *State) sweep(now time.Time) {
+// sweep forgets what has not been heard of for forgetAfter.
+func (st *state) sweep(now time.Time) {
 	st.swept = now
-	old := func(heard time.Time) bool { return now.Sub(heard) >= Forget }
+	old := func(heard time.Time) bool { return now.Sub(heard) >= forgetAfter }
 	for id, s := range st.saves {
 		if old(s.heard) {
 			st.dropSave(id)
@@ -96,15 +96,15 @@ func (st *State) sweep(now time.Time) {
 }
 
 // Empty reports whether there is nothing to remember.
-func (st *State) Empty() bool {
+func (st *state) Empty() bool {
 	return len(st.saves)+len(st.agreements)+len(st.exchanges)+len(st.ages)+len(st.rosters) == 0
 }
 
 // reserve takes n bytes more (or fewer) from the run's budget.
-func (st *State) reserve(n int64, what string) error {
-	if n > 0 && st.bytes+n > MaxBytes {
+func (st *state) reserve(n int64, what string) error {
+	if n > 0 && st.bytes+n > maxBytes {
 		return fmt.Errorf("%w: %s: the run would keep more than %d MiB of entries, holdings and peers; "+
-			"save less often or in fewer files", ErrLimit, what, MaxBytes>>20)
+			"save less often or in fewer files", ErrLimit, what, maxBytes>>20)
 	}
 	st.bytes += n
 	return nil

@@ -15,57 +15,57 @@ import (
 var start = time.Unix(1_000_000, 0)
 
 func TestStateForgetsTheSilent(t *testing.T) {
-	st := NewState()
-	step := func(at time.Duration, ev Event) {
+	st := newState()
+	step := func(at time.Duration, ev event) {
 		_, err := st.Step(start.Add(at), ev)
 		require.NoError(t, err)
 	}
 	s := Save{ID: "a", Step: 1, Shards: 2}
-	step(0, Posted{report(s, Prepared, 1)})
-	step(0, Held{Key: "k", Nodes: 2, Holdings: []Holding{holding("a", 1, 1, 0, 1)}, Patience: time.Hour})
-	step(0, Here{Key: "k", Nodes: 2})
-	step(0, Aged{0, []Age{{Rank: 1}}})
+	step(0, reportEvent{report(s, Prepared, 1)})
+	step(0, agreeEvent{Key: "k", Nodes: 2, Holdings: []Holding{holding("a", 1, 1, 0, 1)}, Patience: time.Hour})
+	step(0, peersEvent{Key: "k", Nodes: 2})
+	step(0, agesEvent{0, []Age{{Rank: 1}}})
 	step(0, Attendance{"7.1", 3, []string{"k"}})
 	require.Positive(t, st.bytes)
-	step(Forget-time.Second, Posted{report(s, Prepared, 1)}) // its daemon still waits
-	step(Forget+sweepEvery, Tick{})
+	step(forgetAfter-time.Second, reportEvent{report(s, Prepared, 1)}) // its daemon still waits
+	step(forgetAfter+sweepEvery, tick{})
 	require.Len(t, st.saves, 1)
 	require.Empty(t, st.agreements)
 	require.Len(t, st.exchanges, 1, "when there last were ages it was")
 	require.Empty(t, st.ages)
 	require.Empty(t, st.rosters)
-	step(2*Forget+sweepEvery, Tick{})
+	step(2*forgetAfter+sweepEvery, tick{})
 	require.True(t, st.Empty())
 	require.Zero(t, st.bytes)
 }
 
 func TestStateLimits(t *testing.T) {
-	saves := func(n int) *State {
-		st := NewState()
+	saves := func(n int) *state {
+		st := newState()
 		for i := range n {
-			_, err := st.Step(start, Posted{report(Save{ID: fmt.Sprint(i), Shards: 2}, Prepared, 1)})
+			_, err := st.Step(start, reportEvent{report(Save{ID: fmt.Sprint(i), Shards: 2}, Prepared, 1)})
 			require.NoError(t, err)
 		}
 		return st
 	}
 	fat := report(Save{ID: "fat", Shards: 9}, Prepared, 1)
-	fat.Entries[0].Files[0].Path = strings.Repeat("x", MaxBytes)
-	keys := NewState()
-	for i := range MaxKeys {
-		_, err := keys.Step(start, Held{Key: fmt.Sprint(i), Nodes: 2, Patience: time.Hour})
+	fat.Entries[0].Files[0].Path = strings.Repeat("x", maxBytes)
+	keys := newState()
+	for i := range maxKeys {
+		_, err := keys.Step(start, agreeEvent{Key: fmt.Sprint(i), Nodes: 2, Patience: time.Hour})
 		require.NoError(t, err)
 	}
 	for name, c := range map[string]struct {
-		l    *State
-		ev   Event
+		l    *state
+		ev   event
 		want string
 	}{
-		"saves in flight": {saves(MaxSaves), Posted{report(Save{ID: "x", Shards: 2}, Prepared, 1)},
+		"saves in flight": {saves(maxSaves), reportEvent{report(Save{ID: "x", Shards: 2}, Prepared, 1)},
 			"64 saves are in flight"},
-		"bytes":  {NewState(), Posted{fat}, "64 MiB"},
-		"shards": {NewState(), Posted{report(Save{ID: "x", Shards: MaxShards + 1}, Prepared, 1)}, "at most 100000"},
-		"keys":   {keys, Held{Key: "x", Nodes: 2}, "64 keys"},
-		"nodes":  {NewState(), Here{Key: "x", Nodes: MaxShards + 1}, "at most 100000"},
+		"bytes":  {newState(), reportEvent{fat}, "64 MiB"},
+		"shards": {newState(), reportEvent{report(Save{ID: "x", Shards: maxShards + 1}, Prepared, 1)}, "at most 100000"},
+		"keys":   {keys, agreeEvent{Key: "x", Nodes: 2}, "64 keys"},
+		"nodes":  {newState(), peersEvent{Key: "x", Nodes: maxShards + 1}, "at most 100000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bytes, n := c.l.bytes, len(c.l.saves)+len(c.l.agreements)
@@ -80,41 +80,41 @@ func TestStateLimits(t *testing.T) {
 
 // Who speaks is remembered of the newest rounds and epochs only.
 func TestStateForgetsOldRounds(t *testing.T) {
-	st := NewState()
-	for i := range 2 * MaxKeys {
+	st := newState()
+	for i := range 2 * maxKeys {
 		for range 2 {
 			_, err := st.Step(start.Add(time.Duration(i)), Attendance{Of: fmt.Sprint("7.", i), Node: 1})
 			require.NoError(t, err)
 		}
 	}
-	require.Equal(t, MaxKeys, len(st.rosters))
-	require.Contains(t, st.rosters, fmt.Sprint("7.", 2*MaxKeys-1))
+	require.Equal(t, maxKeys, len(st.rosters))
+	require.Contains(t, st.rosters, fmt.Sprint("7.", 2*maxKeys-1))
 	require.NotContains(t, st.rosters, "7.0")
-	require.EqualValues(t, MaxKeys*64, st.bytes)
+	require.EqualValues(t, maxKeys*64, st.bytes)
 }
 
 // Saves that are over make room for others, and so do agreements that are answered.
 func TestStateDropsWhatIsOver(t *testing.T) {
-	st := NewState()
-	for i := range 20 * MaxSaves {
+	st := newState()
+	for i := range 20 * maxSaves {
 		_, err := st.Step(start.Add(time.Duration(i)),
-			Posted{report(Save{ID: fmt.Sprint(i), Step: int64(i), Shards: 1}, Published, 0)})
+			reportEvent{report(Save{ID: fmt.Sprint(i), Step: int64(i), Shards: 1}, Published, 0)})
 		require.NoError(t, err)
 		_, err = st.Step(start.Add(time.Duration(i)),
-			Held{Key: fmt.Sprint(i), Nodes: 1, Holdings: []Holding{holding("a", 1, 1, 0, 1)}})
+			agreeEvent{Key: fmt.Sprint(i), Nodes: 1, Holdings: []Holding{holding("a", 1, 1, 0, 1)}})
 		require.NoError(t, err)
 	}
-	require.Len(t, st.saves, 4*MaxSaves)
-	require.Len(t, st.agreements, MaxKeys)
-	require.NotNil(t, st.saves[fmt.Sprint(20*MaxSaves-1)])
+	require.Len(t, st.saves, 4*maxSaves)
+	require.Len(t, st.agreements, maxKeys)
+	require.NotNil(t, st.saves[fmt.Sprint(20*maxSaves-1)])
 }
 
 func TestStateRefusesAnotherSaveOfTheName(t *testing.T) {
-	st := NewState()
-	_, err := st.Step(start, Posted{report(Save{ID: "a", Step: 1, Shards: 2}, Prepared, 1)})
+	st := newState()
+	_, err := st.Step(start, reportEvent{report(Save{ID: "a", Step: 1, Shards: 2}, Prepared, 1)})
 	require.NoError(t, err)
-	_, err = st.Step(start, Posted{report(Save{ID: "a", Step: 2, Shards: 2}, Prepared, 1)})
-	require.ErrorIs(t, err, ErrBadRequest)
+	_, err = st.Step(start, reportEvent{report(Save{ID: "a", Step: 2, Shards: 2}, Prepared, 1)})
+	require.ErrorIs(t, err, errBadRequest)
 }
 
 // An empty state learns a later phase, and what it implies, from any node.
@@ -132,9 +132,9 @@ func TestStateIsRebuilt(t *testing.T) {
 		"prepared of the leader":  {report(s, Prepared, 0), report(s, Prepared, 1), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			st := NewState()
+			st := newState()
 			for _, r := range []Report{c.first, c.then} {
-				_, err := st.Step(start, Posted{r})
+				_, err := st.Step(start, reportEvent{r})
 				require.NoError(t, err)
 			}
 			_, done, err := st.Reply(c.then)
@@ -148,11 +148,11 @@ func TestStateIsRebuilt(t *testing.T) {
 // flight only.
 func TestStateOfManyNodes(t *testing.T) {
 	const nodes, per, saves = 2000, 8, 5
-	st, now := NewState(), start
+	st, now := newState(), start
 	var most int64
 	for i := range saves {
 		s := Save{ID: fmt.Sprint(i), Step: int64(i), Shards: nodes * per}
-		var topics []Topic
+		var topics []topic
 		all := func(p Phase) {
 			for node := nodes - 1; node >= 0; node-- {
 				r := Report{Save: s, Phase: p}
@@ -163,7 +163,7 @@ func TestStateOfManyNodes(t *testing.T) {
 					}
 				}
 				now = now.Add(time.Millisecond)
-				ts, err := st.Step(now, Posted{r})
+				ts, err := st.Step(now, reportEvent{r})
 				require.NoError(t, err)
 				topics = append(topics, ts...)
 			}
@@ -178,11 +178,11 @@ func TestStateOfManyNodes(t *testing.T) {
 			if p == Published {
 				all(Placed)
 			}
-			ts, err := st.Step(now, Posted{report(s, p, 0)})
+			ts, err := st.Step(now, reportEvent{report(s, p, 0)})
 			require.NoError(t, err)
 			topics = append(topics, ts...)
 		}
-		require.Equal(t, []Topic{{AllPrepared, s.ID}, {HasIntent, s.ID}, {AllPlaced, s.ID}, {IsPublished, s.ID}},
+		require.Equal(t, []topic{{allPrepared, s.ID}, {hasIntent, s.ID}, {allPlaced, s.ID}, {isPublished, s.ID}},
 			topics)
 	}
 	require.Less(t, most, int64(8<<20), "one save at a time")
@@ -212,11 +212,11 @@ func TestStateInARoughWorld(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			failing = rng.IntN(s.Shards)
 		}
-		st := NewState()
+		st := newState()
 		for round := 0; ; round++ {
 			require.Less(t, round, 20000, "seed %d does not come to rest", seed)
 			if rng.IntN(20) == 0 && round < 2000 {
-				st = NewState()
+				st = newState()
 			}
 			nodes[rng.IntN(len(nodes))].act(t, rng, st, s, nodes, failing)
 			if over(nodes) {
@@ -239,9 +239,9 @@ func over(nodes []*node) bool {
 }
 
 // act is one request of the node, whose answer may be lost.
-func (n *node) act(t *testing.T, rng *rand.Rand, st *State, s Save, nodes []*node, failing int) {
+func (n *node) act(t *testing.T, rng *rand.Rand, st *state, s Save, nodes []*node, failing int) {
 	for _, r := range n.retold {
-		_, err := st.Step(start, Posted{r})
+		_, err := st.Step(start, reportEvent{r})
 		require.NoError(t, err)
 	}
 	if n.done {
@@ -254,7 +254,7 @@ func (n *node) act(t *testing.T, rng *rand.Rand, st *State, s Save, nodes []*nod
 		}
 	}
 	r := report(s, n.phase, n.shard)
-	_, err := st.Step(start, Posted{r})
+	_, err := st.Step(start, reportEvent{r})
 	require.NoError(t, err)
 	es, ok, err := st.Reply(r)
 	if !ok || rng.IntN(4) == 0 {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Aged replaces the ages of the given ranks.
-type Aged struct {
+// agesEvent replaces the ages of the given ranks.
+type agesEvent struct {
 	Node int   `json:"node"`
 	Ages []Age `json:"ages"`
 }
@@ -20,30 +20,30 @@ type age struct {
 	heard time.Time
 }
 
-func (a Aged) check() error {
+func (a agesEvent) check() error {
 	for _, x := range a.Ages {
-		if x.Rank < 0 || x.Rank >= MaxShards {
-			return fmt.Errorf("%w: rank %d: need 0 to %d", ErrBadRequest, x.Rank, MaxShards-1)
+		if x.Rank < 0 || x.Rank >= maxShards {
+			return fmt.Errorf("%w: rank %d: need 0 to %d", errBadRequest, x.Rank, maxShards-1)
 		}
 	}
 	return nil
 }
 
-func (a Aged) step(st *State, now time.Time) ([]Topic, error) {
+func (a agesEvent) step(st *state, now time.Time) ([]topic, error) {
 	for _, x := range a.Ages {
 		st.ages[x.Rank] = age{x, a.Node, now}
 	}
 	return nil, nil
 }
 
-// Summary is a run for the status page and for metrics.
-type Summary struct {
-	Saves []SaveStatus `json:"saves"` // in order of steps; those that are over stay for a while
+// summary is a run for the status page and for metrics.
+type summary struct {
+	Saves []saveStatus `json:"saves"` // in order of steps; those that are over stay for a while
 	Ages  []Age        `json:"ages"`  // in order of ranks
 }
 
-// SaveStatus is one save in a Summary. Prepared and Placed count shards.
-type SaveStatus struct {
+// saveStatus is one save in a summary. Prepared and Placed count shards.
+type saveStatus struct {
 	Save
 	Phase    Phase     `json:"phase"` // the last that is known to be reached by all it takes
 	Prepared int       `json:"prepared"`
@@ -53,12 +53,12 @@ type SaveStatus struct {
 }
 
 // Summary describes the run as it is.
-func (st *State) Summary() Summary {
-	sum := Summary{Saves: make([]SaveStatus, 0, len(st.saves)), Ages: make([]Age, 0, len(st.ages))}
+func (st *state) Summary() summary {
+	sum := summary{Saves: make([]saveStatus, 0, len(st.saves)), Ages: make([]Age, 0, len(st.ages))}
 	for _, s := range st.saves {
 		sum.Saves = append(sum.Saves, s.status())
 	}
-	slices.SortFunc(sum.Saves, func(a, b SaveStatus) int {
+	slices.SortFunc(sum.Saves, func(a, b saveStatus) int {
 		return cmp.Or(cmp.Compare(a.Step, b.Step), cmp.Compare(a.ID, b.ID))
 	})
 	for _, rank := range slices.Sorted(maps.Keys(st.ages)) {
@@ -67,8 +67,8 @@ func (st *State) Summary() Summary {
 	return sum
 }
 
-func (s *save) status() SaveStatus {
-	st := SaveStatus{Save: s.Save, Prepared: len(s.entries), Placed: s.placed.n, Heard: s.heard}
+func (s *save) status() saveStatus {
+	st := saveStatus{Save: s.Save, Prepared: len(s.entries), Placed: s.placed.n, Heard: s.heard}
 	if len(s.failures) > 0 {
 		st.Error = s.failure(ErrAborted).Error()
 		if s.intent {

@@ -22,14 +22,14 @@ type (
 		NoWait bool `json:"note,omitempty"`
 	}
 	agreeBody struct {
-		Held
+		agreeEvent
 		NoWait bool `json:"note,omitempty"`
 	}
 	peersBody struct {
-		Here
+		peersEvent
 		NoWait bool `json:"note,omitempty"`
 	}
-	agesBody = Aged
+	agesBody = agesEvent
 
 	reportReply struct {
 		Entries []commit.Entry `json:"entries,omitempty"`
@@ -46,7 +46,7 @@ var wireErrors = httperr.Table{
 	{ErrStalled, http.StatusConflict, "stalled"},
 	{ErrCommitted, http.StatusConflict, "committed"},
 	{ErrLimit, http.StatusTooManyRequests, "limit"},
-	{ErrBadRequest, http.StatusBadRequest, "bad_request"},
+	{errBadRequest, http.StatusBadRequest, "bad_request"},
 	{errClosed, http.StatusServiceUnavailable, "closed"},
 	{context.Canceled, http.StatusServiceUnavailable, "closed"}, // nobody reads it
 }
@@ -59,7 +59,7 @@ func errorOf(status int, body []byte) error {
 		return fmt.Errorf("%w: HTTP status %d", errAway, status)
 	case !ok:
 		return fmt.Errorf("%w: HTTP status %d: no checkpoint coordinator answers here "+
-			"(another service on this port?)", ErrBadRequest, status)
+			"(another service on this port?)", errBadRequest, status)
 	case e.Code == "closed":
 		return fmt.Errorf("%w: %s", errAway, e.Error)
 	}
@@ -70,10 +70,10 @@ func errorOf(status int, body []byte) error {
 func decode(data []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	if err := d.Decode(into); err != nil {
-		return fmt.Errorf("%w: %w", ErrBadRequest, err)
+		return fmt.Errorf("%w: %w", errBadRequest, err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return fmt.Errorf("%w: more than one JSON value", ErrBadRequest)
+		return fmt.Errorf("%w: more than one JSON value", errBadRequest)
 	}
 	return nil
 }
