@@ -54,7 +54,7 @@ type holder struct {
 // holders are the nodes that have something newer for the rank and directory of r than what is here: first the saves
 // that are whole, then those of which the most shards are left, for only whole ones can be loaded, and the newest of
 // these.
-func (p *peers) holders(self int, r request, have []Restorable) []holder {
+func (p *peers) holders(self int, r request, have []restorable) []holder {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []holder
@@ -86,8 +86,8 @@ func (p *peers) holders(self int, r request, have []Restorable) []holder {
 	return out
 }
 
-func newer(c coordinator.Copy, have []Restorable) bool {
-	return !slices.ContainsFunc(have, func(o Restorable) bool {
+func newer(c coordinator.Copy, have []restorable) bool {
+	return !slices.ContainsFunc(have, func(o restorable) bool {
 		return o.Save == c.Save || compareAge(c, coordinator.Copy{Step: o.Step, SavedNS: o.SavedNS}) <= 0
 	})
 }

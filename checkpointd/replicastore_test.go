@@ -255,7 +255,7 @@ func TestHolders(t *testing.T) {
 	for name, tc := range map[string]struct {
 		copies []coordinator.Copy // of node 1
 		mine   []coordinator.Copy
-		have   []Restorable
+		have   []restorable
 		want   []string
 	}{
 		"nothing": {},
@@ -271,11 +271,11 @@ func TestHolders(t *testing.T) {
 		"another rank, directory": {copies: []coordinator.Copy{c(2, 4, "a", 1, 10), other}},
 		"the state that all have": {copies: []coordinator.Copy{c(anyRank, 1, "a", 1, 10)}, want: []string{"a"}},
 		"what is here": {copies: []coordinator.Copy{c(1, 2, "a", 1, 11), c(1, 2, "b", 2, 20)},
-			have: []Restorable{{Save: "a", Step: 1, SavedNS: 10}}, want: []string{"b"}},
+			have: []restorable{{Save: "a", Step: 1, SavedNS: 10}}, want: []string{"b"}},
 		"older than what is here": {copies: []coordinator.Copy{c(1, 2, "a", 30, 10)},
-			have: []Restorable{{Save: "b", Step: 12, SavedNS: 20}}},
+			have: []restorable{{Save: "b", Step: 12, SavedNS: 20}}},
 		"by step where no time is": {copies: []coordinator.Copy{c(1, 2, "a", 30, 0), c(1, 2, "b", 12, 0)},
-			have: []Restorable{{Save: "c", Step: 20, SavedNS: 5}}, want: []string{"a"}},
+			have: []restorable{{Save: "c", Step: 20, SavedNS: 5}}, want: []string{"a"}},
 		"this node is not a stranger": {mine: []coordinator.Copy{c(1, 2, "a", 1, 10)}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// Restorable is a save in memory that a rank may load.
-type Restorable struct {
+// restorable is a save in memory that a rank may load.
+type restorable struct {
 	Seg       string `json:"seg"`
 	Seq       uint64 `json:"seq"`
 	Step      int64  `json:"step"`
@@ -45,13 +45,13 @@ func (d *Daemon) settled(ctx context.Context, dir string) {
 	})
 }
 
-func (d *Daemon) restorable(r request) []Restorable {
-	out := []Restorable{}
+func (d *Daemon) restorable(r request) []restorable {
+	out := []restorable{}
 	d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 		if m.Dir != r.Dir || m.Rank != r.Rank && m.Resize != "any" {
 			return
 		}
-		out = append(out, Restorable{Seg: name, Seq: h.Seq, Step: m.Step, Save: m.Save, Rank: m.Rank, Shard: m.Shard,
+		out = append(out, restorable{Seg: name, Seq: h.Seq, Step: m.Step, Save: m.Save, Rank: m.Rank, Shard: m.Shard,
 			Shards:    m.Shards,
 			WorldSize: m.WorldSize, Layout: m.Layout, Resize: m.Resize, SavedNS: h.Saved.UnixNano(),
 			Framework: m.Framework})

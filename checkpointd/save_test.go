@@ -299,14 +299,14 @@ func TestHoldersOfWholeSavesComeFirst(t *testing.T) {
 			copied("old", 0, 10)}},
 		{Node: 2, Addr: "two", Copies: []coordinator.Copy{copied("new", 0, 30), copied("old", 1, 10)}},
 	}}
-	saves := func(have ...Restorable) (out []string) {
+	saves := func(have ...restorable) (out []string) {
 		for _, h := range p.holders(0, request{Rank: 0, Dir: "/ckpt"}, have) {
 			out = append(out, h.addr+" "+h.copy.Save)
 		}
 		return out
 	}
 	require.Equal(t, []string{"two new", "one old", "one half"}, saves())
-	require.Equal(t, []string{"one half"}, saves(Restorable{Save: "new", Step: 30, SavedNS: 30}), "only what is newer")
+	require.Equal(t, []string{"one half"}, saves(restorable{Save: "new", Step: 30, SavedNS: 30}), "only what is newer")
 	require.Empty(t, p.holders(0, request{Rank: 0, Dir: "/other"}, nil))
 }
 

@@ -16,7 +16,7 @@ type Status struct {
 	Trouble  string            `json:"note,omitempty"`
 	Segments []SegmentStatus   `json:"segments"`
 	Ranks    []coordinator.Age `json:"ranks"` // of this node, ascending
-	Saves    []SaveStatus      `json:"saves"` // under way
+	Saves    []saveStatus      `json:"saves"` // under way
 	Counters Counters          `json:"counters"`
 }
 
@@ -32,8 +32,8 @@ type SegmentStatus struct {
 	Dir     string    `json:"dir"`
 }
 
-// SaveStatus is one shard on its way to the disk.
-type SaveStatus struct {
+// saveStatus is one shard on its way to the disk.
+type saveStatus struct {
 	Step  int64     `json:"step"`
 	Shard int       `json:"shard"`
 	Phase string    `json:"phase"`
@@ -44,7 +44,7 @@ type SaveStatus struct {
 
 // Status reads it all; it is meant for people and metrics, not for every save.
 func (d *Daemon) Status() Status {
-	st := Status{Segments: []SegmentStatus{}, Saves: []SaveStatus{}}
+	st := Status{Segments: []SegmentStatus{}, Saves: []saveStatus{}}
 	d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 		st.Segments = append(st.Segments, SegmentStatus{Name: name, Rank: m.Rank, Step: m.Step, Saved: h.Saved,
 			Bytes: h.ImageLen, Durable: h.Durable >= h.Seq, Copy: !ours(name), Dir: m.Dir})
@@ -54,7 +54,7 @@ func (d *Daemon) Status() Status {
 	st.World, st.Trouble, st.Counters, st.Ranks = d.world, d.storageTrouble, d.count, d.agesLocked(st.Segments)
 	for _, j := range d.saves {
 		if !j.phase.over() {
-			st.Saves = append(st.Saves, SaveStatus{Step: j.meta.Step, Shard: j.meta.Shard, Phase: string(j.phase),
+			st.Saves = append(st.Saves, saveStatus{Step: j.meta.Step, Shard: j.meta.Shard, Phase: string(j.phase),
 				Bytes: j.bytes, Done: j.done, Since: j.begun})
 		}
 	}

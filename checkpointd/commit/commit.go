@@ -103,14 +103,14 @@ func MetaDir(dir string) string { return filepath.Join(dir, metaDir) }
 func StageDir(dir, save string) string { return filepath.Join(dir, metaDir, "stage", save) }
 
 var (
-	// ErrNoIntent is the refusal to publish a save for which no intent was written.
-	ErrNoIntent = errors.New("no intent was written for this save")
+	// errNoIntent is the refusal to publish a save for which no intent was written.
+	errNoIntent = errors.New("no intent was written for this save")
 	// ErrBegun is the refusal to plan or abandon a save whose intent is written: it can only be completed.
 	ErrBegun = errors.New("the commit of this save has begun")
 	// ErrSuperseded is the refusal to begin the commit of a save after that of a later one of the same step or files.
 	ErrSuperseded = errors.New("a later save is committed")
-	// ErrDamaged says of a file of this package that its content makes no sense.
-	ErrDamaged = errors.New("damaged")
+	// errDamaged says of a file of this package that its content makes no sense.
+	errDamaged = errors.New("damaged")
 	// ErrKept is the refusal to remove a step that is still needed.
 	ErrKept = errors.New("this step must stay")
 	// ErrNone says that a directory has no checkpoint that can be used.

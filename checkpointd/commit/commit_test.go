@@ -369,7 +369,7 @@ func TestRefusals(t *testing.T) {
 	thief := Entry{Shard: 1, Files: a.entry.Files}
 	require.ErrorContains(t, store.Intent(s, []Entry{a.entry, thief}), "written by more than one")
 	_, err := store.Publish(s, both)
-	require.ErrorIs(t, err, ErrNoIntent)
+	require.ErrorIs(t, err, errNoIntent)
 
 	require.NoError(t, b.prepare())
 	require.NoError(t, store.Intent(s, both))
@@ -605,7 +605,7 @@ func TestKeepSteps(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			require.Equal(t, c.want, KeepSteps(c.ms, c.r, c.tracked))
+			require.Equal(t, c.want, stepsToRemove(c.ms, c.r, c.tracked))
 		})
 	}
 }

@@ -92,7 +92,7 @@ func (d directory) expect(paths []string, files []FileEntry) error {
 			return err
 		}
 		if size != files[i].Size {
-			return fmt.Errorf("%s: %w: %d bytes instead of %d", path, ErrDamaged, size, files[i].Size)
+			return fmt.Errorf("%s: %w: %d bytes instead of %d", path, errDamaged, size, files[i].Size)
 		}
 	}
 	return nil
@@ -156,7 +156,7 @@ func (d directory) read(path string) (m Manifest, found bool, err error) {
 	if err != nil {
 		return Manifest{}, false, err
 	}
-	m, err = ParseManifest(b)
+	m, err = parseManifest(b)
 	m.Dir = d.root
 	if err != nil {
 		return m, true, fmt.Errorf("%s: %w", path, err)
@@ -166,7 +166,7 @@ func (d directory) read(path string) (m Manifest, found bool, err error) {
 
 // damaged tells what is wrong with a file from what is wrong with the storage, which may be repaired.
 func damaged(err error) bool {
-	return slices.ContainsFunc([]error{ErrDamaged, fsx.ErrNotRegular, fsx.ErrTooLong, syscall.ELOOP},
+	return slices.ContainsFunc([]error{errDamaged, fsx.ErrNotRegular, fsx.ErrTooLong, syscall.ELOOP},
 		func(e error) bool { return errors.Is(err, e) })
 }
 
@@ -190,7 +190,7 @@ func (d directory) intents() (ms []Manifest, bad map[string]error, err error) {
 		}
 		m, found, rerr := d.read(d.intent(e.Name))
 		if rerr == nil && found && m.ID != e.Name {
-			rerr = fmt.Errorf("%s: %w: is of save %s", d.intent(e.Name), ErrDamaged, m.ID)
+			rerr = fmt.Errorf("%s: %w: is of save %s", d.intent(e.Name), errDamaged, m.ID)
 		}
 		switch {
 		case damaged(rerr):

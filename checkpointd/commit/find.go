@@ -305,7 +305,7 @@ func (t Store) Retain(ctx context.Context, dir string) (removed []int64, err err
 	if err != nil || len(bs) == 0 || bs[0].Retention == nil {
 		return nil, err
 	}
-	return t.retain(ctx, d, bs, KeepSteps(manifestsOf(bs), *bs[0].Retention, d.trackedOf(bs)))
+	return t.retain(ctx, d, bs, stepsToRemove(manifestsOf(bs), *bs[0].Retention, d.trackedOf(bs)))
 }
 
 func manifestsOf(bs []*brief) []Manifest {
@@ -370,9 +370,9 @@ func (d directory) good(ctx context.Context, keep []*brief) error {
 	return errors.Join(errs...)
 }
 
-// KeepSteps returns the steps that a policy removes, oldest commit first, given the committed ones. What one half of
+// stepsToRemove returns the steps that a policy removes, oldest commit first, given the committed ones. What one half of
 // the policy keeps stays; so do the tracked step and the newest commit.
-func KeepSteps(ms []Manifest, r Retention, tracked int64) (remove []int64) {
+func stepsToRemove(ms []Manifest, r Retention, tracked int64) (remove []int64) {
 	ms = slices.SortedStableFunc(slices.Values(ms), newestFirst)
 	for i, m := range ms {
 		stays := i == 0 || m.Step == tracked || i < r.KeepLatest || r.KeepInterval > 0 && m.Step%r.KeepInterval == 0

@@ -46,7 +46,7 @@ func (m Manifest) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// UnmarshalJSON reads the form on disk without judging it; see ParseManifest.
+// UnmarshalJSON reads the form on disk without judging it; see parseManifest.
 func (m *Manifest) UnmarshalJSON(b []byte) error {
 	var j manifestJSON
 	if err := json.Unmarshal(b, &j); err != nil {
@@ -73,17 +73,17 @@ func fromNanos(ns int64) time.Time {
 	return time.Unix(0, ns).UTC()
 }
 
-// ParseManifest reads a manifest and checks all of it.
-func ParseManifest(b []byte) (Manifest, error) {
+// parseManifest reads a manifest and checks all of it.
+func parseManifest(b []byte) (Manifest, error) {
 	var m Manifest
 	if err := json.Unmarshal(b, &m); err != nil {
-		return Manifest{}, fmt.Errorf("manifest: %w: %w", ErrDamaged, err)
+		return Manifest{}, fmt.Errorf("manifest: %w: %w", errDamaged, err)
 	}
 	if m.Version > version { // it may be sound
 		return Manifest{}, fmt.Errorf("manifest: version %d is not known", m.Version)
 	}
 	if err := checkManifest(m); err != nil {
-		return Manifest{}, fmt.Errorf("manifest: %w: %w", ErrDamaged, err)
+		return Manifest{}, fmt.Errorf("manifest: %w: %w", errDamaged, err)
 	}
 	return m, nil
 }
@@ -98,9 +98,9 @@ func checkManifest(m Manifest) error {
 	return errors.Join(checkSave(m.Save), checkFiles(m.Files, m.Shards))
 }
 
-// ParsePlan reads the list of the temporary files of one shard of a save. A path in it is that of such a file of that
+// parsePlan reads the list of the temporary files of one shard of a save. A path in it is that of such a file of that
 // very save, or the plan is refused: what it names will be removed.
-func ParsePlan(b []byte, save string) ([]string, error) {
+func parsePlan(b []byte, save string) ([]string, error) {
 	var paths []string
 	if err := json.Unmarshal(b, &paths); err != nil {
 		return nil, fmt.Errorf("plan: %w", err)

@@ -28,13 +28,13 @@ func FuzzManifest(f *testing.F) {
 	}
 	f.Add([]byte(strings.ReplaceAll(string(manifestSeed()), `"latest"`, `"../victim"`)))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := ParseManifest(b)
+		m, err := parseManifest(b)
 		if err != nil {
 			return
 		}
 		again, err := json.Marshal(m)
 		require.NoError(t, err)
-		m2, err := ParseManifest(again)
+		m2, err := parseManifest(again)
 		require.NoError(t, err)
 		again2, err := json.Marshal(m2)
 		require.NoError(t, err)
@@ -83,7 +83,7 @@ func FuzzPlan(f *testing.F) {
 	f.Add([]byte(`["dlrover_latest.txt", ".dlrover/10.json"]`), "s1")
 	f.Add([]byte(`["/etc/passwd"]`), "")
 	f.Fuzz(func(t *testing.T, b []byte, save string) {
-		paths, err := ParsePlan(b, save)
+		paths, err := parsePlan(b, save)
 		if err != nil {
 			return
 		}

@@ -173,7 +173,7 @@ func (d directory) removePlanned(plan, save string) error {
 	if err != nil {
 		return err
 	}
-	tmps, err := ParsePlan(b, save)
+	tmps, err := parsePlan(b, save)
 	if err != nil {
 		return nil
 	}
@@ -247,7 +247,7 @@ func (t Store) sweep(ctx context.Context, d directory) error {
 		}
 		m, found, err := d.read(d.gone(step))
 		if err == nil && found && m.Step != step {
-			err = fmt.Errorf("%s: %w: is of step %d", d.gone(step), ErrDamaged, m.Step)
+			err = fmt.Errorf("%s: %w: is of step %d", d.gone(step), errDamaged, m.Step)
 		}
 		switch {
 		case damaged(err):

@@ -336,7 +336,7 @@ func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
 		return old, nil // by Recover, or by an earlier call
 	}
 	if !begun {
-		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, ErrNoIntent)
+		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, errNoIntent)
 	}
 	m, err = t.complete(d, m, s.Late)
 	if err != nil {

@@ -19,7 +19,7 @@ type Client struct {
 }
 
 // Push sends the save in p to the Server at addr, and returns when the copy is complete there. ErrRefused: the peer
-// does not want it. After any error the peer has no part of it; ErrDamaged and lost connections are worth another try.
+// does not want it. After any error the peer has no part of it; errDamaged and lost connections are worth another try.
 // p stays pinned until Push returns.
 func (cl *Client) Push(ctx context.Context, addr string, p *shm.Pinned) error {
 	if err := cl.push(ctx, addr, p); err != nil {
@@ -115,7 +115,7 @@ func (cl *Client) fetch(ctx context.Context, addr string, rank int, save string,
 		return nil, err
 	}
 	if o.meta.Rank != rank || o.meta.Save != save {
-		return nil, fmt.Errorf("%w: peer offers save %s of rank %d", ErrDamaged, o.meta.Save, o.meta.Rank)
+		return nil, fmt.Errorf("%w: peer offers save %s of rank %d", errDamaged, o.meta.Save, o.meta.Rank)
 	}
 	var file *shm.Incoming
 	if err := c.during(func() (err error) { file, err = into(o.meta, o.size); return err }); err != nil {

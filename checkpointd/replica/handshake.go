@@ -59,7 +59,7 @@ func parseHello(b []byte, want role) (hello, error) {
 
 func (h hello) check() error {
 	if h.version != protocolVersion {
-		return fmt.Errorf("%w: peer speaks %d, this is %d: run the same release on all nodes", ErrVersion, h.version,
+		return fmt.Errorf("%w: peer speaks %d, this is %d: run the same release on all nodes", errVersion, h.version,
 			protocolVersion)
 	}
 	return nil
@@ -128,10 +128,10 @@ func welcome(rw io.ReadWriter, token string) error {
 func believe(r io.Reader, want []byte) error {
 	var got [sha256.Size]byte
 	if _, err := io.ReadFull(r, got[:]); err != nil {
-		return fmt.Errorf("%w, or peer is gone: %w", ErrToken, err)
+		return fmt.Errorf("%w, or peer is gone: %w", errToken, err)
 	}
 	if !hmac.Equal(got[:], want) {
-		return fmt.Errorf("%w: give all nodes of the job the same one", ErrToken)
+		return fmt.Errorf("%w: give all nodes of the job the same one", errToken)
 	}
 	return nil
 }

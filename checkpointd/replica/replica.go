@@ -30,18 +30,18 @@ const (
 )
 
 var (
-	// ErrToken says that the other end does not know the token, or does not believe that we do.
-	ErrToken = errors.New("the tokens differ")
-	// ErrVersion says that the other end speaks another version of the protocol.
-	ErrVersion = errors.New("protocol version differs")
+	// errToken says that the other end does not know the token, or does not believe that we do.
+	errToken = errors.New("the tokens differ")
+	// errVersion says that the other end speaks another version of the protocol.
+	errVersion = errors.New("protocol version differs")
 	// ErrRefused says that the receiver does not want the copy: no memory, or it has a newer one.
 	ErrRefused = errors.New("peer refuses the copy")
 	// ErrMissing says that the peer does not hold the copy.
 	ErrMissing = errors.New("peer does not hold the copy")
-	// ErrDamaged says that bytes changed on the way, or contradict each other.
-	ErrDamaged = errors.New("transfer is damaged")
-	// ErrClosed says that the server was closed.
-	ErrClosed = errors.New("replica server is closed")
+	// errDamaged says that bytes changed on the way, or contradict each other.
+	errDamaged = errors.New("transfer is damaged")
+	// errClosed says that the server was closed.
+	errClosed = errors.New("replica server is closed")
 
 	errOver       = errors.New("no such transfer, it is over, or it has enough connections")
 	errSuperseded = fmt.Errorf("%w: its owner has begun to push another one", ErrRefused)

@@ -142,28 +142,28 @@ func TestPushThatBreaks(t *testing.T) {
 				b[len(b)/2] ^= 1
 			}
 			return b, nil
-		}, ErrDamaged, 0},
+		}, errDamaged, 0},
 		{"chunk in the wrong place", func(_ net.Conn, _ int, _ int64, b []byte) ([]byte, error) {
 			if len(b) == 16 && b[0] == 1 {
 				b = bytes.Clone(b)
 				b[0] = 2
 			}
 			return b, nil
-		}, ErrDamaged, 0},
+		}, errDamaged, 0},
 		{"chunk that does not exist", func(_ net.Conn, _ int, _ int64, b []byte) ([]byte, error) {
 			if len(b) == 16 && b[0] == 1 {
 				b = bytes.Clone(b)
 				b[5] = 1
 			}
 			return b, nil
-		}, ErrDamaged, 0},
+		}, errDamaged, 0},
 		{"damaged header", func(_ net.Conn, _ int, _ int64, b []byte) ([]byte, error) {
 			if len(b) == headerSize {
 				b = bytes.Clone(b)
 				b[32] ^= 1
 			}
 			return b, nil
-		}, ErrDamaged, 0},
+		}, errDamaged, 0},
 		{"primary dies", func(_ net.Conn, conn int, off int64, b []byte) ([]byte, error) {
 			if conn == 0 && off > late {
 				return nil, dead
@@ -306,7 +306,7 @@ func TestPushInPlaceThatBreaks(t *testing.T) {
 		return b, nil
 	}}
 	next := owner.saved(t, 3, 2, 9<<20, false)
-	require.ErrorIs(t, (&Client{Token: token, Dial: w.dial}).Push(t.Context(), partner.addr, next), ErrDamaged)
+	require.ErrorIs(t, (&Client{Token: token, Dial: w.dial}).Push(t.Context(), partner.addr, next), errDamaged)
 	for name, spare := range map[string]bool{newest.Meta.Save: false, next.Meta.Save: true} {
 		got, err := partner.Copy(3, name)
 		require.Equal(t, spare, err != nil)
@@ -339,7 +339,7 @@ func TestFetchThatBreaks(t *testing.T) {
 			}}
 			_, err := cl.Fetch(t.Context(), partner.addr, 0, p.Meta.Save, restored.Incoming)
 			if tc.damage {
-				require.ErrorIs(t, err, ErrDamaged)
+				require.ErrorIs(t, err, errDamaged)
 			} else {
 				require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 			}
@@ -429,9 +429,9 @@ func TestTokens(t *testing.T) {
 	}{
 		{"same", token, token, nil},
 		{"none on loopback", "", "", nil},
-		{"wrong", token, token + "x", ErrToken},
-		{"none but needed", token, "", ErrToken},
-		{"not needed but given", "", token, ErrToken},
+		{"wrong", token, token + "x", errToken},
+		{"none but needed", token, "", errToken},
+		{"not needed but given", "", token, errToken},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			partner := serve(t, tc.server)

@@ -67,7 +67,7 @@ func NewServer(token string, s Store, log *slog.Logger) *Server {
 // Close ends all transfers, and returns when nothing of the server runs any more. What was half received is aborted.
 func (s *Server) Close() {
 	s.mu.Lock()
-	s.cancel(ErrClosed)
+	s.cancel(errClosed)
 	s.mu.Unlock()
 	s.wg.Wait()
 }

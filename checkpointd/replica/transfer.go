@@ -228,7 +228,7 @@ func (in *incoming) receive(c *conn) error {
 			return err
 		}
 		if !good {
-			return fmt.Errorf("%w: checksum of chunk %d differs", ErrDamaged, i)
+			return fmt.Errorf("%w: checksum of chunk %d differs", errDamaged, i)
 		}
 		in.mu.Lock()
 		in.left--
@@ -241,7 +241,7 @@ func (in *incoming) claim(i int64) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.seen[i] {
-		return fmt.Errorf("%w: chunk %d comes twice", ErrDamaged, i)
+		return fmt.Errorf("%w: chunk %d comes twice", errDamaged, i)
 	}
 	in.seen[i] = true
 	return nil
@@ -250,7 +250,7 @@ func (in *incoming) claim(i int64) error {
 // publish makes the copy visible if all of it is there. No connection may be receiving any more.
 func (in *incoming) publish() (*shm.Segment, error) {
 	if in.left != 0 {
-		return nil, fmt.Errorf("%w: %d of %d chunks did not come", ErrDamaged, in.left, len(in.seen))
+		return nil, fmt.Errorf("%w: %d of %d chunks did not come", errDamaged, in.left, len(in.seen))
 	}
 	return in.file.Publish(in.offer.head())
 }
@@ -262,7 +262,7 @@ func guard(f func()) (err error) {
 		switch r := recover().(type) {
 		case nil:
 		case interface{ Addr() uintptr }:
-			err = fmt.Errorf("%w: the segment became shorter", ErrDamaged)
+			err = fmt.Errorf("%w: the segment became shorter", errDamaged)
 		default:
 			panic(r)
 		}

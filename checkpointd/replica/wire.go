@@ -53,17 +53,17 @@ func readMessage(r io.Reader) (m message, err error) {
 	}
 	n := binary.LittleEndian.Uint32(head[:])
 	if n > maxMessage {
-		return m, fmt.Errorf("%w: message of %d bytes, the limit is %d", ErrDamaged, n, maxMessage)
+		return m, fmt.Errorf("%w: message of %d bytes, the limit is %d", errDamaged, n, maxMessage)
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(r, b); err != nil {
 		return m, err
 	}
 	if crc32.ChecksumIEEE(b) != binary.LittleEndian.Uint32(head[4:]) {
-		return m, fmt.Errorf("%w: checksum of a message differs", ErrDamaged)
+		return m, fmt.Errorf("%w: checksum of a message differs", errDamaged)
 	}
 	if err := json.Unmarshal(b, &m); err != nil {
-		return m, fmt.Errorf("%w: message: %w", ErrDamaged, err)
+		return m, fmt.Errorf("%w: message: %w", errDamaged, err)
 	}
 	return m, nil
 }
@@ -81,7 +81,7 @@ func (e *peerError) Unwrap() error { return e.kind }
 var codes = []struct {
 	code string
 	err  error
-}{{"refused", ErrRefused}, {"missing", ErrMissing}, {"damaged", ErrDamaged}}
+}{{"refused", ErrRefused}, {"missing", ErrMissing}, {"damaged", errDamaged}}
 
 // offer is what the receiver decides on before any bulk byte comes: the size, and the header and description of the
 // segment.
@@ -95,7 +95,7 @@ type offer struct {
 func offerOf(p *shm.Pinned) (offer, error) {
 	b, h := p.Used(), p.Header
 	if h.MetaOff < headerSize || h.MetaLen < 0 || h.MetaOff > int64(len(b))-h.MetaLen {
-		return offer{}, fmt.Errorf("%w: description at %d of %d bytes in a segment of %d", ErrDamaged, h.MetaOff,
+		return offer{}, fmt.Errorf("%w: description at %d of %d bytes in a segment of %d", errDamaged, h.MetaOff,
 			h.MetaLen, len(b))
 	}
 	return offer{size: int64(len(b)), header: h, raw: b[h.MetaOff:][:h.MetaLen], meta: p.Meta}, nil
@@ -129,7 +129,7 @@ func readOffer(r io.Reader, m message) (offer, error) {
 	o := offer{size: m.Size}
 	if m.Size < headerSize || m.Size > maxSize || m.Meta < 0 || m.Meta > shm.MaxMeta ||
 		int64(m.Meta) > m.Size-headerSize {
-		return o, fmt.Errorf("%w: segment of %d bytes with a description of %d", ErrDamaged, m.Size, m.Meta)
+		return o, fmt.Errorf("%w: segment of %d bytes with a description of %d", errDamaged, m.Size, m.Meta)
 	}
 	b := make([]byte, headerSize+m.Meta)
 	if _, err := io.ReadFull(r, b); err != nil {
@@ -137,11 +137,11 @@ func readOffer(r io.Reader, m message) (offer, error) {
 	}
 	var err error
 	if o.header, err = shm.ParseHeader(b[:headerSize]); err != nil {
-		return o, fmt.Errorf("%w: %w", ErrDamaged, err)
+		return o, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	o.raw = b[headerSize:]
 	if o.meta, err = shm.ParseMeta(o.raw); err != nil {
-		return o, fmt.Errorf("%w: %w", ErrDamaged, err)
+		return o, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	return o, o.check()
 }
@@ -150,13 +150,13 @@ func (o offer) check() error {
 	h := o.header
 	switch {
 	case h.State != shm.Complete:
-		return fmt.Errorf("%w: the segment is %v", ErrDamaged, h.State)
+		return fmt.Errorf("%w: the segment is %v", errDamaged, h.State)
 	case h.MetaLen != int64(len(o.raw)) || h.MetaCRC != crc32.ChecksumIEEE(o.raw) || h.Step != o.meta.Step:
-		return fmt.Errorf("%w: the description is not the one that the header means", ErrDamaged)
+		return fmt.Errorf("%w: the description is not the one that the header means", errDamaged)
 	}
 	for _, end := range []int64{h.MetaOff + h.MetaLen, h.FixOff + h.FixCount*32, h.ImageOff + h.ImageLen} {
 		if end > o.size {
-			return fmt.Errorf("%w: a part of the segment ends at %d of %d", ErrDamaged, end, o.size)
+			return fmt.Errorf("%w: a part of the segment ends at %d of %d", errDamaged, end, o.size)
 		}
 	}
 	return nil
@@ -200,10 +200,10 @@ func (h *chunkHead) parse(size int64) (index int64, end bool, err error) {
 		return 0, true, nil
 	}
 	if i >= uint64(chunks(size)) {
-		return 0, false, fmt.Errorf("%w: chunk %d of %d", ErrDamaged, i, chunks(size))
+		return 0, false, fmt.Errorf("%w: chunk %d of %d", errDamaged, i, chunks(size))
 	}
 	if from, to := chunkRange(int64(i), size); n != to-from {
-		return 0, false, fmt.Errorf("%w: chunk %d has %d bytes instead of %d", ErrDamaged, i, n, to-from)
+		return 0, false, fmt.Errorf("%w: chunk %d has %d bytes instead of %d", errDamaged, i, n, to-from)
 	}
 	return int64(i), false, nil
 }

@@ -48,10 +48,10 @@ type pair struct {
 func TestHandshakeAttacks(t *testing.T) {
 	client, server := record(t)
 	t.Run("replayed client", func(t *testing.T) {
-		require.ErrorIs(t, welcome(&script{r: bytes.NewReader(client)}, token), ErrToken)
+		require.ErrorIs(t, welcome(&script{r: bytes.NewReader(client)}, token), errToken)
 	})
 	t.Run("replayed server", func(t *testing.T) {
-		require.ErrorIs(t, greet(&script{r: bytes.NewReader(server)}, token), ErrToken)
+		require.ErrorIs(t, greet(&script{r: bytes.NewReader(server)}, token), errToken)
 	})
 	t.Run("reflection to a client", func(t *testing.T) {
 		// The attacker answers with what the client says itself, as a server would.
@@ -67,7 +67,7 @@ func TestHandshakeAttacks(t *testing.T) {
 			a.Write(p[:])
 			a.Close()
 		}()
-		require.ErrorIs(t, greet(b, token), ErrToken)
+		require.ErrorIs(t, greet(b, token), errToken)
 	})
 	t.Run("own role", func(t *testing.T) {
 		h := newHello(roleClient)
@@ -76,19 +76,19 @@ func TestHandshakeAttacks(t *testing.T) {
 	t.Run("strangers hear nothing that depends on the token", func(t *testing.T) {
 		h := newHello(roleClient)
 		s := &script{r: bytes.NewReader(append(h.bytes(), make([]byte, 32)...))}
-		require.ErrorIs(t, welcome(s, token), ErrToken)
+		require.ErrorIs(t, welcome(s, token), errToken)
 		require.Equal(t, helloSize, s.w.Len())
 	})
 	t.Run("version", func(t *testing.T) {
 		h := newHello(roleClient)
 		h.version = 2
 		s := &script{r: bytes.NewReader(h.bytes())}
-		require.ErrorIs(t, welcome(s, token), ErrVersion)
+		require.ErrorIs(t, welcome(s, token), errVersion)
 		answer, err := parseHello(s.w.Bytes(), roleServer)
 		require.NoError(t, err, "the other end learns our version")
 		require.EqualValues(t, protocolVersion, answer.version)
 		h.role = roleServer
-		require.ErrorIs(t, greet(&script{r: bytes.NewReader(h.bytes())}, token), ErrVersion)
+		require.ErrorIs(t, greet(&script{r: bytes.NewReader(h.bytes())}, token), errVersion)
 	})
 	t.Run("another protocol", func(t *testing.T) {
 		require.ErrorContains(t,
@@ -139,10 +139,10 @@ func TestReadMessage(t *testing.T) {
 		{"empty", nil, io.EOF},
 		{"half a head", whole[:5], io.ErrUnexpectedEOF},
 		{"half a body", whole[:len(whole)-1], io.ErrUnexpectedEOF},
-		{"oversized", []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}, ErrDamaged},
-		{"just over the limit", framed(strings.Repeat(" ", maxMessage+1)), ErrDamaged},
-		{"flipped bit", flipped, ErrDamaged},
-		{"no JSON", framed("{"), ErrDamaged},
+		{"oversized", []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}, errDamaged},
+		{"just over the limit", framed(strings.Repeat(" ", maxMessage+1)), errDamaged},
+		{"flipped bit", flipped, errDamaged},
+		{"no JSON", framed("{"), errDamaged},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := readMessage(bytes.NewReader(tc.in))
@@ -192,7 +192,7 @@ func TestReadOffer(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := readOffer(bytes.NewReader(tc.body), tc.m)
-			require.ErrorIs(t, err, ErrDamaged)
+			require.ErrorIs(t, err, errDamaged)
 		})
 	}
 	_, err = readOffer(bytes.NewReader(body[:len(body)-1]), good)
@@ -224,7 +224,7 @@ func TestChunkHead(t *testing.T) {
 		"huge index": newChunkHead(1<<63, data), "damaged end": stop, "empty": newChunkHead(0, nil),
 	} {
 		_, _, err := bad.parse(size)
-		require.ErrorIs(t, err, ErrDamaged, name)
+		require.ErrorIs(t, err, errDamaged, name)
 	}
 }
 

@@ -42,8 +42,8 @@ import (
 // Name is argv[0] when dlrover-run runs itself as the daemon.
 const Name = "checkpointd"
 
-// Socket is the name of the control socket in the runtime directory.
-const Socket = "sock"
+// socketName is the name of the control socket in the runtime directory.
+const socketName = "sock"
 
 // DefaultShm is where memory is shared.
 const DefaultShm = "/dev/shm"
@@ -361,7 +361,7 @@ func listener(c *cli.Context, dir *shm.Dir) (net.Listener, error) {
 		}
 		return ln, nil
 	}
-	return checkpointd.Listen(filepath.Join(dir.Path(), Socket))
+	return checkpointd.Listen(filepath.Join(dir.Path(), socketName))
 }
 
 // world reads the epoch that the launcher has told, as comma-separated numbers.
@@ -377,8 +377,8 @@ func world(c *cli.Context, d *checkpointd.Daemon) error {
 	return nil
 }
 
-// Args is the command line by which the launcher, this process, starts the daemon.
-func Args(dir, master, run string, replicas int, addr, writeRate string, w checkpointd.World) []string {
+// daemonArgs is the command line by which the launcher, this process, starts the daemon.
+func daemonArgs(dir, master, run string, replicas int, addr, writeRate string, w checkpointd.World) []string {
 	args := []string{Name, "--inherit", "--launcher", strconv.Itoa(os.Getpid()), "--runtime", dir, "--replicas",
 		strconv.Itoa(replicas), "--addr", addr, "--world", w.String(), "--run", run}
 	if master != "" {

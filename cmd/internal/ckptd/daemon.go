@@ -80,7 +80,7 @@ func (s *Supervisor) command() Command {
 	s.mu.Unlock()
 	c := &s.cfg
 	return Command{
-		Args:  Args(s.dir.Path(), s.net.Master, c.Run, c.Replicas, s.net.Addr, c.WriteRate, w),
+		Args:  daemonArgs(s.dir.Path(), s.net.Master, c.Run, c.Replicas, s.net.Addr, c.WriteRate, w),
 		Env:   s.environ(),
 		Stdin: s.dir.socket,
 	}

@@ -74,7 +74,7 @@ func (d *runDir) listen() (err error) {
 	return err
 }
 
-func (d *runDir) socketPath() string { return filepath.Join(d.Path(), Socket) }
+func (d *runDir) socketPath() string { return filepath.Join(d.Path(), socketName) }
 
 // pollable returns another descriptor of f that the runtime's poller waits for.
 func pollable(f *os.File) (*os.File, error) {

@@ -225,7 +225,7 @@ func (r *rig) finish() error {
 // call is a worker that calls the daemon.
 func (r *rig) call() {
 	r.t.Helper()
-	c, err := net.Dial("unix", filepath.Join(r.Dir(), Socket))
+	c, err := net.Dial("unix", filepath.Join(r.Dir(), socketName))
 	require.NoError(r.t, err)
 	r.t.Cleanup(func() { _ = c.Close() })
 }
@@ -421,7 +421,7 @@ func TestSidecar(t *testing.T) {
 	r := newRig(t, func(c *SupervisorConfig) { c.Sidecar = "pod" })
 	r.Serve(Network{})
 	r.World(epoch(1))
-	ln, err := checkpointd.Listen(filepath.Join(r.Dir(), Socket))
+	ln, err := checkpointd.Listen(filepath.Join(r.Dir(), socketName))
 	require.NoError(t, err)
 	d := &fake{of: r.fakes, ln: ln, done: make(chan struct{})}
 	d.wg.Go(d.serve)
@@ -441,7 +441,7 @@ func TestSidecar(t *testing.T) {
 // A sidecar that went away and came back, with a launcher that went on meanwhile.
 func TestSidecarComesBack(t *testing.T) {
 	r := newRig(t, func(c *SupervisorConfig) { c.Sidecar = "pod" })
-	path := filepath.Join(r.Dir(), Socket)
+	path := filepath.Join(r.Dir(), socketName)
 	serve := func() *fake {
 		ln, err := checkpointd.Listen(path)
 		require.NoError(t, err)
