@@ -55,7 +55,7 @@ the containers must share processes (shareProcessNamespace).`
 
 // Main runs the daemon and returns the exit status.
 func Main(args []string, stdout io.Writer) int {
-	yield(args)
+	lowerPriority(args)
 	a := app(stdout)
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		help.Print(stdout, a, "--job NAME [options]")
@@ -89,13 +89,13 @@ func run(a *cli.App, args []string) error {
 	return a.Action(cli.NewContext(a, set, nil))
 }
 
-// background is the niceness of the daemon, which must not take the CPU from trainers.
-const background = 10
+// niceness is the niceness of the daemon, which must not take the CPU from trainers.
+const niceness = 10
 
-// yield gives the whole process that niceness. The kernel keeps it by thread, and this
+// lowerPriority gives the whole process that niceness. The kernel keeps it by thread, and this
 // process has several; the threads of a program executed anew inherit the one that
 // executes it.
-func yield(args []string) {
+func lowerPriority(args []string) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	before, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
@@ -105,7 +105,7 @@ func yield(args []string) {
 		}
 		return
 	}
-	if unix.Setpriority(unix.PRIO_PROCESS, 0, background) == nil {
+	if unix.Setpriority(unix.PRIO_PROCESS, 0, niceness) == nil {
 		_ = unix.Exec("/proc/self/exe", append([]string{Name}, args...), os.Environ()) // else it stays one thread's
 	}
 }
@@ -178,10 +178,10 @@ func serve(c *cli.Context, stdout io.Writer) error {
 		return err
 	}
 	if cfg.Spawned = c.Bool("inherit"); cfg.Spawned {
-		cfg.Gone = gone(c.Int("launcher"))
+		cfg.Gone = parentDeath(c.Int("launcher"))
 		go func() {
 			<-cfg.Gone
-			endAfter(checkpointd.MaxOrphan, cfg.Logger)
+			exitAfter(checkpointd.MaxOrphan, cfg.Logger)
 		}()
 	}
 	ln, err := listener(c, cfg.Dir)
@@ -189,16 +189,16 @@ func serve(c *cli.Context, stdout io.Writer) error {
 		return &runError{err}
 	}
 	console.OutliveReaders() // who read the launcher's log may have died with it
-	alone, err := exclude(cfg.Dir)
+	alone, err := lockDirectory(cfg.Dir)
 	if err != nil {
 		return &runError{err}
 	}
 	defer alone.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	context.AfterFunc(ctx, func() { endAfter(closing, cfg.Logger) })
+	context.AfterFunc(ctx, func() { exitAfter(closeTimeout, cfg.Logger) })
 	if cfg.Spawned {
-		cfg.Orphaned = func(left int) { abandon(cfg.Dir, left); cancel() }
+		cfg.Orphaned = func(left int) { removeSaved(cfg.Dir, left); cancel() }
 	} else {
 		cfg.Orphaned = func(left int) { cfg.Logger.Info("waiting for the next launcher", "saves_in_memory_only", left) }
 		cfg.Logger.Info("serving", "dir", cfg.Dir.Path())
@@ -221,7 +221,7 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	var unsaved atomic.Int64
 	go func() {
 		defer cancel()
-		unsaved.Store(int64(lastWords(ctx, d, cfg.Logger)))
+		unsaved.Store(int64(saveOnSignal(ctx, d, cfg.Logger)))
 	}()
 	if err := d.Serve(ctx, ln); err != nil {
 		return &runError{err}
@@ -232,12 +232,12 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	return nil
 }
 
-// maxLastWords bounds how long a daemon that is told to end saves what is in memory.
-const maxLastWords = 10 * time.Minute
+// maxSaveOnSignal bounds how long a daemon that is told to end saves what is in memory.
+const maxSaveOnSignal = 10 * time.Minute
 
-// lastWords waits for a signal and saves what is in memory; a second signal ends that. It returns how many saves are
+// saveOnSignal waits for a signal and saves what is in memory; a second signal ends that. It returns how many saves are
 // not on disk.
-func lastWords(ctx context.Context, d *checkpointd.Daemon, log *slog.Logger) (left int) {
+func saveOnSignal(ctx context.Context, d *checkpointd.Daemon, log *slog.Logger) (left int) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
@@ -257,12 +257,12 @@ func lastWords(ctx context.Context, d *checkpointd.Daemon, log *slog.Logger) (le
 		case <-saving.Done():
 		}
 	}()
-	return d.Drain(saving, maxLastWords)
+	return d.Drain(saving, maxSaveOnSignal)
 }
 
-// exclude waits until no other daemon works on the directory: one whose launcher was
+// lockDirectory waits until no other daemon works on the directory: one whose launcher was
 // killed may still be saving what the workers of the next launcher found there.
-func exclude(dir *shm.Dir) (io.Closer, error) {
+func lockDirectory(dir *shm.Dir) (io.Closer, error) {
 	f, err := openfile.Open(filepath.Join(dir.Path(), "daemon"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -273,9 +273,9 @@ func exclude(dir *shm.Dir) (io.Closer, error) {
 	return f, err
 }
 
-// abandon removes the directory of a launcher that is dead, unless something in it is
+// removeSaved removes the directory of a launcher that is dead, unless something in it is
 // not on disk; then it stays for the next launcher of the run.
-func abandon(dir *shm.Dir, left int) {
+func removeSaved(dir *shm.Dir, left int) {
 	if left > 0 {
 		return
 	}

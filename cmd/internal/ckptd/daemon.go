@@ -15,7 +15,7 @@ func (s *Supervisor) supervise() {
 	names, _ := s.dir.Names()
 	needed := len(names) > 0 // what a dead launcher left may wait for the disk
 	for pause := startPause; ; pause = min(2*pause, startPauses) {
-		if !needed && !s.dir.called() {
+		if !needed && !s.dir.awaitCall() {
 			return
 		}
 		s.mu.Lock()
@@ -113,13 +113,13 @@ func (s *Supervisor) connect(p Process) {
 		}
 		cancel()
 	}()
-	if err := s.introduce(ctx); err != nil && ctx.Err() == nil {
+	if err := s.register(ctx); err != nil && ctx.Err() == nil {
 		s.log.Warn("the checkpoint daemon cannot be reached", "err", err)
 	}
 }
 
-// introduce makes the launcher known to whoever serves the socket, and tells it what it has to know.
-func (s *Supervisor) introduce(ctx context.Context) error {
+// register makes the launcher known to whoever serves the socket, and tells it what it has to know.
+func (s *Supervisor) register(ctx context.Context) error {
 	c, err := checkpointd.Dial(ctx, s.dir.socketPath())
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func (s *Supervisor) introduce(ctx context.Context) error {
 		return errors.Join(err, c.Close())
 	}
 	s.mu.Lock()
-	w, again := s.world, s.unfinished() // what comes later is delivered through control
+	w, again := s.world, s.pendingBreakpoint() // what comes later is delivered through control
 	s.control, s.started = c, true
 	s.mu.Unlock()
 	err = c.World(ctx, w)
@@ -153,8 +153,8 @@ func (s *Supervisor) disconnect(c *checkpointd.Control) {
 	}
 }
 
-// attend keeps the connection to a sidecar's daemon.
-func (s *Supervisor) attend() {
+// watchSidecar keeps the connection to a sidecar's daemon.
+func (s *Supervisor) watchSidecar() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	late := time.AfterFunc(OrderBudget, func() {
@@ -164,7 +164,7 @@ func (s *Supervisor) attend() {
 	defer late.Stop()
 	go func() { <-s.quit; cancel() }()
 	for {
-		if s.introduce(ctx) == nil {
+		if s.register(ctx) == nil {
 			late.Stop()
 			select {
 			case <-s.lost:

@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	closing    = 10 * time.Second // for a daemon that has done its work, or was told to end
-	parentLook = time.Second      // where the kernel does not tell of a parent's death
+	closeTimeout = 10 * time.Second // for a daemon that has done its work, or was told to end
+	parentPoll   = time.Second      // where the kernel does not tell of a parent's death
 )
 
-// gone is closed when the launcher, the parent of this process, has died. Nothing else tells
+// parentDeath is closed when the launcher, the parent of this process, has died. Nothing else tells
 // for certain: its end of a socket may have been inherited by others, and the one that serves
 // the daemon may not be read.
-func gone(launcher int) <-chan struct{} {
+func parentDeath(launcher int) <-chan struct{} {
 	dead := make(chan struct{})
 	go func() { // as long as this process
 		defer close(dead)
@@ -28,15 +28,15 @@ func gone(launcher int) <-chan struct{} {
 			}
 		}
 		for os.Getppid() == launcher {
-			time.Sleep(parentLook)
+			time.Sleep(parentPoll)
 		}
 	}()
 	return dead
 }
 
-// endAfter ends this process if it has not ended by then: a call that hangs in storage must
+// exitAfter ends this process if it has not ended by then: a call that hangs in storage must
 // not keep it, and the memory of a job that is over.
-func endAfter(patience time.Duration, log *slog.Logger) {
+func exitAfter(patience time.Duration, log *slog.Logger) {
 	time.AfterFunc(patience, func() {
 		log.Error("giving up what does not end, storage that does not answer perhaps", "after", patience.String())
 		os.Exit(1)

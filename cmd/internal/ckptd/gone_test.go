@@ -16,7 +16,7 @@ import (
 // TestMain is also a process that ends by itself.
 func TestMain(m *testing.M) {
 	if os.Getenv("CKPTD_HANGS") != "" {
-		endAfter(time.Millisecond, slog.New(slog.DiscardHandler))
+		exitAfter(time.Millisecond, slog.New(slog.DiscardHandler))
 		time.Sleep(time.Minute)
 		os.Exit(0)
 	}
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			panic(err)
 		}
-		dead := gone(launcher)
+		dead := parentDeath(launcher)
 		select {
 		case <-dead:
 			fmt.Println("dead before")

@@ -8,8 +8,8 @@ import (
 	"dlrover-run/checkpointd"
 )
 
-// tell says something to a daemon. It may be called again, with the next daemon.
-type tell func(ctx context.Context, c *checkpointd.Control) error
+// request says something to a daemon. It may be called again, with the next daemon.
+type request func(ctx context.Context, c *checkpointd.Control) error
 
 // deliver carries out orders one after the other, beside the launcher's loop.
 func (s *Supervisor) deliver() {
@@ -24,11 +24,11 @@ func (s *Supervisor) deliver() {
 }
 
 // send queues something to tell the daemon.
-func (s *Supervisor) send(order tell) {
+func (s *Supervisor) send(order request) {
 	deliver := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), OrderBudget)
 		defer cancel()
-		if err := s.carryOut(ctx, order); err != nil {
+		if err := s.call(ctx, order); err != nil {
 			s.log.Warn("cannot tell the checkpoint daemon", "err", err)
 		}
 	}
@@ -38,9 +38,9 @@ func (s *Supervisor) send(order tell) {
 	}
 }
 
-// carryOut tells the daemon, or the next one if it dies meanwhile. Without a daemon no worker has anything to keep, and
+// call tells the daemon, or the next one if it dies meanwhile. Without a daemon no worker has anything to keep, and
 // nothing is told.
-func (s *Supervisor) carryOut(ctx context.Context, order tell) error {
+func (s *Supervisor) call(ctx context.Context, order request) error {
 	for begun := time.Now(); ; {
 		c, expected := s.daemonNow()
 		if !expected {
@@ -73,11 +73,11 @@ func (s *Supervisor) daemonNow() (c *checkpointd.Control, expected bool) {
 	return s.control, s.started
 }
 
-// unfinished is the last breakpoint, if the daemon before may have died over it: the others wait for its part. mu is
-// held.
-func (s *Supervisor) unfinished() tell {
-	if time.Now().After(s.againUntil) {
+// pendingBreakpoint is the last breakpoint, if the daemon before may have died over it: the others wait for its part.
+// mu is held.
+func (s *Supervisor) pendingBreakpoint() request {
+	if time.Now().After(s.resendUntil) {
 		return nil
 	}
-	return s.again
+	return s.lastBreakpoint
 }

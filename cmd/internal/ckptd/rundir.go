@@ -26,8 +26,8 @@ type runDir struct {
 	watch   *os.File // ln's, to see the first call
 }
 
-// maxNamesakes bounds the launchers of one run on one machine.
-const maxNamesakes = 1024
+// maxRunDirs bounds the launchers of one run on one machine.
+const maxRunDirs = 1024
 
 // openRunDir takes the first free directory of the run: that of a launcher that died has its memory, another that lives
 // has its own.
@@ -37,7 +37,7 @@ func openRunDir(cfg SupervisorConfig) (*runDir, error) {
 		return &runDir{Dir: dir}, err
 	}
 	d, err := &runDir{}, shm.ErrOwned
-	for i := 0; i < maxNamesakes && errors.Is(err, shm.ErrOwned); i++ {
+	for i := 0; i < maxRunDirs && errors.Is(err, shm.ErrOwned); i++ {
 		err = d.take(cfg.ShmDir, fmt.Sprintf("%s-%d", cfg.Key, i))
 	}
 	if err != nil {
@@ -52,7 +52,7 @@ func openRunDir(cfg SupervisorConfig) (*runDir, error) {
 // take makes a directory ours. The daemon of a launcher that was killed may remove the directory at this very moment;
 // then a new one is made.
 func (d *runDir) take(base, key string) (err error) {
-	for range maxNamesakes {
+	for range maxRunDirs {
 		if d.Dir, err = shm.Create(base, key); err == nil {
 			d.release, err = d.Own()
 		}
@@ -86,8 +86,8 @@ func pollable(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), err
 }
 
-// called waits for a worker's first connection; false when it was interrupted.
-func (d *runDir) called() bool {
+// awaitCall waits for a worker's first connection; false when it was interrupted.
+func (d *runDir) awaitCall() bool {
 	rc, err := d.watch.SyscallConn()
 	if err != nil {
 		return false

@@ -79,12 +79,12 @@ type Supervisor struct {
 	orders chan func()
 	lost   chan struct{} // the connection to the daemon was given up
 
-	mu         sync.Mutex
-	world      checkpointd.World
-	started    bool                 // a daemon is there, or will be again
-	control    *checkpointd.Control // to the daemon that runs, if one does
-	again      tell                 // the last breakpoint
-	againUntil time.Time
+	mu             sync.Mutex
+	world          checkpointd.World
+	started        bool                 // a daemon is there, or will be again
+	control        *checkpointd.Control // to the daemon that runs, if one does
+	lastBreakpoint request              // the last breakpoint
+	resendUntil    time.Time
 }
 
 // OrderBudget is how long the daemon may take to hear of something, a new one that takes its place included.
@@ -92,7 +92,7 @@ const OrderBudget = 10 * time.Second
 
 // Times of the supervisor. A worker that calls meanwhile waits in the socket's queue.
 const (
-	againFor    = time.Minute            // a breakpoint is told again to a new daemon
+	resendFor   = time.Minute            // a breakpoint is told again to a new daemon
 	startPause  = 100 * time.Millisecond // before a daemon that died is started again; doubles
 	startPauses = 5 * time.Second        // up to this
 )
@@ -114,7 +114,7 @@ func (s *Supervisor) Serve(n Network) {
 	s.net, s.serves = n, true
 	s.wg.Go(s.deliver)
 	if s.cfg.Sidecar != "" {
-		s.wg.Go(s.attend)
+		s.wg.Go(s.watchSidecar)
 		return
 	}
 	s.wg.Go(s.supervise)
@@ -156,7 +156,7 @@ func (s *Supervisor) Breakpoint(reason string, early bool) {
 	s.mu.Lock()
 	w := s.world // a daemon that has to be started again hears of the next one first
 	order := func(ctx context.Context, c *checkpointd.Control) error { return c.Breakpoint(ctx, w, reason, early) }
-	s.again, s.againUntil = order, time.Now().Add(againFor)
+	s.lastBreakpoint, s.resendUntil = order, time.Now().Add(resendFor)
 	s.mu.Unlock()
 	s.send(order)
 }
@@ -188,7 +188,7 @@ func (s *Supervisor) End(budget time.Duration, enough <-chan struct{}) error {
 
 func (s *Supervisor) endDaemon(ctx context.Context, budget time.Duration) error {
 	var left int
-	err := s.carryOut(ctx, func(ctx context.Context, c *checkpointd.Control) (err error) {
+	err := s.call(ctx, func(ctx context.Context, c *checkpointd.Control) (err error) {
 		left, err = c.End(ctx, budget)
 		return err
 	})
