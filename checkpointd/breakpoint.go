@@ -17,13 +17,13 @@ import (
 // SetWorld tells the daemon which epoch the launcher is about to start workers of.
 func (d *Daemon) SetWorld(w World) {
 	d.mu.Lock()
-	for _, epoch := range append(d.found, d.world.Key()) {
-		d.over[epoch] = true
+	for _, epoch := range append(d.foundEpochs, d.world.Key()) {
+		d.endedEpochs[epoch] = true
 	}
-	d.found = nil
-	delete(d.over, w.Key())
+	d.foundEpochs = nil
+	delete(d.endedEpochs, w.Key())
 	d.world = w
-	d.recovered, d.said = map[string]bool{}, map[string]bool{}
+	d.recovered, d.loggedLoads = map[string]bool{}, map[string]bool{}
 	d.changedLocked()
 	p := d.peers
 	d.mu.Unlock()
@@ -35,11 +35,11 @@ func (d *Daemon) SetWorld(w World) {
 	d.rescan() // for what the workers before have left
 }
 
-// dropHalves gives up the saves whose other shards cannot come any more: a worker of this node has saved over its
+// dropPartial gives up the saves whose other shards cannot come any more: a worker of this node has saved over its
 // shard, or (of saves of this node alone) the workers of their epoch have ended.
-func (d *Daemon) dropHalves() {
+func (d *Daemon) dropPartial() {
 	d.mu.Lock()
-	whole := !slices.ContainsFunc(d.flyingLocked(""), func(j *save) bool { return j.meta.Shards > 1 })
+	whole := !slices.ContainsFunc(d.inFlightLocked(""), func(j *save) bool { return j.meta.Shards > 1 })
 	d.mu.Unlock()
 	if whole {
 		return
@@ -48,20 +48,20 @@ func (d *Daemon) dropHalves() {
 	d.eachHeld(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { here[shardOf{m.Save, m.Shard}] = true })
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.breaking > 0 { // it may be about to start the others
+	if d.breakpoints > 0 { // it may be about to start the others
 		return
 	}
 	tried := map[string]int{}
 	for _, j := range d.saves {
-		if p := (shardOf{j.meta.Save, j.meta.Shard}); !j.second {
+		if p := (shardOf{j.meta.Save, j.meta.Shard}); !j.secondAttempt {
 			here[p] = true
 			tried[p.save]++
 		}
 	}
-	for _, j := range d.flyingLocked("") {
-		ended := d.over[j.meta.Epoch] && d.coordinatorOf(j.meta) == d.local
+	for _, j := range d.inFlightLocked("") {
+		ended := d.endedEpochs[j.meta.Epoch] && d.coordinatorOf(j.meta) == d.local
 		if ended && tried[j.meta.Save] < j.meta.Shards || latest.passed(j, here) {
-			d.drop(j, errHalf)
+			d.drop(j, errPartial)
 		}
 	}
 }
@@ -129,7 +129,7 @@ func (d *Daemon) breakpointOf(w World, reason string, early bool) {
 	if w.Key() != d.world.Key() {
 		later = d.world.Key()
 	}
-	d.breaking++
+	d.breakpoints++
 	d.count.Breakpoints++
 	d.mu.Unlock()
 	d.wg.Go(func() {
@@ -144,7 +144,7 @@ func (d *Daemon) breakpointOf(w World, reason string, early bool) {
 		}
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.breaking--
+		d.breakpoints--
 		d.changedLocked()
 		d.rescan()
 	})
@@ -155,13 +155,13 @@ func (d *Daemon) announce(w World, dirs []string) {
 	if w.GroupWorldSize < 2 {
 		return
 	}
-	s := coordinator.Attendance{Of: w.Key(), Node: w.GroupRank}
+	s := coordinator.Participation{Of: w.Key(), Node: w.GroupRank}
 	for _, dir := range dirs {
 		s.Keys = append(s.Keys, breakpointKey(w, dir, false), breakpointKey(w, dir, true))
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, agreePatience) // then nobody waits any more
 	defer cancel()
-	if err := d.shared().Attend(ctx, s); err != nil {
+	if err := d.shared().Announce(ctx, s); err != nil {
 		d.log.Debug("the other nodes have to wait", "err", err)
 	}
 }
@@ -204,7 +204,8 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []coordinator.Holding
 	ctx, cancel := context.WithTimeout(d.ctx, 2*agreePatience)
 	defer cancel()
 	d.mu.Lock()
-	flying := slices.DeleteFunc(d.flyingLocked(dir), func(j *save) bool { return later != "" && j.meta.Epoch == later })
+	inFlight := slices.DeleteFunc(d.inFlightLocked(dir),
+		func(j *save) bool { return later != "" && j.meta.Epoch == later })
 	d.mu.Unlock()
 	plan, ok, err := c.Agree(ctx, breakpointKey(w, dir, early), node, nodes, hs, agreePatience)
 	d.mu.Lock()
@@ -216,48 +217,48 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []coordinator.Holding
 	if err != nil {
 		return err
 	}
-	d.dropIncomplete(flying, plan, hs, ok)
+	d.dropIncomplete(inFlight, plan, hs, ok)
 	if !ok || d.onDiskAlready(plan, hs) {
 		return nil
 	}
-	if !d.triedTwice(plan) {
+	if !d.abortedTwice(plan) {
 		d.log.Info("saving what is in memory", "step", plan.Step, "dir", dir, "reason", reason)
 	}
 	for _, shard := range plan.Mine {
 		switch j := d.startHeld(plan.Save, shard); {
 		case j == nil:
 			err = errors.Join(err, fmt.Errorf("shard %d of step %d is no longer in memory", shard, plan.Step),
-				d.refuse(ctx, c, plan, hs, shard, errIncomplete))
-		case d.stays(j):
-			err = errors.Join(err, d.refuse(ctx, c, plan, hs, shard, errGivenUp))
+				d.postFailure(ctx, c, plan, hs, shard, errIncomplete))
+		case d.isAborted(j):
+			err = errors.Join(err, d.postFailure(ctx, c, plan, hs, shard, errAbortedBefore))
 		}
 	}
 	return err
 }
 
-// triedTwice reports whether this node has given a save up for good.
-func (d *Daemon) triedTwice(plan coordinator.Plan) bool {
+// abortedTwice reports whether this node has given a save up for good.
+func (d *Daemon) abortedTwice(plan coordinator.Plan) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.ContainsFunc(d.saves, func(j *save) bool {
-		return j.meta.Save == plan.Save && j.second && j.gaveUp()
+		return j.meta.Save == plan.Save && j.secondAttempt && j.aborted()
 	})
 }
 
-// stays reports whether j was given up for good.
-func (d *Daemon) stays(j *save) bool {
+// isAborted reports whether j was given up for good.
+func (d *Daemon) isAborted(j *save) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return j.gaveUp()
+	return j.aborted()
 }
 
-var errGivenUp = errors.New("it was given up before")
+var errAbortedBefore = errors.New("it was given up before")
 
 var errIncomplete = errors.New("not all of its shards are left in memory")
 
 // dropIncomplete drops the saves that were made after the newest one of which all shards are left.
-func (d *Daemon) dropIncomplete(flying []*save, plan coordinator.Plan, hs []coordinator.Holding, ok bool) {
-	for _, j := range flying {
+func (d *Daemon) dropIncomplete(inFlight []*save, plan coordinator.Plan, hs []coordinator.Holding, ok bool) {
+	for _, j := range inFlight {
 		if !ok || madeAfter(j, plan, hs) {
 			d.drop(j, errIncomplete)
 		}
@@ -282,8 +283,8 @@ func madeAfter(j *save, plan coordinator.Plan, hs []coordinator.Holding) bool {
 	return j.saved.After(last)
 }
 
-// refuse tells the writers of the other shards that one will not come.
-func (d *Daemon) refuse(ctx context.Context, c coordinator.Coordinator, plan coordinator.Plan,
+// postFailure tells the writers of the other shards that one will not come.
+func (d *Daemon) postFailure(ctx context.Context, c coordinator.Coordinator, plan coordinator.Plan,
 	hs []coordinator.Holding, shard int, why error) error {
 	shards := 0
 	for _, h := range hs {
@@ -317,7 +318,7 @@ func (d *Daemon) startHeld(id string, shard int) (started *save) {
 	d.eachHeld(func(_ string, s *segment, h shm.Header, m shm.Meta) {
 		if started == nil && m.Save == id && m.Shard == shard {
 			j := newSave(s, h.Seq, h.Saved, m)
-			j.second = d.tried(id, shard)
+			j.secondAttempt = d.tried(id, shard)
 			started = d.launch(j)
 		}
 	})

@@ -141,19 +141,19 @@ type Daemon struct {
 	peers          *peers // nil until copies are wanted
 	conns          map[net.Conn]struct{}
 	takenOver      chan struct{}                  // closed when what an earlier daemon left has been taken over
-	home           os.FileInfo                    // the runtime directory as it was found
+	dirInfo        os.FileInfo                    // the runtime directory as it was found
 	leaders        map[*session]struct{}          // connections of launchers
 	launcher       string                         // the last one that led
 	orphan         bool                           // somebody waits for a launcher
-	breaking       int                            // breakpoint saves that have not been decided
+	breakpoints    int                            // breakpoint saves that have not been decided
 	undecided      map[string]coordinator.Holding // the newest save, by directory, where the nodes could not agree on one
 	durable        map[int]SegmentStatus          // newest committed save of each rank
-	said           map[string]bool                // loads that were told of since the world last changed
+	loggedLoads    map[string]bool                // loads that were told of since the world last changed
 	recovered      map[string]bool                // directories recovered since the world last changed
-	over           map[string]bool                // epochs whose workers have ended
-	used           map[string]ground              // directories that were committed to, by this launcher's job
-	completing     map[string]*sync.Mutex         // by directory
-	found          []string                       // epochs of what an earlier daemon left, until the world is told
+	endedEpochs    map[string]bool                // epochs whose workers have ended
+	used           map[string]mountIdentity       // directories that were committed to, by this launcher's job
+	dirLocks       map[string]*sync.Mutex         // by directory
+	foundEpochs    []string                       // epochs of what an earlier daemon left, until the world is told
 }
 
 // Counters only ever grow.
@@ -191,29 +191,29 @@ func New(cfg Config) (*Daemon, error) {
 		cfg.FS = fsx.OS{}
 	}
 	d := &Daemon{
-		cfg:        cfg,
-		log:        cfg.Logger,
-		local:      coordinator.Local(0),
-		store:      commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
-		writeSem:   make(chan struct{}, cfg.Writers),
-		scans:      make(chan struct{}, 1),
-		segs:       map[string]*segment{},
-		changed:    make(chan struct{}),
-		conns:      map[net.Conn]struct{}{},
-		troubles:   map[string]string{},
-		recovered:  map[string]bool{},
-		undecided:  map[string]coordinator.Holding{},
-		said:       map[string]bool{},
-		over:       map[string]bool{},
-		completing: map[string]*sync.Mutex{},
-		leaders:    map[*session]struct{}{},
-		takenOver:  make(chan struct{}),
-		durable:    map[int]SegmentStatus{},
-		world:      World{GroupWorldSize: 1}, // until a launcher tells
+		cfg:         cfg,
+		log:         cfg.Logger,
+		local:       coordinator.Local(0),
+		store:       commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
+		writeSem:    make(chan struct{}, cfg.Writers),
+		scans:       make(chan struct{}, 1),
+		segs:        map[string]*segment{},
+		changed:     make(chan struct{}),
+		conns:       map[net.Conn]struct{}{},
+		troubles:    map[string]string{},
+		recovered:   map[string]bool{},
+		undecided:   map[string]coordinator.Holding{},
+		loggedLoads: map[string]bool{},
+		endedEpochs: map[string]bool{},
+		dirLocks:    map[string]*sync.Mutex{},
+		leaders:     map[*session]struct{}{},
+		takenOver:   make(chan struct{}),
+		durable:     map[int]SegmentStatus{},
+		world:       World{GroupWorldSize: 1}, // until a launcher tells
 	}
-	d.home, _ = os.Lstat(cfg.Dir.Path())
+	d.dirInfo, _ = os.Lstat(cfg.Dir.Path())
 	d.launcher, d.used = d.readUsed()
-	d.store.Aside = func(path string, why error) {
+	d.store.OnDamaged = func(path string, why error) {
 		d.log.Error("an interrupted commit is damaged and can never be completed; it is set aside", "path", path,
 			"err", why)
 	}
@@ -237,7 +237,7 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 		close(d.takenOver)
 		d.scanLoop()
 	})
-	d.wg.Go(d.tellAges)
+	d.wg.Go(d.reportAges)
 	if d.cfg.Gone != nil {
 		d.wg.Go(d.watchLauncher)
 	}

@@ -41,21 +41,21 @@ func (d *Daemon) replicate(saved time.Time, m shm.Meta) {
 	p := d.peers
 	d.mu.Unlock()
 	if p != nil {
-		p.want(saved, m)
-		p.nudge()
+		p.enqueue(saved, m)
+		p.wakePush()
 	}
 }
 
-// want has a save copied to the partners that do not have it. It may be told of one save twice: by the worker, and when
-// the partners are known.
-func (p *peers) want(saved time.Time, m shm.Meta) {
+// enqueue has a save copied to the partners that do not have it. It may be told of one save twice: by the worker, and
+// when the partners are known.
+func (p *peers) enqueue(saved time.Time, m shm.Meta) {
 	if m.Resize == "any" {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	from := origin{m.Rank, m.Dir}
-	olds := []pendingCopy{p.given[from], p.pending[from]}
+	olds := []pendingCopy{p.copied[from], p.pending[from]}
 	if slices.ContainsFunc(olds, func(old pendingCopy) bool { return saved.Before(old.saved) }) {
 		return
 	}
@@ -112,7 +112,7 @@ func (p *peers) next(now time.Time) (t copyTask, due time.Time) {
 				continue
 			}
 			owed = true
-			if until := p.away[peer.Node].until; !until.After(now) {
+			if until := p.unreachable[peer.Node].until; !until.After(now) {
 				t.to = append(t.to, peer)
 			} else if due.IsZero() || until.Before(due) {
 				due = until
@@ -120,13 +120,13 @@ func (p *peers) next(now time.Time) (t copyTask, due time.Time) {
 		}
 		if len(t.to) > 0 {
 			slices.SortStableFunc(t.to, func(a, b replica.Peer) int { // those that may keep us waiting come last
-				return cmp.Compare(p.away[a.Node].pause, p.away[b.Node].pause)
+				return cmp.Compare(p.unreachable[a.Node].pause, p.unreachable[b.Node].pause)
 			})
 			t.pendingCopy, t.from, t.key = a, from, p.key
 			return t, due
 		}
 		if !owed {
-			p.given[from] = a
+			p.copied[from] = a
 			delete(p.pending, from)
 		}
 	}
@@ -144,7 +144,7 @@ func (p *peers) copyTo(t copyTask) {
 	}
 	defer pin.Release()
 	for _, peer := range t.to {
-		err := p.give(peer, pin)
+		err := p.sendTo(peer, pin)
 		if p.ctx.Err() != nil {
 			return
 		}
@@ -156,7 +156,7 @@ func (p *peers) copyTo(t copyTask) {
 			p.d.count.CopiesFailed++
 		}
 		p.d.mu.Unlock()
-		was, is := p.book(t, peer.Node, err)
+		was, is := p.recordResult(t, peer.Node, err)
 		log := p.d.log.With("step", pin.Meta.Step, "rank", pin.Meta.Rank, "node", peer.Node)
 		switch {
 		case err != nil && !(was && is):
@@ -184,10 +184,10 @@ func (d *Daemon) pinned(ctx context.Context, of origin, save string) (pin *shm.P
 func (p *peers) reachable(t copyTask) (to []replica.Peer) {
 	for _, peer := range t.to {
 		p.mu.Lock()
-		_, away := p.away[peer.Node]
+		_, away := p.unreachable[peer.Node]
 		p.mu.Unlock()
 		if away && !p.reach(&peer) {
-			p.book(t, peer.Node, errAway)
+			p.recordResult(t, peer.Node, errAway)
 			p.d.mu.Lock()
 			p.d.count.CopiesFailed++
 			p.d.mu.Unlock()
@@ -222,8 +222,8 @@ func (p *peers) forget(t copyTask) {
 	}
 }
 
-// give copies a save to a partner, also when that has moved.
-func (p *peers) give(to replica.Peer, pin *shm.Pinned) error {
+// sendTo copies a save to a partner, also when that has moved.
+func (p *peers) sendTo(to replica.Peer, pin *shm.Pinned) error {
 	err := p.client.Push(p.ctx, to.Addr, pin)
 	if !absent(err) || p.ctx.Err() != nil {
 		return err
@@ -234,24 +234,24 @@ func (p *peers) give(to replica.Peer, pin *shm.Pinned) error {
 	return err
 }
 
-// book records how a task for a node went, and returns whether the node was away before and is now.
-func (p *peers) book(t copyTask, node int, err error) (was, is bool) {
+// recordResult records how a task for a node went, and returns whether the node was away before and is now.
+func (p *peers) recordResult(t copyTask, node int, err error) (was, is bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.key != t.key {
 		return false, false // nodes have other numbers now
 	}
-	old, was := p.away[node]
+	old, was := p.unreachable[node]
 	if absent(err) {
 		if !was {
 			old.pauses = retry.Backoff{First: awayFirst, Most: awayMost}
 		}
 		old.pause = old.pauses.Next()
 		old.until = time.Now().Add(old.pause)
-		p.away[node] = old
+		p.unreachable[node] = old
 		return was, true
 	}
-	delete(p.away, node)
+	delete(p.unreachable, node)
 	if a := p.pending[t.from]; a.save == t.save {
 		a.done[node] = true // or it does not want it
 	}

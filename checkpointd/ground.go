@@ -13,10 +13,10 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// ground is what a directory stood on when it was committed to: the inodes of it and of the directories above it, by
-// path. A directory that somebody has deleted still stands on the same ground; when storage is no longer mounted there
-// is another one below its path.
-type ground map[string]inode
+// mountIdentity is what a directory stood on when it was committed to: the inodes of it and of the directories above
+// it, by path. A directory that somebody has deleted still stands on the same ground; when storage is no longer mounted
+// there is another one below its path.
+type mountIdentity map[string]inode
 
 type inode struct {
 	Dev uint64 `json:"dev"`
@@ -35,9 +35,9 @@ func inodeOf(path string) (inode, error) {
 	return inode{uint64(st.Dev), st.Ino}, nil
 }
 
-// groundOf returns the ground of a directory without links. What cannot be seen is left out.
-func groundOf(dir string) ground {
-	g := ground{}
+// mountIdentityOf returns the ground of a directory without links. What cannot be seen is left out.
+func mountIdentityOf(dir string) mountIdentity {
+	g := mountIdentity{}
 	for path := dir; ; path = filepath.Dir(path) {
 		if id, err := inodeOf(path); err == nil {
 			g[path] = id
@@ -48,8 +48,8 @@ func groundOf(dir string) ground {
 	}
 }
 
-// bears reports whether what is left of dir and of the directories above it is what it was.
-func (g ground) bears(dir string) bool {
+// matches reports whether what is left of dir and of the directories above it is what it was.
+func (g mountIdentity) matches(dir string) bool {
 	for path := dir; ; path = filepath.Dir(path) {
 		id, err := inodeOf(path)
 		if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {
@@ -59,16 +59,17 @@ func (g ground) bears(dir string) bool {
 	}
 }
 
-// vanished fails when a directory that was committed to is without a trace of that, and something else is in its place:
-// what was mounted there is not, and what is written now would be lost when it is. One that was deleted is made anew.
-func (d *Daemon) vanished(dir string) error {
+// checkMounted fails when a directory that was committed to is without a trace of that, and something else is in its
+// place: what was mounted there is not, and what is written now would be lost when it is. One that was deleted is made
+// anew.
+func (d *Daemon) checkMounted(dir string) error {
 	d.mu.Lock()
 	g, known := d.used[dir]
 	d.mu.Unlock()
 	if !known || d.store.Used(dir) {
 		return nil
 	}
-	if root, err := d.cfg.FS.Resolve(dir); err == nil && g.bears(root) {
+	if root, err := d.cfg.FS.Resolve(dir); err == nil && g.matches(root) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		delete(d.used, dir) // until the next commit
@@ -80,31 +81,31 @@ func (d *Daemon) vanished(dir string) error {
 		dir, commit.MetaDir(dir))
 }
 
-// standOn records what the directory of j stands on while j is written: after the commit it may be something else.
-func (d *Daemon) standOn(j *save) {
+// recordMount records what the directory of j stands on while j is written: after the commit it may be something else.
+func (d *Daemon) recordMount(j *save) {
 	root, err := d.cfg.FS.Resolve(j.meta.Dir)
 	if err != nil {
 		return // then nothing bears it
 	}
-	g := groundOf(root)
+	g := mountIdentityOf(root)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	j.ground = g
+	j.mount = g
 }
 
 // deleted reports whether the directory of j was deleted since j was written.
 func (d *Daemon) deleted(j *save) bool {
 	d.mu.Lock()
-	g := j.ground
+	g := j.mount
 	d.mu.Unlock()
 	root, err := d.cfg.FS.Resolve(j.meta.Dir)
-	return err == nil && !d.store.Used(j.meta.Dir) && g.bears(root)
+	return err == nil && !d.store.Used(j.meta.Dir) && g.matches(root)
 }
 
 // useLocked records that the directory of j was committed to.
 func (d *Daemon) useLocked(j *save) {
 	if g, known := d.used[j.meta.Dir]; !known || len(g) == 0 {
-		d.used[j.meta.Dir] = j.ground
+		d.used[j.meta.Dir] = j.mount
 		d.keepUsedLocked()
 	}
 }
@@ -114,8 +115,8 @@ func (d *Daemon) useLocked(j *save) {
 const usedFile = "used"
 
 type usedJSON struct {
-	Launcher string            `json:"launcher"`
-	Dirs     map[string]ground `json:"dirs"`
+	Launcher string                   `json:"launcher"`
+	Dirs     map[string]mountIdentity `json:"dirs"`
 }
 
 // keepUsedLocked writes the file, or removes it when there is nothing to record.
@@ -134,11 +135,11 @@ func (d *Daemon) keepUsedLocked() {
 	}
 }
 
-func (d *Daemon) readUsed() (launcher string, used map[string]ground) {
+func (d *Daemon) readUsed() (launcher string, used map[string]mountIdentity) {
 	var n usedJSON
 	b, err := openfile.Read(filepath.Join(d.cfg.Dir.Path(), usedFile), maxRecord)
 	if err != nil || json.Unmarshal(b, &n) != nil || n.Dirs == nil {
-		return "", map[string]ground{}
+		return "", map[string]mountIdentity{}
 	}
 	return n.Launcher, n.Dirs
 }

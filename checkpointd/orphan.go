@@ -23,9 +23,9 @@ import (
 //
 // A daemon that was spawned also ends when another launcher has locked the runtime directory, or that is gone.
 
-// led books the launcher's connection. Another launcher's job may have emptied its directory; the same one has only
-// connected anew.
-func (d *Daemon) led(s *session, launcher string) {
+// launcherConnected books the launcher's connection. Another launcher's job may have emptied its directory; the same
+// one has only connected anew.
+func (d *Daemon) launcherConnected(s *session, launcher string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.leaders[s] = struct{}{}
@@ -37,9 +37,9 @@ func (d *Daemon) led(s *session, launcher string) {
 	d.changedLocked()
 }
 
-// orphaned follows the end of a launcher's connection: a launcher that lives connects anew, within orphanGrace where
-// nothing else tells of its death.
-func (d *Daemon) orphaned(s *session) {
+// launcherDisconnected follows the end of a launcher's connection: a launcher that lives connects anew, within
+// orphanGrace where nothing else tells of its death.
+func (d *Daemon) launcherDisconnected(s *session) {
 	d.mu.Lock()
 	delete(d.leaders, s)
 	d.mu.Unlock()
@@ -60,8 +60,8 @@ func (d *Daemon) watchLauncher() {
 	}
 }
 
-// hereLocked reports whether a launcher is connected. What one that is dead has sent may be read late.
-func (d *Daemon) hereLocked() bool {
+// launcherConnectedLocked reports whether a launcher is connected. What one that is dead has sent may be read late.
+func (d *Daemon) launcherConnectedLocked() bool {
 	select {
 	case <-d.cfg.Gone:
 		return false
@@ -82,7 +82,7 @@ func (d *Daemon) awaitLauncher(patience time.Duration) {
 		for {
 			left, saved := d.saveOrphaned(patience)
 			d.mu.Lock()
-			here := d.hereLocked()
+			here := d.launcherConnectedLocked()
 			if saved || here || d.ctx.Err() != nil {
 				d.orphan = false
 				d.mu.Unlock()
@@ -106,11 +106,11 @@ func (d *Daemon) saveOrphaned(patience time.Duration) (left int, saved bool) {
 	}
 	grace, stop := context.WithTimeout(ctx, patience)
 	defer stop()
-	if d.until(grace, d.hereLocked) == nil {
+	if d.until(grace, d.launcherConnectedLocked) == nil {
 		return 0, false
 	}
 	d.wg.Go(func() { // saving stops when one comes
-		if d.until(ctx, d.hereLocked) == nil {
+		if d.until(ctx, d.launcherConnectedLocked) == nil {
 			came.Store(true)
 			cancel()
 		}
@@ -150,7 +150,7 @@ func (d *Daemon) watchDirectory(ctx context.Context, end func()) {
 		}
 		now, err := os.Lstat(d.cfg.Dir.Path())
 		switch {
-		case errors.Is(err, os.ErrNotExist), err == nil && d.home != nil && !os.SameFile(now, d.home):
+		case errors.Is(err, os.ErrNotExist), err == nil && d.dirInfo != nil && !os.SameFile(now, d.dirInfo):
 			d.log.Warn("the runtime directory is gone, and with it what was not written", "dir", d.cfg.Dir.Path())
 			end()
 			return

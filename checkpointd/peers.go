@@ -46,14 +46,14 @@ type peers struct {
 	wg     sync.WaitGroup
 	wake   chan struct{}
 
-	mu       sync.Mutex
-	key      string             // of the epoch that known belongs to
-	known    []coordinator.Peer // all nodes of the epoch
-	partners []replica.Peer
-	pending  map[origin]pendingCopy // newest save to be copied
-	given    map[origin]pendingCopy // newest save that all partners have, or do not want
-	away     map[int]backoff        // partners that could not be reached, by node
-	asking   context.CancelFunc     // ends the exchange of the epoch
+	mu             sync.Mutex
+	key            string             // of the epoch that known belongs to
+	known          []coordinator.Peer // all nodes of the epoch
+	partners       []replica.Peer
+	pending        map[origin]pendingCopy // newest save to be copied
+	copied         map[origin]pendingCopy // newest save that all partners have, or do not want
+	unreachable    map[int]backoff        // partners that could not be reached, by node
+	cancelExchange context.CancelFunc     // ends the exchange of the epoch
 }
 
 // wantCopies starts keeping copies on nodes nodes, this one included.
@@ -85,8 +85,9 @@ func (d *Daemon) newPeers(nodes int) (*peers, error) {
 		return nil, fmt.Errorf("listen for copies of other nodes: %w", err)
 	}
 	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1),
-		pending: map[origin]pendingCopy{}, given: map[origin]pendingCopy{}, away: map[int]backoff{}, asking: func() {},
-		client: &replica.Client{Token: d.cfg.Token}}
+		pending: map[origin]pendingCopy{}, copied: map[origin]pendingCopy{}, unreachable: map[int]backoff{},
+		cancelExchange: func() {},
+		client:         &replica.Client{Token: d.cfg.Token}}
 	p.server = replica.NewServer(d.cfg.Token, replicaStore{d}, d.log)
 	p.ctx, p.cancel = context.WithCancel(d.ctx)
 	p.wg.Go(func() { _ = p.server.Serve(ln) }) // ends with Close
@@ -104,14 +105,14 @@ func (p *peers) close() {
 func (p *peers) exchange(w World) {
 	p.mu.Lock()
 	p.key, p.known, p.partners = "", nil, nil // those of another epoch
-	clear(p.away)
-	clear(p.given)
+	clear(p.unreachable)
+	clear(p.copied)
 	for _, a := range p.pending {
 		clear(a.done)
 	}
-	p.asking()
+	p.cancelExchange()
 	ctx, cancel := context.WithCancel(p.ctx)
-	p.asking = cancel
+	p.cancelExchange = cancel
 	p.mu.Unlock()
 	if w.GroupWorldSize < 2 || p.ctx.Err() != nil {
 		return
@@ -124,7 +125,7 @@ func (p *peers) exchange(w World) {
 			}
 			return
 		}
-		p.meet(w, all)
+		p.setNodes(w, all)
 	})
 }
 
@@ -135,12 +136,12 @@ func (p *peers) ask(ctx context.Context, w World, patience time.Duration) ([]coo
 	return p.d.cfg.Remote.Peers(ctx, w.Key(), self, w.GroupWorldSize, patience)
 }
 
-// meet takes in what the coordinator knows. Nodes that it does not know any more, because it has lost its memory, are
-// where they were.
-func (p *peers) meet(w World, all []coordinator.Peer) {
+// setNodes takes in what the coordinator knows. Nodes that it does not know any more, because it has lost its memory,
+// are where they were.
+func (p *peers) setNodes(w World, all []coordinator.Peer) {
 	p.mu.Lock()
 	if p.key == w.Key() {
-		all = update(p.known, all)
+		all = mergeNodes(p.known, all)
 	}
 	p.mu.Unlock()
 	as := make([]replica.Peer, len(all))
@@ -162,15 +163,15 @@ func (p *peers) meet(w World, all []coordinator.Peer) {
 	if first { // the partners may be others
 		p.d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 			if ours(name) {
-				p.want(h.Saved, m)
+				p.enqueue(h.Saved, m)
 			}
 		})
 	}
-	p.nudge()
+	p.wakePush()
 }
 
-// update returns the nodes of known and news, in order, as the latter has them.
-func update(known, news []coordinator.Peer) []coordinator.Peer {
+// mergeNodes returns the nodes of known and news, in order, as the latter has them.
+func mergeNodes(known, news []coordinator.Peer) []coordinator.Peer {
 	byNode := map[int]coordinator.Peer{}
 	for _, peer := range slices.Concat(known, news) {
 		byNode[peer.Node] = peer
@@ -178,7 +179,7 @@ func update(known, news []coordinator.Peer) []coordinator.Peer {
 	return slices.SortedFunc(maps.Values(byNode), func(a, b coordinator.Peer) int { return a.Node - b.Node })
 }
 
-func (p *peers) nudge() {
+func (p *peers) wakePush() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -210,7 +211,7 @@ func (p *peers) renew(ctx context.Context, node int) string {
 	ctx, cancel := context.WithTimeout(ctx, 2*renewPatience)
 	defer cancel()
 	if all, err := p.ask(ctx, w, renewPatience); err == nil {
-		p.meet(w, all)
+		p.setNodes(w, all)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,25 +14,25 @@ import (
 // A worker tells of a save, and so does the exchange of addresses: the partner gets one copy, not two.
 func TestASaveIsCopiedOnce(t *testing.T) {
 	now := time.Now()
-	p := &peers{pending: map[origin]pendingCopy{}, given: map[origin]pendingCopy{}, away: map[int]backoff{},
+	p := &peers{pending: map[origin]pendingCopy{}, copied: map[origin]pendingCopy{}, unreachable: map[int]backoff{},
 		key:   "1.0.0",
 		known: []coordinator.Peer{{Node: 0}, {Node: 1}}, partners: []replica.Peer{{Node: 1}}}
 	due := func() int {
 		t, _ := p.next(now)
 		for _, to := range t.to {
-			p.book(t, to.Node, nil)
+			p.recordResult(t, to.Node, nil)
 		}
 		return len(t.to)
 	}
 	first, second := shm.Meta{Save: "1", Dir: "/ckpt"}, shm.Meta{Save: "2", Dir: "/ckpt"}
-	p.want(now, first)
+	p.enqueue(now, first)
 	require.Equal(t, 1, due())
-	p.want(now, first) // before it is known that all have it
+	p.enqueue(now, first) // before it is known that all have it
 	require.Zero(t, due())
-	p.want(now, first) // and after
+	p.enqueue(now, first) // and after
 	require.Zero(t, due())
-	p.want(now.Add(-1), second)
+	p.enqueue(now.Add(-1), second)
 	require.Zero(t, due(), "an older one")
-	p.want(now.Add(1), second)
+	p.enqueue(now.Add(1), second)
 	require.Equal(t, 1, due())
 }

@@ -284,11 +284,11 @@ func TestBreakpointDoesNotWaitForTheDead(t *testing.T) {
 // listed remembers what a daemon says that it agrees on, and what it does agree on.
 type listed struct {
 	coordinator.Coordinator
-	spoken  chan coordinator.Attendance
+	spoken  chan coordinator.Participation
 	agreeds chan string
 }
 
-func (b listed) Attend(_ context.Context, s coordinator.Attendance) error {
+func (b listed) Announce(_ context.Context, s coordinator.Participation) error {
 	b.spoken <- s
 	return nil
 }
@@ -302,7 +302,7 @@ func (b listed) Agree(_ context.Context, key string, _, _ int, _ []coordinator.H
 // A daemon says beforehand which agreements it takes part in, those of a launcher that is told to end among them: it
 // may be told so later.
 func TestBreakpointIsAnnounced(t *testing.T) {
-	b := listed{coordinator.Local(1), make(chan coordinator.Attendance, 2), make(chan string, 4)}
+	b := listed{coordinator.Local(1), make(chan coordinator.Participation, 2), make(chan string, 4)}
 	n, one, two := newNode(t, func(c *checkpointd.Config) { c.Remote = b }), t.TempDir(), t.TempDir()
 	n.join(3, 1, 2)
 	n.saves(one, 10, 1, 2, 0)

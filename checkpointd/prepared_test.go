@@ -235,7 +235,7 @@ func (n *node) requireKept(free <-chan shm.Header, why string) {
 	n.t.Helper()
 	select {
 	case h := <-free:
-		require.Failf(n.t, "a worker has the segment", "%s: seq %d, settled %d", why, h.Seq, h.Settled)
+		require.Failf(n.t, "a worker has the segment", "%s: seq %d, settled %d", why, h.Seq, h.Released)
 	case <-time.After(notYet):
 	}
 }
@@ -244,7 +244,7 @@ func (n *node) requireSettled(free <-chan shm.Header) {
 	n.t.Helper()
 	select {
 	case h := <-free:
-		require.Equal(n.t, h.Seq, h.Settled)
+		require.Equal(n.t, h.Seq, h.Released)
 	case <-time.After(patience):
 		require.Fail(n.t, "the segment is not given back")
 	}

@@ -101,7 +101,7 @@ func (d *Daemon) place(s commit.Save, e commit.Entry) error {
 
 // publish is the leader's last part on storage.
 func (d *Daemon) publish(ctx context.Context, s commit.Save, all []commit.Entry) error {
-	defer d.turn(s.Dir)()
+	defer d.lockDirectory(s.Dir)()
 	m, err := d.store.Publish(s, all)
 	if err != nil {
 		return err

@@ -232,15 +232,15 @@ func TestAddressesOutliveTheBoard(t *testing.T) {
 		require.Len(t, p.partners, 1)
 		return p.partners[0].Addr
 	}
-	p.meet(w, []coordinator.Peer{{Node: 0, Addr: "a:1"}, {Node: 1, Addr: "b:1"}})
+	p.setNodes(w, []coordinator.Peer{{Node: 0, Addr: "a:1"}, {Node: 1, Addr: "b:1"}})
 	require.Equal(t, "b:1", partner())
-	p.meet(w, []coordinator.Peer{{Node: 0, Addr: "a:1"}})
+	p.setNodes(w, []coordinator.Peer{{Node: 0, Addr: "a:1"}})
 	require.Equal(t, "b:1", partner())
-	p.meet(w, []coordinator.Peer{{Node: 1, Addr: "b:2"}})
+	p.setNodes(w, []coordinator.Peer{{Node: 1, Addr: "b:2"}})
 	require.Equal(t, "b:2", partner())
 	w.Round++
 	d.SetWorld(w)
-	p.meet(w, []coordinator.Peer{{Node: 0, Addr: "a:1"}})
+	p.setNodes(w, []coordinator.Peer{{Node: 0, Addr: "a:1"}})
 	require.Empty(t, p.partners, "of another epoch")
 }
 

@@ -30,18 +30,18 @@ func (d *Daemon) restorables(ctx context.Context, r request) (reply, error) {
 	if r.timeout() > 0 {
 		ctx, cancel := context.WithTimeout(ctx, r.timeout())
 		defer cancel()
-		d.settled(ctx, r.Dir)
+		d.awaitWrites(ctx, r.Dir)
 		d.fetch(ctx, r)
 	}
 	d.recoverDir(ctx, r.Dir)
 	return reply{"offers": d.restorable(r)}, nil
 }
 
-// settled waits until nothing of dir is on its way to the disk.
-func (d *Daemon) settled(ctx context.Context, dir string) {
+// awaitWrites waits until nothing of dir is on its way to the disk.
+func (d *Daemon) awaitWrites(ctx context.Context, dir string) {
 	_ = d.until(ctx, func() bool { // after the timeout what is committed counts
-		return d.breaking == 0 && !slices.ContainsFunc(d.saves,
-			func(j *save) bool { return j.meta.Dir == dir && !j.phase.over() && !j.stuck })
+		return d.breakpoints == 0 && !slices.ContainsFunc(d.saves,
+			func(j *save) bool { return j.meta.Dir == dir && !j.phase.terminal() && !j.stuck })
 	})
 }
 

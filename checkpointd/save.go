@@ -36,7 +36,7 @@ const (
 	failed     phase = "failed"
 )
 
-func (p phase) over() bool { return p == committed || p == superseded || p == failed }
+func (p phase) terminal() bool { return p == committed || p == superseded || p == failed }
 
 // save is one shard of a save on its way to the disk. Its goroutine (Daemon.run) owns it; what others read is guarded
 // by Daemon.mu. The segment may be saved over at any time: until the entry is there, whoever reads it pins it and
@@ -57,19 +57,19 @@ type save struct {
 	release func()        // lets go of the segment, which is pinned; nil: it is not
 
 	// Guarded by Daemon.mu.
-	phase       phase
-	err         error
-	second      bool // a breakpoint's: it was given up before
-	said        bool // why it was given up
-	bytes, done int64
-	ground      ground
-	stuck       bool // has waited for other shards for long: nobody should wait for it
+	phase         phase
+	err           error
+	secondAttempt bool // a breakpoint's: it was given up before
+	logged        bool // why it was given up
+	bytes, done   int64
+	mount         mountIdentity
+	stuck         bool // has waited for other shards for long: nobody should wait for it
 }
 
 var (
 	errSuperseded = errors.New("overwritten by a newer save before it could be written")
 	errLost       = errors.New("somebody has removed what was written")
-	errHalf       = errors.New("a worker of this node has ended without its shard, or has saved over it")
+	errPartial    = errors.New("a worker of this node has ended without its shard, or has saved over it")
 )
 
 // start puts a shard on its way to the disk, unless it is there or on the way, or was given up.
@@ -90,7 +90,8 @@ func newSave(s *segment, seq uint64, saved time.Time, m shm.Meta) *save {
 func (d *Daemon) launch(j *save) *save {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if o := d.latestLocked(j.meta.Save, j.meta.Shard); o != nil && (!o.gaveUp() || !j.second || o.second) {
+	o := d.latestLocked(j.meta.Save, j.meta.Shard)
+	if o != nil && (!o.aborted() || !j.secondAttempt || o.secondAttempt) {
 		return o
 	}
 	j.ctx, j.quit = context.WithCancelCause(d.ctx)
@@ -112,8 +113,8 @@ func (d *Daemon) latestLocked(id string, shard int) *save {
 	return nil
 }
 
-// gaveUp reports whether j is over and not on disk. The lock is held.
-func (j *save) gaveUp() bool { return j.phase == failed || j.phase == superseded }
+// aborted reports whether j is over and not on disk. The lock is held.
+func (j *save) aborted() bool { return j.phase == failed || j.phase == superseded }
 
 // drop ends a save that will not be complete any more. If the leader may have decided otherwise already, it has a while
 // to go on.
@@ -127,7 +128,7 @@ func (d *Daemon) drop(j *save, why error) {
 // trimLocked forgets the oldest saves that are over.
 func (d *Daemon) trimLocked() {
 	for i := 0; len(d.saves) > maxRemembered && i < len(d.saves); {
-		if d.saves[i].phase.over() {
+		if d.saves[i].phase.terminal() {
 			d.saves = append(d.saves[:i], d.saves[i+1:]...)
 			continue
 		}
@@ -138,14 +139,14 @@ func (d *Daemon) trimLocked() {
 // run takes one shard from memory to a committed step.
 func (d *Daemon) run(j *save) {
 	defer j.quit(nil)
-	defer j.letGo() // after finish has settled it
+	defer j.releaseSegment() // after finish has settled it
 	ctx, cancel := context.WithTimeoutCause(j.ctx, timeoutOf(j.meta),
 		fmt.Errorf("not committed within its save timeout of %s", timeoutOf(j.meta)))
 	defer cancel()
 	stop := d.progress(j)
 	defer stop()
 	if time.Since(j.saved) > lookFirst && d.outdated(j) { // an earlier daemon should have written it
-		d.giveUp(j, errOutdated)
+		d.abort(j, errOutdated)
 		d.finish(j, failed, errOutdated)
 		return
 	}
@@ -159,7 +160,7 @@ func (d *Daemon) run(j *save) {
 	err := d.flush(ctx, j)
 	if j.seg != nil && d.gone(ctx, j, err) {
 		j.entry, j.resumed = nil, false
-		j.letGo()
+		j.releaseSegment()
 		err = d.flush(ctx, j)
 	}
 	switch {
@@ -167,13 +168,13 @@ func (d *Daemon) run(j *save) {
 	case err == nil, errors.Is(err, coordinator.ErrCommitted), d.already(j):
 		d.finish(j, committed, nil)
 	case errors.Is(err, errSuperseded), errors.Is(err, commit.ErrSuperseded):
-		d.giveUp(j, err)
+		d.abort(j, err)
 		d.finish(j, superseded, err)
 	default:
 		if cause := context.Cause(ctx); cause != nil && ctx.Err() != nil {
 			err = fmt.Errorf("%w; last: %w", cause, err)
 		}
-		d.giveUp(j, err)
+		d.abort(j, err)
 		d.finish(j, failed, err)
 	}
 }
@@ -196,27 +197,27 @@ func (d *Daemon) flush(ctx context.Context, j *save) error {
 			return err
 		}
 		j.entry = &entry
-		d.settle(j)
+		d.markDurable(j)
 	}
 	d.setPhase(j, prepared)
 	defer d.watchStorage(j)()
 	return d.commit(ctx, j, *j.entry)
 }
 
-// settle records that the shard is prepared, and only then lets its segment go. A worker that had it before would find
-// a save that the disk still wants, take its place and say that the step is dropped, while we go on to commit it. A
-// segment without a record is kept until the save is over.
-func (d *Daemon) settle(j *save) {
+// markDurable records that the shard is prepared, and only then lets its segment go. A worker that had it before would
+// find a save that the disk still wants, take its place and say that the step is dropped, while we go on to commit it.
+// A segment without a record is kept until the save is over.
+func (d *Daemon) markDurable(j *save) {
 	if err := d.keepPrepared(j, *j.entry); err != nil {
 		d.log.Debug("a segment stays in use until its save is committed", "err", err)
 		return
 	}
-	j.seg.seg.Settle(j.seq)
-	j.letGo()
+	j.seg.seg.SetReleased(j.seq)
+	j.releaseSegment()
 }
 
-// letGo gives the segment back to its worker, if it is kept.
-func (j *save) letGo() {
+// releaseSegment gives the segment back to its worker, if it is kept.
+func (j *save) releaseSegment() {
 	if j.release != nil {
 		j.release()
 		j.release = nil
@@ -301,9 +302,9 @@ func saveOf(j *save) commit.Save {
 	return s
 }
 
-// giveUp tells the other shards that this save will not be complete, and removes what was written of ours. When the
+// abort tells the other shards that this save will not be complete, and removes what was written of ours. When the
 // leader may be past its intent, the files stay: recovery completes the save.
-func (d *Daemon) giveUp(j *save, cause error) {
+func (d *Daemon) abort(j *save, cause error) {
 	if errors.Is(cause, coordinator.ErrStalled) {
 		return
 	}
@@ -316,7 +317,7 @@ func (d *Daemon) giveUp(j *save, cause error) {
 		return
 	}
 	if _, err := bounded(ctx, func() (any, error) {
-		return nil, d.store.Abandon(saveOf(j), j.meta.Shard)
+		return nil, d.store.Abort(saveOf(j), j.meta.Shard)
 	}); err != nil {
 		d.log.Debug("clean up after a failed save", "step", j.meta.Step, "err", err)
 	}
@@ -337,12 +338,12 @@ func (d *Daemon) finish(j *save, to phase, err error) {
 			j.seg.seg.SetDurable(j.seq)
 		}
 	case superseded:
-		d.sayOnce(j, slog.LevelWarn, "a checkpoint was not written: a newer one came first", "err", err)
+		d.logOnce(j, slog.LevelWarn, "a checkpoint was not written: a newer one came first", "err", err)
 	case failed:
-		d.sayOnce(j, slog.LevelError, "a checkpoint was not committed", "err", err)
+		d.logOnce(j, slog.LevelError, "a checkpoint was not committed", "err", err)
 	}
 	if j.seg != nil {
-		j.seg.seg.Settle(j.seq)
+		j.seg.seg.SetReleased(j.seq)
 	}
 	d.dropPrepared(j)
 	d.mu.Lock()
@@ -366,12 +367,12 @@ func (d *Daemon) finish(j *save, to phase, err error) {
 	d.changedLocked()
 }
 
-// sayOnce says why a save was given up, in one line for all its shards on this node: the first to know tells the
+// logOnce says why a save was given up, in one line for all its shards on this node: the first to know tells the
 // others.
-func (d *Daemon) sayOnce(j *save, level slog.Level, text string, more ...any) {
+func (d *Daemon) logOnce(j *save, level slog.Level, text string, more ...any) {
 	d.mu.Lock()
-	said := slices.ContainsFunc(d.saves, func(o *save) bool { return o.meta.Save == j.meta.Save && o.said })
-	j.said = true
+	said := slices.ContainsFunc(d.saves, func(o *save) bool { return o.meta.Save == j.meta.Save && o.logged })
+	j.logged = true
 	d.mu.Unlock()
 	if said {
 		level = slog.LevelDebug

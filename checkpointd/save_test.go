@@ -114,11 +114,11 @@ func TestWhatWaitingDoesNotRepair(t *testing.T) {
 	for _, err := range []error{
 		fs.ErrPermission, syscall.EROFS, syscall.EISDIR, syscall.ENAMETOOLONG, commit.ErrSuperseded, commit.ErrBegun,
 	} {
-		require.True(t, hopeless(fmt.Errorf("write: %w", err)), "%v", err)
+		require.True(t, permanent(fmt.Errorf("write: %w", err)), "%v", err)
 	}
 	for _, err := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.ENODEV, syscall.ESTALE,
 		fs.ErrNotExist} {
-		require.False(t, hopeless(fmt.Errorf("write: %w", err)), "%v", err)
+		require.False(t, permanent(fmt.Errorf("write: %w", err)), "%v", err)
 	}
 }
 
@@ -130,9 +130,9 @@ func TestTheTroubleOfADirectoryIsToldOnce(t *testing.T) {
 	require.False(t, d.isNewTrouble(a, failed("/a/1", syscall.EIO), "two"), "another file, the same trouble")
 	require.True(t, d.isNewTrouble(b, failed("/b/0", syscall.EIO), "three"))
 	require.True(t, d.isNewTrouble(a, failed("/a/1", syscall.ENOSPC), "four"))
-	d.bookWorking(a)
+	d.clearTrouble(a)
 	require.Equal(t, "four", d.storageTrouble, "the other directory still has it")
-	d.bookWorking(b)
+	d.clearTrouble(b)
 	require.Empty(t, d.storageTrouble)
 	require.True(t, d.isNewTrouble(a, failed("/a/1", syscall.ENOSPC), "five"), "it is back")
 }
@@ -313,30 +313,30 @@ func TestHoldersOfWholeSavesComeFirst(t *testing.T) {
 func TestANodeThatIsAwayIsTriedEverMoreSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &peers{pending: map[origin]pendingCopy{{0, "/ckpt"}: {"s", time.Now(), map[int]bool{}}},
-			given: map[origin]pendingCopy{}, away: map[int]backoff{}, key: "1.0.0",
+			copied: map[origin]pendingCopy{}, unreachable: map[int]backoff{}, key: "1.0.0",
 			partners: []replica.Peer{{Node: 1}, {Node: 2}}}
 		away := errors.New("connection refused")
 		var pauses []time.Duration
 		for range 7 {
 			task, _ := p.next(time.Now())
 			require.Equal(t, 2, task.to[len(task.to)-1].Node, "who may keep us waiting comes last")
-			_, is := p.book(task, 2, away)
+			_, is := p.recordResult(task, 2, away)
 			require.True(t, is)
-			p.book(task, 1, away)
-			delete(p.away, 1)
-			pauses = append(pauses, p.away[2].pause)
+			p.recordResult(task, 1, away)
+			delete(p.unreachable, 1)
+			pauses = append(pauses, p.unreachable[2].pause)
 			task, _ = p.next(time.Now())
 			require.Equal(t, []replica.Peer{{Node: 1}}, task.to)
-			time.Sleep(p.away[2].pause)
+			time.Sleep(p.unreachable[2].pause)
 		}
 		ms := time.Millisecond
 		require.Equal(t, []time.Duration{250 * ms, 500 * ms, 1000 * ms, 2000 * ms, 4000 * ms, 8000 * ms, 8000 * ms},
 			pauses)
 		task, _ := p.next(time.Now())
-		was, is := p.book(task, 2, fmt.Errorf("%w: no memory", replica.ErrRefused))
+		was, is := p.recordResult(task, 2, fmt.Errorf("%w: no memory", replica.ErrRefused))
 		require.True(t, was)
 		require.False(t, is, "it answers, even though it does not want the copy")
-		p.book(task, 1, nil)
+		p.recordResult(task, 1, nil)
 		task, due := p.next(time.Now())
 		require.Empty(t, task.to)
 		require.Zero(t, due)

@@ -60,7 +60,7 @@ func (d *Daemon) scanLoop() {
 		select {
 		case <-d.scans:
 			d.scan()
-			d.dropHalves()
+			d.dropPartial()
 		case <-d.ctx.Done():
 			return
 		}

@@ -83,7 +83,7 @@ func (d *Daemon) serve(c net.Conn) {
 		s := &session{d: d}
 		s.answer(c)
 		if s.lead {
-			d.orphaned(s)
+			d.launcherDisconnected(s)
 		}
 	})
 }
@@ -164,7 +164,7 @@ func (s *session) do(ctx context.Context, r request) (reply, error) {
 	d := s.d
 	if r.Op == "lead" { // the end of a launcher is to be seen while storage does not answer
 		s.lead = true
-		d.led(s, r.Launcher)
+		d.launcherConnected(s, r.Launcher)
 		return nil, nil
 	}
 	select {
@@ -274,8 +274,8 @@ func (d *Daemon) verify(ctx context.Context, r request) (reply, error) {
 func (d *Daemon) loaded(r request) {
 	d.mu.Lock()
 	key := fmt.Sprint(d.world.Key(), r.Dir, r.Step, r.Source)
-	said := d.said[key]
-	d.said[key] = true
+	said := d.loggedLoads[key]
+	d.loggedLoads[key] = true
 	d.mu.Unlock()
 	if !said {
 		d.log.Info("checkpoint loaded", "step", r.Step, "from", r.Source, "dir", r.Dir)

@@ -53,7 +53,7 @@ func (d *Daemon) Status() Status {
 	defer d.mu.Unlock()
 	st.World, st.Trouble, st.Counters, st.Ranks = d.world, d.storageTrouble, d.count, d.agesLocked(st.Segments)
 	for _, j := range d.saves {
-		if !j.phase.over() {
+		if !j.phase.terminal() {
 			st.Saves = append(st.Saves, saveStatus{Step: j.meta.Step, Shard: j.meta.Shard, Phase: string(j.phase),
 				Bytes: j.bytes, Done: j.done, Since: j.begun})
 		}
@@ -86,8 +86,8 @@ func (d *Daemon) agesLocked(segs []SegmentStatus) []coordinator.Age {
 	return slices.SortedFunc(maps.Values(ranks), func(a, b coordinator.Age) int { return a.Rank - b.Rank })
 }
 
-// tellAges reports the ages to the master now and then.
-func (d *Daemon) tellAges() {
+// reportAges reports the ages to the master now and then.
+func (d *Daemon) reportAges() {
 	if d.cfg.Remote == nil {
 		return
 	}

@@ -58,20 +58,20 @@ func (d *Daemon) retry(ctx context.Context, j *save, step func() error) error {
 	for {
 		err := step()
 		if err == nil {
-			d.bookWorking(j)
+			d.clearTrouble(j)
 			return nil
 		}
-		if errors.Is(err, errSuperseded) || errors.Is(err, shm.ErrDamaged) || hopeless(err) || ctx.Err() != nil ||
+		if errors.Is(err, errSuperseded) || errors.Is(err, shm.ErrDamaged) || permanent(err) || ctx.Err() != nil ||
 			d.gone(ctx, j, err) {
 			return err
 		}
 		step, ok := d.overtaken(j)
 		if !ok {
-			d.bookTrouble(ctx, j, err)
+			d.recordTrouble(ctx, j, err)
 			step, ok = d.rest(ctx, j, pause.Next())
 		}
 		if ok {
-			d.bookWorking(j)
+			d.clearTrouble(j)
 			return fmt.Errorf("%w: step %d; %w", commit.ErrSuperseded, step, err)
 		}
 		if ctx.Err() != nil {
@@ -120,8 +120,8 @@ func (d *Daemon) overtaken(j *save) (step int64, ok bool) {
 	return m.Step, ok && m.Saved.After(j.saved) && (m.Epoch != j.meta.Epoch || m.Step > j.meta.Step)
 }
 
-// hopeless tells errors that waiting does not repair. A device that is gone may come back.
-func hopeless(err error) bool {
+// permanent tells errors that waiting does not repair. A device that is gone may come back.
+func permanent(err error) bool {
 	return slices.ContainsFunc([]error{
 		commit.ErrSuperseded, commit.ErrBegun, errLost, fsx.ErrNotRegular, fsx.ErrTooLong, fs.ErrPermission,
 		fs.ErrInvalid, syscall.EINVAL,
@@ -129,8 +129,8 @@ func hopeless(err error) bool {
 	}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// bookTrouble books a failed write, and makes room when the storage is full.
-func (d *Daemon) bookTrouble(ctx context.Context, j *save, err error) {
+// recordTrouble books a failed write, and makes room when the storage is full.
+func (d *Daemon) recordTrouble(ctx context.Context, j *save, err error) {
 	text := "storage: " + err.Error()
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		text = "storage is full: " + err.Error()
@@ -163,8 +163,8 @@ func (d *Daemon) isNewTrouble(j *save, err error, text string) bool {
 	return true
 }
 
-// bookWorking books that the storage of j does what it is told, or that nobody waits for it.
-func (d *Daemon) bookWorking(j *save) {
+// clearTrouble books that the storage of j does what it is told, or that nobody waits for it.
+func (d *Daemon) clearTrouble(j *save) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.troubles, j.meta.Dir)

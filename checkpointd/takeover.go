@@ -19,7 +19,7 @@ func (d *Daemon) takeOver() {
 		dirs[j.meta.Dir], epochs[j.meta.Epoch] = true, true
 	}
 	d.mu.Lock()
-	d.found = slices.Collect(maps.Keys(epochs))
+	d.foundEpochs = slices.Collect(maps.Keys(epochs))
 	d.mu.Unlock()
 	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
 		d.recoverDir(d.ctx, dir, resumed...)
@@ -50,7 +50,7 @@ func (d *Daemon) recoverDir(ctx context.Context, dir string, resumed ...*save) {
 			func(j *save) bool { return j.meta.Save == id && !d.begun(j) })
 	}
 	res, err := bounded(ctx, func() (commit.Recovered, error) {
-		defer d.turn(dir)()
+		defer d.lockDirectory(dir)()
 		return d.store.Recover(ctx, dir, live)
 	})
 	if err != nil {
@@ -78,5 +78,5 @@ func (d *Daemon) begun(j *save) bool {
 func (d *Daemon) working(id string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Save == id && !j.phase.over() })
+	return slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Save == id && !j.phase.terminal() })
 }

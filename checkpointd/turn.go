@@ -15,38 +15,38 @@ import (
 )
 
 const (
-	turnPatience = 30 * time.Second // for a worker that completes a save of its own, and may be stopped
-	turnLook     = 10 * time.Millisecond
+	dirLockTimeout = 30 * time.Second // for a worker that completes a save of its own, and may be stopped
+	dirLockPoll    = 10 * time.Millisecond
 )
 
-// turn waits until no other save of a directory is being completed on this node: each looks at what the trackers name,
-// and may then move them. A worker that writes a save by itself takes its turn, too.
-func (d *Daemon) turn(dir string) (done func()) {
+// lockDirectory waits until no other save of a directory is being completed on this node: each looks at what the
+// trackers name, and may then move them. A worker that writes a save by itself takes its turn, too.
+func (d *Daemon) lockDirectory(dir string) (done func()) {
 	d.mu.Lock()
-	if d.completing[dir] == nil {
-		d.completing[dir] = new(sync.Mutex)
+	if d.dirLocks[dir] == nil {
+		d.dirLocks[dir] = new(sync.Mutex)
 	}
-	turn := d.completing[dir]
+	lock := d.dirLocks[dir]
 	d.mu.Unlock()
-	turn.Lock()
-	f := d.turnOfWorkers(dir)
+	lock.Lock()
+	f := d.lockAgainstWorkers(dir)
 	return func() {
 		_ = f.Close() // nil has an error for it
-		turn.Unlock()
+		lock.Unlock()
 	}
 }
 
-// turnOfWorkers locks the file by which workers of this node (engine.py) wait for us and we for them. nil: it cannot be
-// had, and the worst is a tracker that goes back.
-func (d *Daemon) turnOfWorkers(dir string) *os.File {
+// lockAgainstWorkers locks the file by which workers of this node (engine.py) wait for us and we for them. nil: it
+// cannot be had, and the worst is a tracker that goes back.
+func (d *Daemon) lockAgainstWorkers(dir string) *os.File {
 	sum := sha256.Sum256([]byte(dir))
 	path := filepath.Join(d.cfg.Dir.Path(), "turn-"+hex.EncodeToString(sum[:8]))
 	f, err := openfile.Open(path, os.O_CREATE|os.O_RDWR, 0o600)
-	for begun := time.Now(); err == nil; time.Sleep(turnLook) {
+	for begun := time.Now(); err == nil; time.Sleep(dirLockPoll) {
 		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			return f
 		}
-		if (errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR)) && time.Since(begun) < turnPatience &&
+		if (errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR)) && time.Since(begun) < dirLockTimeout &&
 			d.ctx.Err() == nil {
 			err = nil
 		}

@@ -18,9 +18,9 @@ func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 	d.scan()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	_ = d.until(ctx, func() bool { return d.breaking == 0 && d.pendingLocked() == 0 }) // what is left is counted
+	_ = d.until(ctx, func() bool { return d.breakpoints == 0 && d.pendingLocked() == 0 }) // what is left is counted
 	d.mu.Lock()
-	left, lost := d.breaking+d.pendingLocked(), d.lostLocked()
+	left, lost := d.breakpoints+d.pendingLocked(), d.lostLocked()
 	undecided := slices.Collect(maps.Values(d.undecided))
 	d.mu.Unlock()
 	for _, h := range undecided {
@@ -37,12 +37,12 @@ func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 	return left
 }
 
-func (d *Daemon) pendingLocked() int { return len(d.flyingLocked("")) }
+func (d *Daemon) pendingLocked() int { return len(d.inFlightLocked("")) }
 
-// flyingLocked lists the saves of dir, "" for all, that are on their way to the disk.
-func (d *Daemon) flyingLocked(dir string) (out []*save) {
+// inFlightLocked lists the saves of dir, "" for all, that are on their way to the disk.
+func (d *Daemon) inFlightLocked(dir string) (out []*save) {
 	for _, j := range d.saves {
-		if !j.phase.over() && (dir == "" || j.meta.Dir == dir) {
+		if !j.phase.terminal() && (dir == "" || j.meta.Dir == dir) {
 			out = append(out, j)
 		}
 	}
@@ -63,7 +63,7 @@ func (d *Daemon) lostLocked() (lost []*save) {
 		}
 	}
 	for _, j := range newest {
-		half := errors.Is(j.err, errHalf) || errors.Is(j.err, errIncomplete) || errors.Is(j.err, errOutdated)
+		half := errors.Is(j.err, errPartial) || errors.Is(j.err, errIncomplete) || errors.Is(j.err, errOutdated)
 		if j.phase == failed && !half { // halves are of no use
 			lost = append(lost, j)
 		}
@@ -97,7 +97,7 @@ func (d *Daemon) wait(ctx context.Context, r request) (int64, error) {
 		switch {
 		case ph == committed:
 			return r.Step, nil
-		case ph.over():
+		case ph.terminal():
 			return 0, fmt.Errorf("step %d is not on disk: %w", r.Step, err)
 		case j == nil: // committed by another node, or by an earlier daemon
 			if step, ok := d.onDisk(r); ok {
@@ -108,12 +108,12 @@ func (d *Daemon) wait(ctx context.Context, r request) (int64, error) {
 		case <-news:
 		case <-time.After(pause.Next()):
 		case <-ctx.Done():
-			return 0, d.lateness(ctx)
+			return 0, d.timeoutError(ctx)
 		}
 	}
 }
 
-func (d *Daemon) lateness(ctx context.Context) error {
+func (d *Daemon) timeoutError(ctx context.Context) error {
 	err := context.Cause(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()

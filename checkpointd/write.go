@@ -45,7 +45,7 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (entry commi
 	for i, f := range j.meta.Files {
 		paths[i] = f.Path
 	}
-	if err := d.vanished(j.meta.Dir); err != nil {
+	if err := d.checkMounted(j.meta.Dir); err != nil {
 		return entry, err
 	}
 	tmps, err := d.store.Plan(s, j.meta.Shard, paths)
@@ -57,7 +57,7 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (entry commi
 			err = errors.Join(err, d.remove(tmps))
 		}
 	}()
-	d.standOn(j)
+	d.recordMount(j)
 	begin := time.Now()
 	for i, f := range j.meta.Files {
 		crc, err := d.writeFile(ctx, j, p, i, tmps[i])

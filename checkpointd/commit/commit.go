@@ -91,9 +91,9 @@ type Store struct {
 	FS    fsx.FS
 	Now   func() time.Time // on the clock that stamps files, more or less
 	Cache *Cache           // for who commits often; nil: manifests are read each time
-	// Aside is told of each interrupted commit, or removal, that was set aside because it can never be completed: where
-	// what is left of it is now, and why. nil: nobody is.
-	Aside func(path string, why error)
+	// OnDamaged is told of each interrupted commit, or removal, that was set aside because it can never be completed:
+	// where what is left of it is now, and why. nil: nobody is.
+	OnDamaged func(path string, why error)
 }
 
 // MetaDir is where manifests and markers are.

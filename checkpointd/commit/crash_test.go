@@ -121,7 +121,7 @@ var scenarios = map[string]func(*run) error{
 		if err := steps(newJob(r.store, s, 0).prepare(), newJob(r.store, s, 1).prepare()); err != nil {
 			return err
 		}
-		return steps(r.store.Abandon(s, 1), r.store.Abandon(s, 0), r.commit(saveOf(3, "0", 30, 2), 0, 1))
+		return steps(r.store.Abort(s, 1), r.store.Abort(s, 0), r.commit(saveOf(3, "0", 30, 2), 0, 1))
 	},
 	"two saves of a step at the same time": func(r *run) error {
 		first, second := saveOf(1, "0", 10, 1), saveOf(2, "1", 10, 1)

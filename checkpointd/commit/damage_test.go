@@ -62,7 +62,7 @@ func TestDamagedIntent(t *testing.T) {
 					damage(fs, intent, text)
 					left := fs.Tree()[intent]
 					var aside []string
-					store.Aside = func(path string, why error) {
+					store.OnDamaged = func(path string, why error) {
 						require.Error(t, why)
 						aside = append(aside, path)
 					}
@@ -129,7 +129,7 @@ func TestDamagedRemoval(t *testing.T) {
 	mustWrite(t, store, saveOf(1, "0", 10, 1))
 	fs.Put(MetaDir(dir)+"/5.gone", "")
 	var aside []string
-	store.Aside = func(path string, _ error) { aside = append(aside, path) }
+	store.OnDamaged = func(path string, _ error) { aside = append(aside, path) }
 	for range 2 {
 		_, err := store.Recover(context.Background(), dir, nil)
 		require.NoError(t, err)

@@ -231,8 +231,8 @@ func (t Store) setAside(d directory, path string, why error) error {
 	if err != nil {
 		return fmt.Errorf("set %s aside (%w): %w", path, why, err)
 	}
-	if t.Aside != nil {
-		t.Aside(to, why)
+	if t.OnDamaged != nil {
+		t.OnDamaged(to, why)
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func FuzzManifest(f *testing.F) {
 
 func stayInside(t *testing.T, m Manifest, b []byte) {
 	fs, store := modelStore()
-	store.Aside = nil
+	store.OnDamaged = nil
 	mustWrite(t, store, saveOf(99, "z", m.Step/2+1, 1))
 	for _, file := range m.Files {
 		fs.Put("/outside"+file.Path, "victim")

@@ -127,7 +127,8 @@ func modelStore() (*crashfs.FS, Store) {
 // storeOn has a clock that hardly moves, so that two recoveries of the same write the same.
 func storeOn(fs *crashfs.FS) Store {
 	aside := func(path string, why error) { panic(path + " is set aside: " + why.Error()) } // a crash damages nothing
-	return Store{FS: fs, Now: func() time.Time { return fs.Now().Truncate(time.Hour) }, Cache: new(Cache), Aside: aside}
+	now := func() time.Time { return fs.Now().Truncate(time.Hour) }
+	return Store{FS: fs, Now: now, Cache: new(Cache), OnDamaged: aside}
 }
 
 func itoa(n int64) string { return strconv.FormatInt(n, 10) }

@@ -40,7 +40,7 @@ func (t Store) Recover(ctx context.Context, dir string, live func(save string) b
 		}
 		err := ctx.Err()
 		if err == nil {
-			err = t.forward(d, m)
+			err = t.rollForward(d, m)
 		}
 		if err != nil && d.missing(d.intent(m.ID)) {
 			continue // another recovery was faster, or it is set aside
@@ -64,10 +64,10 @@ func (d directory) missing(file string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// forward completes a save whose intent can be seen. It makes the intent durable first: who wrote it may have died just
-// before, and half of its files without it would destroy the older save of the step. One that can never be completed is
-// set aside.
-func (t Store) forward(d directory, m Manifest) error {
+// rollForward completes a save whose intent can be seen. It makes the intent durable first: who wrote it may have died
+// just before, and half of its files without it would destroy the older save of the step. One that can never be
+// completed is set aside.
+func (t Store) rollForward(d directory, m Manifest) error {
 	if err := d.syncDirs([]string{d.intent(m.ID)}); err != nil {
 		return err
 	}

@@ -164,7 +164,7 @@ func (t Store) begin(d directory, m Manifest) error {
 	}
 	for _, other := range others {
 		if overlap(other, m) {
-			if err := t.forward(d, other); err != nil && !errors.Is(err, errAside) {
+			if err := t.rollForward(d, other); err != nil && !errors.Is(err, errAside) {
 				return fmt.Errorf("complete save %s, which has the same files: %w", other.ID, err)
 			}
 		}
@@ -423,16 +423,16 @@ func (d directory) track(trackers []Tracker) error {
 	return nil
 }
 
-// Abandon removes what a shard has left of a save that will not be committed. It fails with ErrBegun after the intent.
+// Abort removes what a shard has left of a save that will not be committed. It fails with ErrBegun after the intent.
 // Once a shard is prepared, only who knows that no intent is being written may call it.
-func (t Store) Abandon(s Save, shard int) error {
+func (t Store) Abort(s Save, shard int) error {
 	d, err := t.open(s, shard)
 	if err != nil {
 		return fmt.Errorf("abandon: %w", err)
 	}
 	err = d.notBegun(s.ID)
 	if err == nil {
-		err = d.abandon(s.ID, shard)
+		err = d.abort(s.ID, shard)
 	}
 	if err != nil {
 		return fmt.Errorf("abandon shard %d of save %s: %w", shard, s.ID, err)
@@ -440,8 +440,8 @@ func (t Store) Abandon(s Save, shard int) error {
 	return nil
 }
 
-// abandon removes the word that the shard is prepared, then its files, then the plan by which they are found.
-func (d directory) abandon(save string, shard int) error {
+// abort removes the word that the shard is prepared, then its files, then the plan by which they are found.
+func (d directory) abort(save string, shard int) error {
 	plan := d.marker(save, shard, "plan")
 	known, err := d.exists(plan)
 	if err != nil || !known {

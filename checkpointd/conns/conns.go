@@ -98,11 +98,11 @@ func (l *Listener) add(c *Conn) bool {
 			}
 			continue
 		}
-		l.say("too many connections of peers that have not proved who they are: the oldest are closed", oldest)
+		l.warn("too many connections of peers that have not proved who they are: the oldest are closed", oldest)
 		_ = oldest.closeLocked()
 	}
 	if l.open >= l.limits.Total {
-		l.say("too many connections: new ones are closed; a job of this size may need a higher ulimit -Hn", c)
+		l.warn("too many connections: new ones are closed; a job of this size may need a higher ulimit -Hn", c)
 		return false
 	}
 	l.open++
@@ -126,8 +126,8 @@ func (l *Listener) await(most time.Duration) bool {
 	return true
 }
 
-// say tells once that a limit was reached: whoever floods a listener must not flood the log.
-func (l *Listener) say(what string, c *Conn) {
+// warn tells once that a limit was reached: whoever floods a listener must not flood the log.
+func (l *Listener) warn(what string, c *Conn) {
 	if !l.said {
 		l.said = true
 		l.log.Warn(what+"; this is said once", "addr", l.Addr().String(), "open", l.open, "limit", l.limits.Total,

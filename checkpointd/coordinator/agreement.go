@@ -71,7 +71,7 @@ func (st *state) agreementFor(h agreeEvent, now time.Time) (*agreement, error) {
 		key:     h.Key, of: roundAndEpoch(h.Key),
 		absent: map[int]bool{}, held: map[int][]Holding{}, answers: map[int]agreeAnswer{},
 	}
-	st.takeAttendance(a)
+	st.applyParticipants(a)
 	return a, nil
 }
 
@@ -172,7 +172,7 @@ func plans(c choice) map[int]Plan {
 	return all
 }
 
-// Agreement is the answer to a node under the key; false as long as there is none.
+// agreeAnswer is the answer to a node under the key; false as long as there is none.
 func (st *state) Agreement(key string, node int) (agreeAnswer, bool) {
 	a := st.agreements[key]
 	if a == nil || !a.open {

@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// Attendance says that a node speaks, in agreements of a round (term.round) or of an epoch (term.round.epoch), under
+// Participation says that a node speaks, in agreements of a round (term.round) or of an epoch (term.round.epoch), under
 // these keys only: others do not wait for it. A node that is dead speaks under none. What it says all the same counts.
-type Attendance struct {
+type Participation struct {
 	Of   string   `json:"of"`
 	Node int      `json:"node"`
 	Keys []string `json:"keys"`
 }
 
-// roster is what is known of the nodes of a round or an epoch.
-type roster struct {
+// participants is what is known of the nodes of a round or an epoch.
+type participants struct {
 	barrier
 	keys map[int][]string
 }
 
-func (s Attendance) check() error {
+func (s Participation) check() error {
 	long := func(key string) bool { return len(key) > maxKey }
 	switch {
 	case s.Of == "" || long(s.Of) || slices.ContainsFunc(s.Keys, long):
@@ -35,13 +35,13 @@ func (s Attendance) check() error {
 	return nil
 }
 
-func (s Attendance) step(st *state, now time.Time) (topics []topic, _ error) {
-	r := st.rosters[s.Of]
+func (s Participation) step(st *state, now time.Time) (topics []topic, _ error) {
+	r := st.participants[s.Of]
 	if r == nil {
-		if err := evictFor(st, st.rosters); err != nil {
+		if err := evictFor(st, st.participants); err != nil {
 			return nil, err
 		}
-		r = &roster{barrier: barrier{open: true}, keys: map[int][]string{}}
+		r = &participants{barrier: barrier{open: true}, keys: map[int][]string{}}
 	}
 	more := keyBytes(s.Keys)
 	if old, again := r.keys[s.Node]; again {
@@ -52,7 +52,7 @@ func (s Attendance) step(st *state, now time.Time) (topics []topic, _ error) {
 	}
 	r.bytes += more
 	r.keys[s.Node], r.heard = s.Keys, now
-	st.rosters[s.Of] = r
+	st.participants[s.Of] = r
 	for key, a := range st.agreements {
 		if a.open || !slices.Contains(a.of[:], s.Of) {
 			continue
@@ -82,10 +82,10 @@ func (a *agreement) expect(node int, keys []string) {
 	a.absent[node] = true
 }
 
-// takeAttendance finds out who will not speak in a new agreement.
-func (st *state) takeAttendance(a *agreement) {
+// applyParticipants finds out who will not speak in a new agreement.
+func (st *state) applyParticipants(a *agreement) {
 	for _, of := range []string{a.of[1], a.of[0]} { // who is dead in the round does not speak in the epoch
-		if r := st.rosters[of]; r != nil {
+		if r := st.participants[of]; r != nil {
 			for node, keys := range r.keys {
 				a.expect(node, keys)
 			}

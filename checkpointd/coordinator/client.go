@@ -78,7 +78,7 @@ func (c *client) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
 	if err == nil && (r.Phase == Failed || r.Phase == Published) {
 		c.remember(replay{about: r.Save.ID, path: "reports", body: reportBody{r, true}})
 	}
-	return reply.Entries, saying(err, r)
+	return reply.Entries, withReport(err, r)
 }
 
 func (c *client) Agree(ctx context.Context, key string, node, nodes int, hs []Holding,
@@ -95,7 +95,7 @@ func (c *client) Agree(ctx context.Context, key string, node, nodes int, hs []Ho
 	return a.Plan, a.Found, nil
 }
 
-func (c *client) Attend(ctx context.Context, s Attendance) error {
+func (c *client) Announce(ctx context.Context, s Participation) error {
 	if err := c.call(ctx, "speaks", func() any { return s }, &struct{}{}); err != nil {
 		return fmt.Errorf("say what node %d agrees on (%s): %w", s.Node, s.Of, err)
 	}
@@ -187,7 +187,7 @@ func (c *client) send(ctx context.Context, path string, body, reply any) error {
 			return err
 		}
 	}
-	c.settle(term)
+	c.setTerm(term)
 	return err
 }
 
@@ -261,7 +261,7 @@ func (c *client) unknown(term string) []replay {
 	return slices.Clone(c.replays)
 }
 
-func (c *client) settle(term string) {
+func (c *client) setTerm(term string) {
 	if term == "" {
 		return
 	}

@@ -151,9 +151,9 @@ type Coordinator interface {
 	// key for every agreement, such as "word.term.round.epoch.more": nodes that are dead in the round are not waited
 	// for. An aborted save that is chosen may be written again.
 	Agree(ctx context.Context, key string, node, nodes int, hs []Holding, patience time.Duration) (Plan, bool, error)
-	// Attend says under which keys this node will call Agree, so that others do not wait for it under another.
+	// Announce says under which keys this node will call Agree, so that others do not wait for it under another.
 	// Coordinators of earlier releases do not know it; then their patience has to do.
-	Attend(ctx context.Context, s Attendance) error
+	Announce(ctx context.Context, s Participation) error
 	// Peers exchanges addresses and copies: it waits until all nodes (numbered from 0) are there, at most for patience
 	// from the first. Later calls return at once, with what is known by then; what a node says of itself replaces what
 	// it said before. The result is in order of nodes. A coordinator that has lost its memory may not know all of them.

@@ -42,7 +42,7 @@ func (c fileCoordinator) Agree(_ context.Context, _ string, node, _ int, hs []Ho
 	return p, ok, nil
 }
 
-func (c fileCoordinator) Attend(context.Context, Attendance) error { return nil }
+func (c fileCoordinator) Announce(context.Context, Participation) error { return nil }
 
 func (c fileCoordinator) Peers(_ context.Context, _ string, self Peer, _ int, _ time.Duration) ([]Peer, error) {
 	return []Peer{self}, nil
@@ -120,7 +120,7 @@ func (s stage) poll(ctx context.Context, look func() (*answer, error)) ([]commit
 			return a.entries, a.err
 		}
 		if !pause.Wait(ctx) {
-			return nil, saying(ended(ctx, err), s.r)
+			return nil, withReport(ended(ctx, err), s.r)
 		}
 	}
 }
@@ -137,7 +137,7 @@ func (s stage) lookPrepared() (*answer, error) {
 	case err != nil:
 		return nil, err
 	case seen.failed != none:
-		return s.giveUp(seen.failed, ErrAborted)
+		return s.abort(seen.failed, ErrAborted)
 	case len(seen.prepared) < s.r.Save.Shards:
 		return nil, nil
 	}
@@ -185,13 +185,13 @@ func (s stage) lookPlaced() (*answer, error) {
 	case len(seen.placed) == s.r.Save.Shards:
 		return &answer{}, nil
 	case seen.failed != none && !seen.placed[seen.failed]:
-		return s.giveUp(seen.failed, ErrStalled)
+		return s.abort(seen.failed, ErrStalled)
 	}
 	return nil, nil
 }
 
-// giveUp passes the failure of a shard on to everyone.
-func (s stage) giveUp(shard int, is error) (*answer, error) {
+// abort passes the failure of a shard on to everyone.
+func (s stage) abort(shard int, is error) (*answer, error) {
 	f, err := s.failure(marker(shard, "failed"))
 	if err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ func (h *Hub) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+base+"/reports", h.serve(h.reports))
 	mux.HandleFunc("POST "+base+"/agree", h.serve(h.agree))
-	mux.HandleFunc("POST "+base+"/speaks", h.serve(h.attend))
+	mux.HandleFunc("POST "+base+"/speaks", h.serve(h.announce))
 	mux.HandleFunc("POST "+base+"/peers", h.serve(h.peers))
 	mux.HandleFunc("POST "+base+"/ages", h.serve(h.ages))
 	mux.HandleFunc("GET "+base, h.serve(h.describe))
@@ -111,7 +111,7 @@ func (h *Hub) reports(ctx context.Context, run string, body []byte) (any, error)
 	case err != nil:
 		return nil, err
 	case b.NoWait:
-		return reportReply{}, r.tell(reportEvent{b.Report})
+		return reportReply{}, r.apply(reportEvent{b.Report})
 	}
 	es, err := r.post(ctx, b.Report)
 	return reportReply{es}, err
@@ -123,17 +123,17 @@ func (h *Hub) agree(ctx context.Context, run string, body []byte) (any, error) {
 	case err != nil:
 		return nil, err
 	case b.NoWait:
-		return agreeAnswer{}, r.tell(b.agreeEvent)
+		return agreeAnswer{}, r.apply(b.agreeEvent)
 	}
 	return r.agree(ctx, b.agreeEvent)
 }
 
-func (h *Hub) attend(_ context.Context, run string, body []byte) (any, error) {
-	r, b, err := open(h, run, body, func(b Attendance) event { return b })
+func (h *Hub) announce(_ context.Context, run string, body []byte) (any, error) {
+	r, b, err := open(h, run, body, func(b Participation) event { return b })
 	if err != nil {
 		return nil, err
 	}
-	return struct{}{}, r.tell(b)
+	return struct{}{}, r.apply(b)
 }
 
 func (h *Hub) peers(ctx context.Context, run string, body []byte) (any, error) {
@@ -145,7 +145,7 @@ func (h *Hub) peers(ctx context.Context, run string, body []byte) (any, error) {
 		b.Self.Switch = h.switchOf(host)
 	}
 	if b.NoWait {
-		return peersReply{}, r.tell(b.peersEvent)
+		return peersReply{}, r.apply(b.peersEvent)
 	}
 	return r.peers(ctx, b.peersEvent)
 }
@@ -155,7 +155,7 @@ func (h *Hub) ages(_ context.Context, run string, body []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return struct{}{}, r.tell(b)
+	return struct{}{}, r.apply(b)
 }
 
 func (h *Hub) describe(_ context.Context, run string, _ []byte) (any, error) {

@@ -52,12 +52,12 @@ const lostGrace = time.Second
 func (h *Hub) Lost(run string, term uint64, round, node int) {
 	time.AfterFunc(lostGrace, func() {
 		if r, err := h.run(run); err == nil {
-			_ = r.tell(Attendance{Of: fmt.Sprintf("%d.%d", term, round), Node: node}) // else patience does it
+			_ = r.apply(Participation{Of: fmt.Sprintf("%d.%d", term, round), Node: node}) // else patience does it
 		}
 	})
 }
 
-// Summary describes a run; an unknown one is empty.
+// summary describes a run; an unknown one is empty.
 func (h *Hub) Summary(run string) summary {
 	if r := h.runs.Get(run); r != nil {
 		return r.summary()

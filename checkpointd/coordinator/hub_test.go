@@ -410,7 +410,7 @@ func TestNewHubLearnsWhoDoesNotSpeak(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
 		a, b := w.client(), w.client()
-		require.NoError(t, b.Attend(t.Context(), Attendance{Of: "7.2.0", Node: 1}))
+		require.NoError(t, b.Announce(t.Context(), Participation{Of: "7.2.0", Node: 1}))
 		w.restart(time.Second)
 		require.NoError(t, b.Ages(t.Context(), 1, nil))
 		begin := time.Now()
@@ -426,7 +426,7 @@ func says(t *testing.T, h *Hub, of string, node int, keys ...string) {
 	t.Helper()
 	w := &wire{}
 	w.serve(h)
-	require.NoError(t, w.client().Attend(t.Context(), Attendance{of, node, keys}))
+	require.NoError(t, w.client().Announce(t.Context(), Participation{of, node, keys}))
 }
 
 // The dead of a round are not waited for, whether the hub hears of them before, meanwhile or never.

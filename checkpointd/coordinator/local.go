@@ -23,13 +23,13 @@ func (c *local) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
 	for {
 		es, err := c.run.post(ctx, r)
 		if !errors.Is(err, errPending) {
-			return es, saying(err, r)
+			return es, withReport(err, r)
 		}
 	}
 }
 
-// saying adds to an error of a context what was waited for.
-func saying(err error, r Report) error {
+// withReport adds to an error of a context what was waited for.
+func withReport(err error, r Report) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("waiting for the other shards of save %s of step %d, %s here: %w", r.Save.ID, r.Save.Step,
 			r.Phase, err)
@@ -45,12 +45,12 @@ func (c *local) Agree(_ context.Context, _ string, _, _ int, hs []Holding, _ tim
 	return p, ok, nil
 }
 
-func (c *local) Attend(context.Context, Attendance) error { return nil }
+func (c *local) Announce(context.Context, Participation) error { return nil }
 
 func (c *local) Peers(_ context.Context, _ string, self Peer, _ int, _ time.Duration) ([]Peer, error) {
 	return []Peer{self}, nil
 }
 
 func (c *local) Ages(_ context.Context, node int, ages []Age) error {
-	return c.run.tell(agesEvent{node, ages})
+	return c.run.apply(agesEvent{node, ages})
 }

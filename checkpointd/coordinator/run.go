@@ -98,8 +98,8 @@ func (r *run) leave(t topic, w *waiters) {
 	}
 }
 
-// tell steps ev in and waits for nothing.
-func (r *run) tell(ev event) error {
+// apply steps ev in and waits for nothing.
+func (r *run) apply(ev event) error {
 	r.Lock()
 	defer r.Unlock()
 	return r.stepLocked(ev)
@@ -142,7 +142,7 @@ func (r *run) summary() summary {
 	return r.state.Summary()
 }
 
-// Tick implements runhost.Machine.
+// tick implements runhost.Machine.
 func (r *run) Tick(time.Time) { _ = r.stepLocked(tick{}) } // never refused
 
 // Idle implements runhost.Machine.

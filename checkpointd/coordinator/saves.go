@@ -95,17 +95,17 @@ func (st *state) find(id Save) (*save, error) {
 		}
 		return s, nil
 	}
-	flying := 0
+	inFlight := 0
 	for _, s := range st.saves {
 		if !s.over() {
-			flying++
+			inFlight++
 		}
 	}
-	if flying >= maxSaves {
+	if inFlight >= maxSaves {
 		return nil, fmt.Errorf("%w: %d saves are in flight already; save %s has to wait for one of them", ErrLimit,
-			flying, id.ID)
+			inFlight, id.ID)
 	}
-	if len(st.saves)-flying >= 4*maxSaves {
+	if len(st.saves)-inFlight >= 4*maxSaves {
 		st.dropOldestOver()
 	}
 	return &save{Save: id, entries: map[int]commit.Entry{}, placed: newSet(id.Shards), failures: map[int]string{}}, nil

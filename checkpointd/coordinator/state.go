@@ -13,19 +13,19 @@ import (
 //
 // A state keeps the slices that it is given and hands out its own: neither may be modified.
 type state struct {
-	saves      map[string]*save
-	agreements map[string]*agreement
-	exchanges  map[string]*exchange
-	ages       map[int]age
-	rosters    map[string]*roster // by round or epoch
-	bytes      int64              // of entries, holdings and peers
-	swept      time.Time
+	saves        map[string]*save
+	agreements   map[string]*agreement
+	exchanges    map[string]*exchange
+	ages         map[int]age
+	participants map[string]*participants // by round or epoch
+	bytes        int64                    // of entries, holdings and peers
+	swept        time.Time
 }
 
 // newState returns a state that knows nothing.
 func newState() *state {
 	return &state{saves: map[string]*save{}, agreements: map[string]*agreement{}, exchanges: map[string]*exchange{},
-		ages: map[int]age{}, rosters: map[string]*roster{}}
+		ages: map[int]age{}, participants: map[string]*participants{}}
 }
 
 // topic is something that waiting nodes want to know.
@@ -47,7 +47,7 @@ const (
 	peersKnown
 )
 
-// event is what Step takes: reportEvent, agreeEvent, peersEvent, agesEvent, Attendance or tick.
+// event is what Step takes: reportEvent, agreeEvent, peersEvent, agesEvent, Participation or tick.
 type event interface {
 	check() error
 	step(st *state, now time.Time) ([]topic, error)
@@ -92,12 +92,12 @@ func (st *state) sweep(now time.Time) {
 	}
 	forget(st, st.agreements, old)
 	forget(st, st.exchanges, old)
-	forget(st, st.rosters, old)
+	forget(st, st.participants, old)
 }
 
 // Empty reports whether there is nothing to remember.
 func (st *state) Empty() bool {
-	return len(st.saves)+len(st.agreements)+len(st.exchanges)+len(st.ages)+len(st.rosters) == 0
+	return len(st.saves)+len(st.agreements)+len(st.exchanges)+len(st.ages)+len(st.participants) == 0
 }
 
 // reserve takes n bytes more (or fewer) from the run's budget.

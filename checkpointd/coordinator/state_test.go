@@ -25,7 +25,7 @@ func TestStateForgetsTheSilent(t *testing.T) {
 	step(0, agreeEvent{Key: "k", Nodes: 2, Holdings: []Holding{holding("a", 1, 1, 0, 1)}, Patience: time.Hour})
 	step(0, peersEvent{Key: "k", Nodes: 2})
 	step(0, agesEvent{0, []Age{{Rank: 1}}})
-	step(0, Attendance{"7.1", 3, []string{"k"}})
+	step(0, Participation{"7.1", 3, []string{"k"}})
 	require.Positive(t, st.bytes)
 	step(forgetAfter-time.Second, reportEvent{report(s, Prepared, 1)}) // its daemon still waits
 	step(forgetAfter+sweepEvery, tick{})
@@ -33,7 +33,7 @@ func TestStateForgetsTheSilent(t *testing.T) {
 	require.Empty(t, st.agreements)
 	require.Len(t, st.exchanges, 1, "when there last were ages it was")
 	require.Empty(t, st.ages)
-	require.Empty(t, st.rosters)
+	require.Empty(t, st.participants)
 	step(2*forgetAfter+sweepEvery, tick{})
 	require.True(t, st.Empty())
 	require.Zero(t, st.bytes)
@@ -83,13 +83,13 @@ func TestStateForgetsOldRounds(t *testing.T) {
 	st := newState()
 	for i := range 2 * maxKeys {
 		for range 2 {
-			_, err := st.Step(start.Add(time.Duration(i)), Attendance{Of: fmt.Sprint("7.", i), Node: 1})
+			_, err := st.Step(start.Add(time.Duration(i)), Participation{Of: fmt.Sprint("7.", i), Node: 1})
 			require.NoError(t, err)
 		}
 	}
-	require.Equal(t, maxKeys, len(st.rosters))
-	require.Contains(t, st.rosters, fmt.Sprint("7.", 2*maxKeys-1))
-	require.NotContains(t, st.rosters, "7.0")
+	require.Equal(t, maxKeys, len(st.participants))
+	require.Contains(t, st.participants, fmt.Sprint("7.", 2*maxKeys-1))
+	require.NotContains(t, st.participants, "7.0")
 	require.EqualValues(t, maxKeys*64, st.bytes)
 }
 

@@ -52,7 +52,7 @@ type saveStatus struct {
 	Heard    time.Time `json:"heard"` // when a node last spoke of it
 }
 
-// Summary describes the run as it is.
+// summary describes the run as it is.
 func (st *state) Summary() summary {
 	sum := summary{Saves: make([]saveStatus, 0, len(st.saves)), Ages: make([]Age, 0, len(st.ages))}
 	for _, s := range st.saves {

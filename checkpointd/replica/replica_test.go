@@ -65,7 +65,7 @@ func requireCopy(t *testing.T, want, got *shm.Pinned) {
 	require.True(t, bytes.Equal(want.Used()[headerSize:], got.Used()[headerSize:]))
 	require.Equal(t, want.Meta, got.Meta)
 	h := want.Header
-	h.Disk, h.Settled, h.Durable = false, h.Seq, 0
+	h.Disk, h.Released, h.Durable = false, h.Seq, 0
 	require.Equal(t, h, got.Header)
 }
 
@@ -282,7 +282,7 @@ func TestPushInPlace(t *testing.T) {
 		got, err := partner.Copy(3, p.Meta.Save)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(p.Used()[headerSize:], got.Used()[headerSize:]))
-		require.Equal(t, []any{p.Meta, got.Header.Seq}, []any{got.Meta, got.Header.Settled})
+		require.Equal(t, []any{p.Meta, got.Header.Seq}, []any{got.Meta, got.Header.Released})
 		require.Equal(t, tc.reused, partner.reused, "after push %d", i)
 		got.Release()
 		require.Len(t, partner.files(t), min(i+1, 2))

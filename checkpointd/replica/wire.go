@@ -120,7 +120,7 @@ func (o offer) write(w io.Writer, m message) error {
 // copy, and the disk never waits for a copy.
 func (o offer) head() shm.Header {
 	h := o.header
-	h.State, h.Disk, h.Settled, h.Durable = shm.Complete, false, h.Seq, 0
+	h.State, h.Disk, h.Released, h.Durable = shm.Complete, false, h.Seq, 0
 	return h
 }
 

@@ -261,7 +261,7 @@ func FuzzReadOffer(f *testing.F) {
 		h, err := shm.ParseHeader(o.head().Append(nil))
 		require.NoError(t, err)
 		require.False(t, h.Disk)
-		require.Equal(t, h.Seq, h.Settled)
+		require.Equal(t, h.Seq, h.Released)
 		require.LessOrEqual(t, h.MetaOff+h.MetaLen, size)
 	})
 }

@@ -14,7 +14,7 @@ const (
 	offState     = 16
 	offSeq       = 24
 	offSaved     = 40
-	offSettled   = 112
+	offReleased  = 112
 	offDurable   = 120
 	offHeaderCRC = 128
 	headerUsed   = 136 // bytes of the header that have a meaning, in whole words
@@ -58,7 +58,7 @@ type Header struct {
 	FixCount int64
 	ImageOff int64
 	ImageLen int64
-	Settled  uint64 // the seq up to which the disk needs nothing more from this file
+	Released uint64 // the seq up to which the disk needs nothing more from this file
 	Durable  uint64 // the seq whose save is committed
 }
 
@@ -81,7 +81,7 @@ func ParseHeader(b []byte) (Header, error) {
 		Saved: time.Unix(0, i64(offSaved)), Disk: le.Uint64(b[48:])&flagDisk != 0,
 		MetaOff: i64(56), MetaLen: i64(64), MetaCRC: le.Uint32(b[72:]),
 		FixOff: i64(80), FixCount: i64(88), ImageOff: i64(96), ImageLen: i64(104),
-		Settled: le.Uint64(b[offSettled:]), Durable: le.Uint64(b[offDurable:]),
+		Released: le.Uint64(b[offReleased:]), Durable: le.Uint64(b[offDurable:]),
 	}
 	if h.State > Complete {
 		return Header{}, fmt.Errorf("%w: unknown state %d", ErrDamaged, h.State)
@@ -107,7 +107,7 @@ func (h Header) Append(b []byte) []byte {
 	b = le.AppendUint32(b, headerSize)
 	for _, v := range []uint64{
 		uint64(h.State), h.Seq, uint64(h.Step), uint64(h.Saved.UnixNano()), flags, uint64(h.MetaOff), uint64(h.MetaLen),
-		uint64(h.MetaCRC), uint64(h.FixOff), uint64(h.FixCount), uint64(h.ImageOff), uint64(h.ImageLen), h.Settled,
+		uint64(h.MetaCRC), uint64(h.FixOff), uint64(h.FixCount), uint64(h.ImageOff), uint64(h.ImageLen), h.Released,
 		h.Durable,
 	} {
 		b = le.AppendUint64(b, v)
@@ -123,7 +123,7 @@ func (h *Header) SetMeta(off int64, meta []byte) {
 
 // headerCRC leaves out the fields that change after the save is complete.
 func headerCRC(b []byte) uint32 {
-	return crc32.Update(crc32.ChecksumIEEE(b[:offState]), crc32.IEEETable, b[offSeq:offSettled])
+	return crc32.Update(crc32.ChecksumIEEE(b[:offState]), crc32.IEEETable, b[offSeq:offReleased])
 }
 
 // used is where the used part of the file ends.

@@ -148,13 +148,13 @@ func (in *Incoming) Publish(h Header) (*Segment, error) {
 	if in.tmp == "" {
 		h.Seq = in.seq
 	}
-	h.State, h.Settled = Complete, h.Seq // the disk never waits for a copy
+	h.State, h.Released = Complete, h.Seq // the disk never waits for a copy
 	if err := in.publish(h); err != nil {
 		return nil, s.failed("publish", err)
 	}
 	in.over = true
 	s.mapped = max(s.mapped, in.size)
-	return s, s.giveBackLocked()
+	return s, s.returnLocked()
 }
 
 func (in *Incoming) publish(h Header) error {
@@ -182,8 +182,8 @@ func (in *Incoming) publish(h Header) error {
 	})
 }
 
-// giveBackLocked ends what Reuse began.
-func (s *Segment) giveBackLocked() error {
+// returnLocked ends what Reuse began.
+func (s *Segment) returnLocked() error {
 	if !s.taken {
 		return nil
 	}
@@ -201,7 +201,7 @@ func (in *Incoming) Abort() {
 	if in.tmp == "" {
 		in.s.mu.Lock()
 		defer in.s.mu.Unlock()
-		_ = in.s.giveBackLocked() // cannot fail on a valid descriptor
+		_ = in.s.returnLocked() // cannot fail on a valid descriptor
 		return
 	}
 	_ = in.s.Close()

@@ -32,12 +32,12 @@ func lockOwner(dir string) (*os.File, error) {
 		}
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil && sameFile(f, path) {
-			sign(f)
+			writeOwner(f)
 			return f, nil
 		}
 		state := unknown
 		if err != nil && unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) != nil { // else it was only looked at, shared
-			state = signer(f)
+			state = readOwner(f)
 		}
 		_ = f.Close()
 		switch {
@@ -59,8 +59,8 @@ func sameFile(f *os.File, path string) bool {
 	return errA == nil && errB == nil && os.SameFile(a, b)
 }
 
-// sign writes into the lock file who has the lock, for signer, and when, for Age. It is only a hint.
-func sign(f *os.File) {
+// writeOwner writes into the lock file who has the lock, for signer, and when, for Age. It is only a hint.
+func writeOwner(f *os.File) {
 	_ = f.Truncate(0)
 	_, _ = f.WriteAt(fmt.Appendf(nil, "%d %s\n", os.Getpid(), pidNamespace()), 0)
 }
@@ -73,9 +73,9 @@ const (
 	dying
 )
 
-// signer looks at the process that has signed the lock file and holds the lock. One that was killed a moment ago may
+// readOwner looks at the process that has signed the lock file and holds the lock. One that was killed a moment ago may
 // still hold it.
-func signer(f *os.File) ownerState {
+func readOwner(f *os.File) ownerState {
 	b := make([]byte, 64)
 	n, _ := f.ReadAt(b, 0)
 	var pid int

@@ -15,7 +15,7 @@ func goodHeader() Header {
 	return Header{
 		State: Complete, Seq: 3, Step: 20, Saved: time.Unix(0,
 			1700000000123456789), Disk: true, MetaOff: 20480, MetaLen: 700,
-		MetaCRC: 0xdeadbeef, FixOff: 16384, FixCount: 2, ImageOff: 4096, ImageLen: 8192, Settled: 2, Durable: 1,
+		MetaCRC: 0xdeadbeef, FixOff: 16384, FixCount: 2, ImageOff: 4096, ImageLen: 8192, Released: 2, Durable: 1,
 	}
 }
 
@@ -34,11 +34,11 @@ func TestHeader(t *testing.T) {
 	})
 	t.Run("later marks of the daemon leave the checksum alone", func(t *testing.T) {
 		b := goodHeader().Append(nil)
-		binary.LittleEndian.PutUint64(b[offSettled:], 9)
+		binary.LittleEndian.PutUint64(b[offReleased:], 9)
 		binary.LittleEndian.PutUint64(b[offDurable:], 8)
 		h, err := ParseHeader(b)
 		require.NoError(t, err)
-		require.Equal(t, []uint64{9, 8}, []uint64{h.Settled, h.Durable})
+		require.Equal(t, []uint64{9, 8}, []uint64{h.Released, h.Durable})
 	})
 	t.Run("a save in progress has no checksum yet", func(t *testing.T) {
 		b := goodHeader().Append(nil)

@@ -51,7 +51,7 @@ func requireSave(t testing.TB, seg *shm.Segment, seq uint64, s shmtest.Save) {
 	p, err := seg.Pin()
 	require.NoError(t, err)
 	defer p.Release()
-	require.Equal(t, []any{seq, seq, s.Meta.Step}, []any{p.Header.Seq, p.Header.Settled, p.Meta.Step})
+	require.Equal(t, []any{seq, seq, s.Meta.Step}, []any{p.Header.Seq, p.Header.Released, p.Meta.Step})
 	require.Equal(t, s.Files[0].Data, p.File(0))
 }
 

@@ -128,8 +128,9 @@ func littleEndian(v uint64) uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// Settle tells the writer that the disk needs nothing more of the saves up to seq in this file. It never goes back.
-func (s *Segment) Settle(seq uint64) { s.raise(offSettled, seq) }
+// SetReleased tells the writer that the disk needs nothing more of the saves up to seq in this file. It never goes
+// back.
+func (s *Segment) SetReleased(seq uint64) { s.raise(offReleased, seq) }
 
 // SetDurable says that the save seq in this file is committed. It never goes back.
 func (s *Segment) SetDurable(seq uint64) { s.raise(offDurable, seq) }

@@ -41,12 +41,12 @@ func TestPin(t *testing.T) {
 	h, err := seg.Header()
 	require.NoError(t, err)
 	require.Equal(t, p.Header, h)
-	seg.Settle(4)
-	seg.Settle(3)
+	seg.SetReleased(4)
+	seg.SetReleased(3)
 	seg.SetDurable(2)
 	h, err = seg.Header()
 	require.NoError(t, err)
-	require.Equal(t, []uint64{4, 2}, []uint64{h.Settled, h.Durable})
+	require.Equal(t, []uint64{4, 2}, []uint64{h.Released, h.Durable})
 
 	again, err := seg.Pin()
 	require.NoError(t, err)
@@ -59,7 +59,7 @@ func TestPin(t *testing.T) {
 	again.Release()
 	_, err = seg.Header()
 	require.ErrorIs(t, err, shm.ErrClosed)
-	seg.Settle(9)
+	seg.SetReleased(9)
 	require.NoError(t, seg.Close())
 }
 
@@ -141,7 +141,7 @@ func TestFileThatShrinks(t *testing.T) {
 	require.ErrorIs(t, err, shm.ErrDamaged)
 	_, err = seg.Pin()
 	require.ErrorIs(t, err, shm.ErrDamaged)
-	seg.Settle(1)
+	seg.SetReleased(1)
 }
 
 func TestReplaced(t *testing.T) {

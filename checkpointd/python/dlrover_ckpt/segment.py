@@ -58,13 +58,13 @@ class Header(NamedTuple):
     fix_count: int
     image_off: int
     image_len: int
-    settled: int
+    released: int
     durable: int
 
     @property
     def pending(self) -> bool:
         """Whether the disk still wants it."""
-        return self.state == COMPLETE and self.disk and self.settled < self.seq
+        return self.state == COMPLETE and self.disk and self.released < self.seq
 
 
 def parse_header(b: Any) -> Header:

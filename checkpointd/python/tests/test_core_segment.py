@@ -57,7 +57,7 @@ class Format(Case):
         b = self.buffer()
         self.save(b)
         b.take(b.make(1 << 17, b.seq()), 1 << 17)
-        self.assertEqual((b.header().seq, b.header().settled, b.capacity), (1, 1, 1 << 17))
+        self.assertEqual((b.header().seq, b.header().released, b.capacity), (1, 1, 1 << 17))
         self.assertEqual(self.save(b), 2)
 
     def test_damage_is_found(self):
