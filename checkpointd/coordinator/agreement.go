@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// agreeEvent is what a node holds in memory, for an agreement. Answer is set by a node that repeats it to a coordinator
-// without memory although an earlier one has answered: that answer then holds for the others too.
+// agreeEvent is a node's holdings in memory, for an agreement. Answer is set when a node repeats its request to a
+// coordinator without memory after an earlier one has answered: that answer then holds for the other nodes too.
 type agreeEvent struct {
 	Key      string        `json:"key"`
 	Node     int           `json:"node"`
@@ -23,15 +23,15 @@ type agreeAnswer struct {
 	Found bool `json:"found"`
 }
 
-// agreement collects what nodes hold until all have spoken that will, or patience is over. Then the answer is frozen:
-// whoever asks later, or again, gets the same one, whatever it holds.
+// agreement collects holdings until all nodes that take part have sent theirs, or patience is over. Then the answer is
+// frozen: later requests get the same one, regardless of their holdings.
 type agreement struct {
 	barrier
 	key     string
-	of      [2]string           // its round and its epoch; see Speaks
-	absent  map[int]bool        // nodes that will not speak
-	held    map[int][]Holding   // until the answer is there
-	answers map[int]agreeAnswer // what nodes say that an earlier coordinator has answered
+	of      [2]string           // its round and its epoch; see Participation
+	absent  map[int]bool        // nodes that take no part
+	held    map[int][]Holding   // until the agreement is open
+	answers map[int]agreeAnswer // answers of an earlier coordinator, by node
 	choice  choice
 	found   bool
 	plans   map[int]Plan // of the writers
@@ -75,7 +75,7 @@ func (st *state) agreementFor(h agreeEvent, now time.Time) (*agreement, error) {
 	return a, nil
 }
 
-// hold books what a node holds. One that was thought absent is not.
+// hold records the holdings of a node, which takes part from now on.
 func (st *state) hold(a *agreement, h agreeEvent) error {
 	more := holdingBytes(h.Holdings)
 	if old, ok := a.held[h.Node]; ok {
@@ -93,10 +93,10 @@ func (st *state) hold(a *agreement, h agreeEvent) error {
 	return nil
 }
 
-// complete reports whether everybody has spoken who will.
+// complete reports whether all nodes that take part have sent their holdings.
 func (a *agreement) complete() bool { return len(a.held)+len(a.absent) >= a.nodes }
 
-// holdingBytes estimates the memory of what one node holds.
+// holdingBytes estimates the memory of one node's holdings.
 func holdingBytes(hs []Holding) int64 {
 	n := int64(128)
 	for _, h := range hs {
@@ -117,13 +117,13 @@ func (st *state) agree(a *agreement) {
 	st.bytes -= a.bytes
 	a.plans = plans(a.choice)
 	a.bytes = int64(48*len(a.choice.Writers) + 160*len(a.plans))
-	st.bytes += a.bytes // less than what was held
+	st.bytes += a.bytes // less than the holdings took
 	if a.found {
 		st.reopen(a.choice.Save)
 	}
 }
 
-// reopen forgets that a save was given up: it will be written once more.
+// reopen forgets that a save was aborted: it will be written once more.
 func (st *state) reopen(id string) {
 	if s := st.saves[id]; s != nil && s.aborted() {
 		st.dropSave(id)

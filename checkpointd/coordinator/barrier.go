@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// barrier is what agreements and exchanges have in common: nodes that wait for each other. It opens when all are there,
-// or at due, which the first to come has set, and does not close again. It is forgotten when nobody has asked for
-// forgetAfter, or, once it is open, when maxKeys others are newer.
+// barrier is the common part of agreements and exchanges: nodes that wait for each other. It opens when all are there,
+// or at due, which the first request sets, and does not close again. It is forgotten after forgetAfter without
+// requests, or, once it is open, when maxKeys others are newer.
 type barrier struct {
 	nodes int       // that are waited for
 	due   time.Time // when patience is over
-	heard time.Time // when somebody last asked
+	heard time.Time // time of the last request
 	bytes int64     // its part of state.bytes
-	open  bool      // the answer is there
+	open  bool      // the answer is known
 }
 
 func checkBarrier(key string, node, nodes int, patience time.Duration) error {
@@ -33,7 +33,7 @@ func checkBarrier(key string, node, nodes int, patience time.Duration) error {
 
 func (b *barrier) asBarrier() *barrier { return b }
 
-// arrive books that somebody is there.
+// arrive records a request.
 func (b *barrier) arrive(key string, nodes int, now time.Time) error {
 	if b.nodes != nodes {
 		return fmt.Errorf("%w: %q is for %d nodes, not for %d", errBadRequest, key, b.nodes, nodes)
@@ -42,7 +42,7 @@ func (b *barrier) arrive(key string, nodes int, now time.Time) error {
 	return nil
 }
 
-// evictFor makes sure that one more key can be remembered, at the cost of the oldest that is answered.
+// evictFor makes room for one more key, at the cost of the oldest that is open.
 func evictFor[M interface{ asBarrier() *barrier }](st *state, all map[string]M) error {
 	if len(all) < maxKeys {
 		return nil
@@ -62,7 +62,7 @@ func evictFor[M interface{ asBarrier() *barrier }](st *state, all map[string]M) 
 	return nil
 }
 
-// Next is when patience runs out next; zero if nobody waits. Step in a tick then.
+// Next returns the time when patience runs out next; zero if no node waits. Step in a tick then.
 func (st *state) Next() time.Time { return soonest(st.exchanges, soonest(st.agreements, time.Time{})) }
 
 func soonest[M interface{ asBarrier() *barrier }](all map[string]M, next time.Time) time.Time {
@@ -74,7 +74,7 @@ func soonest[M interface{ asBarrier() *barrier }](all map[string]M, next time.Ti
 	return next
 }
 
-// expire answers those whose patience has run out.
+// expire opens the barriers whose patience has run out.
 func (st *state) expire(now time.Time) (topics []topic) {
 	for key, a := range st.agreements {
 		if !a.open && !now.Before(a.due) {

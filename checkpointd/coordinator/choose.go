@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// choice is a save that is held completely, and who writes which shard of it.
+// choice is a save of which all shards are held, and the writer of each shard.
 type choice struct {
 	Save, Dir string
 	Step      int64
@@ -18,13 +18,13 @@ type candidate struct {
 	choice
 	shards int
 	saved  time.Time
-	copies map[int]bool // the shards whose writer has only a copy
-	torn   bool         // the holders differ about what the save is
+	copies map[int]bool // the shards that only a copy of another node can supply
+	torn   bool         // the holders disagree about the save's step, directory or number of shards
 }
 
-// choose returns the newest save (by the time when the last holder saved it, then by step) all of whose shards are
-// held. A shard is written by the lowest node that holds it as its own, else by the lowest that has a copy. A save
-// about which the holders disagree is left out. The result depends on the content of byNode only.
+// choose returns the newest complete save: all of its shards are held. Newest is by the time when the last holder saved
+// it, then by step. A shard is written by the lowest node that holds it as its own, else by the lowest node with a
+// copy. A save about which the holders disagree is left out. The result depends on the content of byNode only.
 func choose(byNode map[int][]Holding) (choice, bool) {
 	var best *candidate
 	for _, c := range candidates(byNode) {

@@ -24,19 +24,19 @@ const (
 	requestTimeout = hold + 35*time.Second
 	// Pauses between tries while the hub is away. They are spread, so that it is not overrun when it is back.
 	firstPause, longestPause = 50 * time.Millisecond, time.Second
-	// maxReply bounds what a client reads: all entries that a hub keeps, and what JSON adds.
+	// maxReply bounds the reply that a client reads: all entries that a hub keeps, and the overhead of JSON.
 	maxReply = 4 * maxBytes
-	// leastPatience is what a waiting node allows others to repeat themselves to a hub without memory.
+	// leastPatience is the time that other nodes have to repeat themselves to a hub without memory.
 	leastPatience = 2 * time.Second
-	// maxReplays bounds what is repeated to a new hub.
+	// maxReplays bounds the messages that a client repeats to a new hub.
 	maxReplays = 32
 )
 
 var errAway = errors.New("the checkpoint coordinator is away")
 
-// client is a Coordinator on a Hub elsewhere. What a node waits for it repeats anyway; what it has been told for good,
-// and nobody else may know (a failure, a published save, an agreement, its own address), it keeps and repeats when the
-// hub is a new one.
+// client is a Coordinator on a Hub elsewhere. Requests that wait are repeated anyway. A client also keeps its one-time
+// messages that no other node may know: a failure, a published save, an agreement, its own address. It repeats them to
+// a new hub.
 type client struct {
 	base, token string
 	hc          *http.Client
@@ -54,8 +54,8 @@ type replay struct {
 }
 
 // Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token
-// is sent as a bearer token. hc may be nil for one of its own; it must not limit requests to less than a minute. While
-// the hub is away every method tries again, until its ctx ends.
+// is sent as a bearer token. hc may be nil for a client of its own; it must not limit requests to less than a minute.
+// While the hub is away every method tries again, until its ctx ends.
 func Client(base, run, token string, hc *http.Client) Coordinator {
 	if hc == nil {
 		hc = plainhttp.New(nil)
@@ -111,7 +111,7 @@ func (c *client) Peers(ctx context.Context, key string, self Peer, nodes int, pa
 		return c.call(ctx, "peers", func() any { h.Patience = left(); return peersBody{peersEvent: h} }, &reply)
 	}
 	err := ask()
-	if errors.Is(err, errBadRequest) { // perhaps a hub of an earlier release, which refuses what it does not know
+	if errors.Is(err, errBadRequest) { // perhaps a hub of an earlier release, which refuses unknown fields
 		h.Self.Copies = plain(self.Copies)
 		err = ask()
 	}
@@ -123,7 +123,7 @@ func (c *client) Peers(ctx context.Context, key string, self Peer, nodes int, pa
 	return reply.Peers, nil
 }
 
-// plain leaves of copies what every release knows.
+// plain keeps the fields of copies that every release knows.
 func plain(cs []Copy) []Copy {
 	out := make([]Copy, len(cs))
 	for i, c := range cs {
@@ -145,7 +145,7 @@ func remaining(patience time.Duration) func() time.Duration {
 	return func() time.Duration { return max(time.Until(end), min(patience, leastPatience)) }
 }
 
-// call sends what body makes until there is an answer that is not "ask again".
+// call sends body() until the answer is final; the answer 204 asks to repeat the request.
 func (c *client) call(ctx context.Context, path string, body func() any, reply any) error {
 	var last error // why the hub could not be reached
 	pause := retry.Backoff{First: firstPause, Most: longestPause, Spread: true}
@@ -179,7 +179,8 @@ func ended(ctx context.Context, last error) error {
 	return fmt.Errorf("%w; last: %w", context.Cause(ctx), last)
 }
 
-// send makes one request, and brings a new hub up to date; what cannot be delivered is left for the next time.
+// send makes one request, and brings a new hub up to date. Messages that cannot be delivered are left for the next
+// time.
 func (c *client) send(ctx context.Context, path string, body, reply any) error {
 	term, err := c.exchange(ctx, path, body, reply)
 	for _, n := range c.unknown(term) {
@@ -251,7 +252,7 @@ func (c *client) forget(about string) {
 	})
 }
 
-// unknown returns what the hub of this term has not been told. "" is no hub.
+// unknown returns the messages that the hub of this term does not have yet. The term "" is no hub.
 func (c *client) unknown(term string) []replay {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,14 +1,15 @@
-// Package coordinator is where the daemons of a job tell each other how far they are with a save.
+// Package coordinator lets the daemons of a job agree on the progress of each save.
 //
-// A Coordinator answers four questions: may this node go on to the next phase of a save (Post), which save do the nodes
-// still hold together in memory (Agree), where are the others (Peers), and how old is what everybody has (Ages).
-// state is the pure state machine behind the answers. Local keeps one in this process, for saves of one node; Hub
-// keeps one for every run of a master, and Client speaks to it; Files needs no master, but storage that all share.
+// A Coordinator answers four questions. May this node enter the next phase of a save (Post)? Which save do the nodes
+// still hold completely in memory (Agree)? Where are the other nodes (Peers)? How old are the newest saves of each rank
+// (Ages)? state is the pure state machine behind the answers. Local keeps one in this process, for saves of one node.
+// Hub keeps one for every run of a master, and Client connects to it. Files needs no master, but storage that all nodes
+// share.
 //
 // A save is a two-phase commit, and the leader (the writer of shard 0) decides. A node that has posted Prepared must
-// keep its temporary files until a Post says ErrAborted, whatever else happens: the leader may be past the intent.
+// keep its temporary files until a Post returns ErrAborted: the leader may be past the intent.
 //
-// Nothing here starts a goroutine, but for timers: one for each run, and those of Hub.Lost.
+// This package starts no goroutines. It has timers: one for each run, and those of Hub.Lost.
 package coordinator
 
 import (
@@ -23,7 +24,7 @@ import (
 	"dlrover-run/checkpointd/commit"
 )
 
-// Limits of one run. What goes beyond is refused with ErrLimit and changes nothing.
+// Limits of one run. A request beyond them is refused with ErrLimit and changes nothing.
 const (
 	maxSaves  = 64       // saves in flight
 	maxKeys   = 64       // agreements, and as many exchanges of peers, remembered at a time
@@ -38,10 +39,10 @@ const forgetAfter = 10 * time.Minute
 
 // Errors of a Coordinator.
 var (
-	// ErrAborted: a shard failed before the intent. The save is given up; remove its temporary files.
+	// ErrAborted reports that a shard failed before the intent. The save is aborted; remove its temporary files.
 	ErrAborted = errors.New("the save is given up")
-	// ErrDecided answers a Failed that comes too late: the leader may have written the intent. Keep the files, and go
-	// on with the save or leave it to recovery.
+	// ErrDecided refuses a Failed that is too late: the leader may have written the intent. Keep the files, and continue
+	// the save or leave it to recovery.
 	ErrDecided = errors.New("the save can no longer be given up")
 	// ErrStalled: a shard could not be put in place after the intent. Recovery completes the save.
 	ErrStalled = errors.New("the save is complete but not in place")
@@ -73,7 +74,7 @@ const (
 	Failed    Phase = "failed"
 )
 
-// Report is what a node says about its shards of a save. Who reports shard 0 is the leader.
+// Report is a node's progress with its shards of a save. The reporter of shard 0 is the leader.
 type Report struct {
 	Save    Save           `json:"save"`
 	Phase   Phase          `json:"phase"`
@@ -93,7 +94,7 @@ type Holding struct {
 	Copy   bool      `json:"copy,omitempty"` // a peer's copy, not the node's own
 }
 
-// Plan is what a node is to do after an agreement.
+// Plan is a node's part in the save that an agreement chose.
 type Plan struct {
 	Save   string `json:"save"`
 	Dir    string `json:"dir"`
@@ -122,7 +123,7 @@ type Copy struct {
 	Shards  int    `json:"shards,omitempty"`   // of the whole save
 }
 
-// Age says what would be left of a rank's work if it stopped now.
+// Age is the newest save of a rank, in memory and on disk: the work that would survive if the rank stopped now.
 type Age struct {
 	Rank        int       `json:"rank"`
 	MemoryStep  int64     `json:"memory_step"`
@@ -131,9 +132,8 @@ type Age struct {
 	DurableAt   time.Time `json:"durable_at,omitzero"`
 }
 
-// Coordinator connects the daemons of a run. Every method may be called concurrently, ends when ctx does, and may be
-// called again with the same arguments, also when the coordinator has lost its memory meanwhile. Results must not be
-// modified.
+// Coordinator connects the daemons of a run. Every method may be called concurrently and ends when ctx does. It may be
+// called again with the same arguments, even after the coordinator has lost its memory. Results must not be modified.
 type Coordinator interface {
 	// Post says that this node has reached a phase with the shards of r, and returns when it may go on:
 	//   - Prepared: the leader when all shards are prepared, with all entries in order of shards; the others, with no
@@ -145,20 +145,20 @@ type Coordinator interface {
 	// has to be posted again. Errors: ErrAborted, ErrDecided, ErrStalled, ErrCommitted, errBadRequest, ErrLimit, or
 	// that of ctx.
 	Post(ctx context.Context, r Report) ([]commit.Entry, error)
-	// Agree says what this node holds in memory. It waits until all nodes (numbered from 0) have done so under the
-	// key, but at most for patience from the first, and returns what choose makes of it; false when there is nothing.
-	// Once anybody is answered the answer is the same for everyone, for as long as the key is remembered: use a new
-	// key for every agreement, such as "word.term.round.epoch.more": nodes that are dead in the round are not waited
-	// for. An aborted save that is chosen may be written again.
+	// Agree announces this node's holdings in memory. It waits until all nodes (numbered from 0) have done so under the
+	// key, but at most for patience from the first, and returns the result of choose; false when there is none. After the
+	// first answer all nodes get the same answer for as long as the key is remembered. So use a new key for every
+	// agreement, such as "word.term.round.epoch.more"; nodes that are dead in the round are not waited for. If an aborted
+	// save is chosen, it may be written again.
 	Agree(ctx context.Context, key string, node, nodes int, hs []Holding, patience time.Duration) (Plan, bool, error)
 	// Announce says under which keys this node will call Agree, so that others do not wait for it under another.
 	// Coordinators of earlier releases do not know it; then their patience has to do.
 	Announce(ctx context.Context, s Participation) error
-	// Peers exchanges addresses and copies: it waits until all nodes (numbered from 0) are there, at most for patience
-	// from the first. Later calls return at once, with what is known by then; what a node says of itself replaces what
-	// it said before. The result is in order of nodes. A coordinator that has lost its memory may not know all of them.
+	// Peers exchanges addresses and copies. It waits until all nodes (numbered from 0) are there, at most for patience
+	// from the first. Later calls return at once with the nodes known by then, and replace the node's own data. The result
+	// is in order of nodes. A coordinator that has lost its memory may not know all of them.
 	Peers(ctx context.Context, key string, self Peer, nodes int, patience time.Duration) ([]Peer, error)
-	// Ages replaces what is known about the given ranks.
+	// Ages replaces the ages of the given ranks.
 	Ages(ctx context.Context, node int, ages []Age) error
 }
 

@@ -17,12 +17,12 @@ type peersEvent struct {
 	Patience time.Duration `json:"patience"` // ns
 }
 
-// exchange collects who is where. Unlike an agreement it goes on after it has opened: late nodes are added, and what a
-// node says of itself replaces what it said before.
+// exchange collects the addresses and copies of nodes. Unlike an agreement it continues after it has opened: late nodes
+// are added, and a node's later data replaces its earlier data.
 type exchange struct {
 	barrier
 	peers  map[int]Peer
-	sorted []Peer // nil: to be made anew
+	sorted []Peer // nil: peers have changed
 	wire   []byte // sorted as a reply: encoded once for all nodes
 }
 

@@ -20,20 +20,20 @@ import (
 const (
 	// Pauses between two looks at the markers.
 	firstLook, longestLook = 20 * time.Millisecond, 500 * time.Millisecond
-	// Limits of what is read.
+	// Limits of the files that are read.
 	maxMarker   = maxBody
 	maxManifest = 2 * maxBytes
-	// failedName is the leader's word that the save is given up.
+	// failedName is the leader's marker of an aborted save.
 	failedName = "failed"
 )
 
 // fileCoordinator is a Coordinator of marker files on storage that all nodes share.
 type fileCoordinator struct{ files fsx.FS }
 
-// Files returns a Coordinator that needs no master: it looks at the marker files that commit.Store writes, on storage
-// that all nodes share. Save.Dir must be set, and a phase must be posted only after the Store has written its file. A
-// shard that fails leaves shard-<n>.failed in the stage; the leader, who alone decides, then writes "failed", so that
-// the others look at two names only. Agree and Peers answer at once, from this node alone; Ages does nothing.
+// Files returns a Coordinator that needs no master: it polls the marker files that commit.Store writes, on storage that
+// all nodes share. Save.Dir must be set, and a phase must be posted only after the Store has written its file. A shard
+// that fails leaves shard-<n>.failed in the stage. The leader alone decides, and then writes "failed", so that the
+// others poll two names only. Agree and Peers answer at once, from this node alone; Ages does nothing.
 func Files(files fsx.FS) Coordinator { return fileCoordinator{files} }
 
 func (c fileCoordinator) Agree(_ context.Context, _ string, node, _ int, hs []Holding,
@@ -85,7 +85,7 @@ func (s stage) path(name string) string { return filepath.Join(s.dir, name) }
 
 func marker(shard int, kind string) string { return fmt.Sprintf("shard-%d.%s", shard, kind) }
 
-// retract takes back what failed before.
+// retract removes the markers of earlier failures.
 func (s stage) retract() error {
 	names := make([]string, 0, len(s.r.Shards)+1)
 	for _, n := range s.r.Shards {
@@ -102,7 +102,7 @@ func (s stage) retract() error {
 	return nil
 }
 
-// answer is what a look at the markers found.
+// answer is the result of a look at the markers.
 type answer struct {
 	entries []commit.Entry
 	err     error
@@ -203,8 +203,8 @@ func (s stage) abort(shard int, is error) (*answer, error) {
 	return &answer{err: failureError(is, s.r.Save, shard, f.Error)}, nil
 }
 
-// fail leaves the marker of a failure. It is written before looking whether it comes too late: so the leader has seen
-// it, or it is refused.
+// fail writes the marker of a failure, and then checks whether it is too late: so either the leader sees the marker, or
+// the failure is refused.
 func (s stage) fail() error {
 	if err := s.files.MkdirAll(s.dir); err != nil {
 		return fmt.Errorf("save %s: leave word of a failure: %w", s.r.Save.ID, err)
@@ -282,7 +282,7 @@ func parseMarker(name string) (shard int, kind string, ok bool) {
 	return n, kind, err == nil && n >= 0 && name == marker(n, kind)
 }
 
-// entries reads what all shards have prepared.
+// entries reads the entries of all prepared shards.
 func (s stage) entries() (*answer, error) {
 	es := make([]commit.Entry, s.r.Save.Shards)
 	for n := range es {
@@ -325,7 +325,7 @@ func (s stage) failure(name string) (failure, error) {
 	return parseFailure(data), nil
 }
 
-// parseFailure takes a damaged marker for what its presence says.
+// parseFailure treats a damaged marker as a failure without a reason.
 func parseFailure(data []byte) failure {
 	var f failure
 	if err := json.Unmarshal(data, &f); err != nil || f.Shard < 0 || f.Shard >= maxShards {
@@ -371,7 +371,7 @@ func (s stage) published() (bool, error) {
 	return manifestOf(data) == s.r.Save.ID, nil
 }
 
-// unfit says of what should be a small file that it is none, which waiting does not repair.
+// unfit reports that a path that should be a small file is something else. Waiting does not repair that.
 func unfit(err error) bool {
 	return errors.Is(err, fsx.ErrNotRegular) || errors.Is(err, fsx.ErrTooLong)
 }

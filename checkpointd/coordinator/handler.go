@@ -16,7 +16,7 @@ import (
 // bodyTime is how long a request may take to arrive.
 const bodyTime = 30 * time.Second
 
-// Handler serves the hub under /v1/runs/{run}/checkpoints. It does not look at tokens: whoever mounts it does.
+// Handler serves the hub under /v1/runs/{run}/checkpoints. It does not check tokens: the caller does.
 func (h *Hub) Handler() http.Handler {
 	const base = "/v1/runs/{run}/checkpoints"
 	mux := http.NewServeMux()
@@ -94,7 +94,7 @@ func runName(req *http.Request) (string, error) {
 	return name, nil
 }
 
-// open decodes the body and returns the run that it is for. No run is made for what is refused.
+// open decodes the body and returns the run that it is for. A refused request creates no run.
 func open[B any](h *Hub, run string, data []byte, event func(B) event) (r *run, body B, err error) {
 	if err = decode(data, &body); err == nil {
 		err = event(body).check()

@@ -11,8 +11,8 @@ import (
 	"dlrover-run/internal/runhost"
 )
 
-// Hub keeps the coordinators of all runs of a master. It has no memory on disk: when it comes back empty, the daemons
-// tell it everything again.
+// Hub keeps the coordinators of all runs of a master. It has no memory on disk: when it starts empty, the daemons
+// repeat everything.
 type Hub struct {
 	term string // names this Hub, so that clients notice another one
 
@@ -27,8 +27,8 @@ func NewHub() *Hub {
 		Forgotten: func(string) error { return errClosed }})}
 }
 
-// SetSwitches tells, by the address of a node without port, the switch that it hangs on, for peers that do not know it
-// themselves. It counts for whoever says from then on that it is here. The map is not changed afterwards.
+// SetSwitches sets the switch of each node, by its address without port, for peers that do not know their own. It
+// applies to later calls of Peers. The map is not changed afterwards.
 func (h *Hub) SetSwitches(m map[string]string) { h.switches.Store(&m) }
 
 // switchOf is "" for an address that is not known.
@@ -43,12 +43,13 @@ func (h *Hub) switchOf(host string) string {
 // Close ends every held request. Clients take the hub for one that is away, and go on trying.
 func (h *Hub) Close() { h.runs.Close() }
 
-// lostGrace is what the daemon of a launcher that has died needs to notice, and to say what it holds.
+// lostGrace is the time that the daemon of a dead launcher needs to notice the death and to announce its holdings.
 const lostGrace = time.Second
 
-// Lost says that a node, by its number in the world of a round, is dead: in a moment, which its daemon has if it alone
-// lives, agreements of the round do not wait for it any more. Not for a node that has merely left: its daemon still
-// speaks when its workers have ended. Lost does not block, and is of no use to a hub that is closed or full.
+// Lost reports that a node, by its number in the world of a round, is dead. Agreements of the round stop waiting for it
+// after lostGrace, in which a daemon that outlives its launcher can still announce itself. Do not call it for a node
+// that has merely left: its daemon still takes part when its workers have ended. Lost does not block, and does nothing
+// on a hub that is closed or full.
 func (h *Hub) Lost(run string, term uint64, round, node int) {
 	time.AfterFunc(lostGrace, func() {
 		if r, err := h.run(run); err == nil {

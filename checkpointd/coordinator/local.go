@@ -28,7 +28,7 @@ func (c *local) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
 	}
 }
 
-// withReport adds to an error of a context what was waited for.
+// withReport adds the report that was waiting to an error of a context.
 func withReport(err error, r Report) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("waiting for the other shards of save %s of step %d, %s here: %w", r.Save.ID, r.Save.Step,

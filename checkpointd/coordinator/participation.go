@@ -7,15 +7,16 @@ import (
 	"time"
 )
 
-// Participation says that a node speaks, in agreements of a round (term.round) or of an epoch (term.round.epoch), under
-// these keys only: others do not wait for it. A node that is dead speaks under none. What it says all the same counts.
+// Participation lists the agreements in which a node takes part, by key, out of those of a round (term.round) or of an
+// epoch (term.round.epoch). Other nodes do not wait for it in the rest. A dead node has no keys. Holdings that it sends
+// all the same count.
 type Participation struct {
 	Of   string   `json:"of"`
 	Node int      `json:"node"`
 	Keys []string `json:"keys"`
 }
 
-// participants is what is known of the nodes of a round or an epoch.
+// participants are the known keys of the nodes of a round or an epoch.
 type participants struct {
 	barrier
 	keys map[int][]string
@@ -73,7 +74,7 @@ func keyBytes(keys []string) int64 {
 	return n
 }
 
-// expect books whether a node will speak that speaks under these keys.
+// expect records whether a node with these keys takes part.
 func (a *agreement) expect(node int, keys []string) {
 	if _, spoke := a.held[node]; spoke || node >= a.nodes || slices.Contains(keys, a.key) {
 		delete(a.absent, node)
@@ -82,9 +83,9 @@ func (a *agreement) expect(node int, keys []string) {
 	a.absent[node] = true
 }
 
-// applyParticipants finds out who will not speak in a new agreement.
+// applyParticipants marks the nodes that do not take part in a new agreement.
 func (st *state) applyParticipants(a *agreement) {
-	for _, of := range []string{a.of[1], a.of[0]} { // who is dead in the round does not speak in the epoch
+	for _, of := range []string{a.of[1], a.of[0]} { // a node that is dead in the round takes no part in its epochs
 		if r := st.participants[of]; r != nil {
 			for node, keys := range r.keys {
 				a.expect(node, keys)
@@ -93,8 +94,8 @@ func (st *state) applyParticipants(a *agreement) {
 	}
 }
 
-// roundAndEpoch takes the key of an agreement apart, which is a word, the epoch and what else there is to say, with
-// dots between. Other keys have neither.
+// roundAndEpoch returns the round and the epoch in the key of an agreement, which is "word.term.round.epoch.more". Both
+// are empty for other keys.
 func roundAndEpoch(key string) (of [2]string) {
 	if parts := strings.SplitN(key, ".", 5); len(parts) > 3 {
 		of[0] = parts[1] + "." + parts[2]

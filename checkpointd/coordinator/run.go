@@ -17,14 +17,14 @@ var (
 	errClosed  = errors.New("the checkpoint coordinator is shutting down")
 )
 
-// run is a state with a clock and with those who wait for it.
+// run is a state with a clock and its waiting requests.
 type run struct {
 	runhost.Run
 	state   *state
 	waiting map[topic]*waiters
 }
 
-// waiters share one channel, so that news cost one step for each of them and nothing for anybody else.
+// waiters share one channel, so that an event costs one step for each of them and nothing for other requests.
 type waiters struct {
 	news chan struct{} // closed when the topic is known
 	n    int
@@ -55,7 +55,7 @@ func (r *run) ask(ctx context.Context, ev event, t topic, answer func(*state) (b
 	}
 }
 
-// try returns what to wait for, or nil when there is an answer.
+// try returns the waiters to join, or nil when there is an answer.
 func (r *run) try(ev event, t topic, answer func(*state) (bool, error)) (*waiters, error) {
 	r.Lock()
 	defer r.Unlock()
@@ -129,7 +129,7 @@ func (r *run) peers(ctx context.Context, h peersEvent) (body encoded, err error)
 	return body, err
 }
 
-// reopen forgets that a save was given up: it is to be written once more.
+// reopen forgets that a save was aborted: it is to be written once more.
 func (r *run) reopen(id string) {
 	r.Lock()
 	defer r.Unlock()

@@ -17,7 +17,7 @@ type reportEvent struct{ Report }
 
 func (p reportEvent) step(st *state, now time.Time) ([]topic, error) { return st.report(now, p.Report) }
 
-// save is what is known about one save:
+// save is the progress of one save:
 //
 //	                 all Prepared        Intent      all Placed        Published
 //	(writing) ------------------> prepared ---> intent -----> placed --------> published
@@ -26,14 +26,13 @@ func (p reportEvent) step(st *state, now time.Time) ([]topic, error) { return st
 //	 aborted <-----------------------+          stalled
 //
 // An aborted save, which has a failure and no intent, starts over when all failed shards are Prepared again, or when an
-// agreement chooses it. A stalled one, which has an intent and a shard that failed before it was placed, is completed
-// by recovery, or by that shard when it is placed after all. From the intent on there is no way to aborted: failures
-// that come later are refused with ErrDecided. A state that has lost its memory takes a later phase for all earlier
-// ones.
+// agreement chooses it. A stalled one has an intent and a shard that failed before it was placed. Recovery completes
+// it, or that shard when it is placed after all. After the intent a save cannot be aborted: later failures are refused
+// with ErrDecided. A state that has lost its memory treats a later phase as all earlier ones.
 type save struct {
 	Save
 	heard     time.Time
-	entries   map[int]commit.Entry // of the prepared shards, until the save is published or given up
+	entries   map[int]commit.Entry // of the prepared shards, until the save is published or aborted
 	bytes     int64                // of entries
 	placed    set                  // until the save is published
 	failures  map[int]string       // by shard
@@ -142,7 +141,7 @@ func (st *state) apply(s *save, r Report) error {
 		return st.prepare(s, r)
 	case Intent:
 		s.intent = true
-	case Placed: // only after the intent, of which an empty state may not know
+	case Placed: // only after the intent, which an empty state may not know
 		s.intent = true
 		for _, n := range r.Shards {
 			s.placed.add(n)
@@ -159,9 +158,9 @@ func (st *state) apply(s *save, r Report) error {
 	return nil
 }
 
-// prepare books the entries and takes back the failures of the same shards. Once there are the entries of all shards
-// they stay as they are: the leader may have them. Nothing is booked while another failure stands: the sender learns
-// of it and removes its files.
+// prepare records the entries and clears the failures of the same shards. Once the entries of all shards are there,
+// they do not change: the leader may have them. While another shard has failed, no entry is recorded: the sender gets
+// that failure and removes its files.
 func (st *state) prepare(s *save, r Report) error {
 	failures := maps.Clone(s.failures)
 	for _, n := range r.Shards {
@@ -187,7 +186,7 @@ func (st *state) prepare(s *save, r Report) error {
 	return nil
 }
 
-// fail books a failure. The leader may give up until it has posted the intent; the others only as long as the leader
+// fail records a failure. The leader may abort until it has posted the intent; the others only as long as the leader
 // cannot have written it.
 func (st *state) fail(s *save, r Report) error {
 	if !s.intent && s.allPrepared() && !r.leads() {
@@ -200,12 +199,12 @@ func (st *state) fail(s *save, r Report) error {
 		}
 	}
 	if s.aborted() {
-		st.dropEntries(s) // whoever learns of it removes its files, and has to prepare again
+		st.dropEntries(s) // a writer that gets the failure removes its files, and has to prepare again
 	}
 	return nil
 }
 
-// maxReasons bounds the texts that a save keeps: when storage is down, everybody says the same.
+// maxReasons bounds the texts that a save keeps: when storage is down, all shards fail with the same text.
 const maxReasons = 16
 
 func (s *save) reason(why string) string {
@@ -241,7 +240,7 @@ func entryBytes(e commit.Entry) int64 {
 	return n
 }
 
-// topic is what the sender of r waits for; the zero topic if it need not wait.
+// topic is the one that the sender of r waits for; the zero topic if it need not wait.
 func (r Report) topic() topic {
 	kind := topicKind(0)
 	switch {
@@ -291,8 +290,8 @@ func (s *save) failure(is error) error {
 	return failureError(is, s.Save, shard, s.failures[shard])
 }
 
-// failureError names the shard that failed. A shard that only followed another has that one's reason in its own, and
-// must not wrap it again.
+// failureError names the shard that failed. A shard that failed because of another already has that reason in its own,
+// which must not be wrapped again.
 func failureError(is error, s Save, shard int, reason string) error {
 	head := fmt.Sprintf("save %s of step %d: shard ", s.ID, s.Step)
 	if at := strings.LastIndex(reason, head); at >= 0 {

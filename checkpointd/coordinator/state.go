@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// state is what one run knows about its saves, agreements, peers and ages. It has no clock and does no I/O: time
-// comes with every Step and must not go back. It may be started empty at any time, for everything comes again:
-// waiting daemons repeat their last report, and a later phase implies the earlier ones.
+// state has the saves, agreements, peers and ages of one run. It has no clock and does no I/O: time is an argument of
+// every Step and must not go back. It may start empty at any time, because everything is repeated: waiting daemons
+// repeat their last report, and a later phase implies the earlier ones.
 //
 // A state keeps the slices that it is given and hands out its own: neither may be modified.
 type state struct {
@@ -34,10 +34,10 @@ type topic struct {
 	Key  string // a save's id, or the key of an agreement or exchange
 }
 
-// topicKind says what a topic is about.
+// topicKind is the question of a topic.
 type topicKind uint8
 
-// The kinds of topics. Those of a save are bits, because Step compares what was known before and after.
+// The kinds of topics. Those of a save are bits, because Step compares the known ones before and after.
 const (
 	allPrepared topicKind = 1 << iota // for the leader
 	hasIntent                         // for the others
@@ -47,7 +47,7 @@ const (
 	peersKnown
 )
 
-// event is what Step takes: reportEvent, agreeEvent, peersEvent, agesEvent, Participation or tick.
+// event is an input of Step: reportEvent, agreeEvent, peersEvent, agesEvent, Participation or tick.
 type event interface {
 	check() error
 	step(st *state, now time.Time) ([]topic, error)
@@ -56,7 +56,7 @@ type event interface {
 // tick lets time pass.
 type tick struct{}
 
-// sweepEvery is how often Step looks for what is to be forgotten.
+// sweepEvery is the time between two sweeps.
 const sweepEvery = 10 * time.Second
 
 // Step takes an event in and returns the topics about which there is something to say now. An event that is
@@ -76,7 +76,7 @@ func (st *state) Step(now time.Time, ev event) ([]topic, error) {
 func (tick) check() error                            { return nil }
 func (tick) step(*state, time.Time) ([]topic, error) { return nil, nil }
 
-// sweep forgets what has not been heard of for forgetAfter.
+// sweep forgets all that has had no event for forgetAfter.
 func (st *state) sweep(now time.Time) {
 	st.swept = now
 	old := func(heard time.Time) bool { return now.Sub(heard) >= forgetAfter }

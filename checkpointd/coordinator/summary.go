@@ -49,7 +49,7 @@ type saveStatus struct {
 	Prepared int       `json:"prepared"`
 	Placed   int       `json:"placed"`
 	Error    string    `json:"error,omitempty"`
-	Heard    time.Time `json:"heard"` // when a node last spoke of it
+	Heard    time.Time `json:"heard"` // when a node last reported it
 }
 
 // summary describes the run as it is.

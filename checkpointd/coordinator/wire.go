@@ -12,7 +12,7 @@ import (
 	"dlrover-run/rendezvous/api/httperr"
 )
 
-// termHeader of a reply names the Hub. A client that sees it change repeats what the new one cannot know.
+// termHeader of a reply names the Hub. When it changes, a client repeats the messages that the new Hub cannot know.
 const termHeader = "Checkpoint-Term"
 
 // The bodies of requests and replies. NoWait: take it in and answer at once.
@@ -48,10 +48,10 @@ var wireErrors = httperr.Table{
 	{ErrLimit, http.StatusTooManyRequests, "limit"},
 	{errBadRequest, http.StatusBadRequest, "bad_request"},
 	{errClosed, http.StatusServiceUnavailable, "closed"},
-	{context.Canceled, http.StatusServiceUnavailable, "closed"}, // nobody reads it
+	{context.Canceled, http.StatusServiceUnavailable, "closed"}, // the client has gone
 }
 
-// errorOf makes an error of a reply. Those of a hub that is away wrap errAway.
+// errorOf makes an error of a reply. Errors of a hub that is away wrap errAway.
 func errorOf(status int, body []byte) error {
 	e, ok := httperr.Parse(body)
 	switch {
