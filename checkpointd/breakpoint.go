@@ -14,7 +14,7 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// SetWorld tells the daemon which epoch the launcher is about to start workers of.
+// SetWorld sets the epoch whose workers the launcher is about to start.
 func (d *Daemon) SetWorld(w World) {
 	d.mu.Lock()
 	for _, epoch := range append(d.foundEpochs, d.world.Key()) {
@@ -32,11 +32,11 @@ func (d *Daemon) SetWorld(w World) {
 	} else {
 		p.exchange(w)
 	}
-	d.rescan() // for what the workers before have left
+	d.rescan() // for saves of the earlier workers
 }
 
-// dropPartial gives up the saves whose other shards cannot come any more: a worker of this node has saved over its
-// shard, or (of saves of this node alone) the workers of their epoch have ended.
+// dropPartial drops the saves whose other shards cannot come any more: a worker of this node has saved over its shard,
+// or (of saves of this node alone) the workers of their epoch have ended.
 func (d *Daemon) dropPartial() {
 	d.mu.Lock()
 	whole := !slices.ContainsFunc(d.inFlightLocked(""), func(j *save) bool { return j.meta.Shards > 1 })
@@ -44,7 +44,7 @@ func (d *Daemon) dropPartial() {
 	if whole {
 		return
 	}
-	latest, here := d.latestOrders(), map[shardOf]bool{} // in this order: what was passed was here before
+	latest, here := d.latestOrders(), map[shardOf]bool{} // in this order: a save that was passed was here before
 	d.eachHeld(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { here[shardOf{m.Save, m.Shard}] = true })
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -72,7 +72,7 @@ type shardOf struct {
 	shard int
 }
 
-// stream is what the saves of one shard have in common. They are made one after the other.
+// stream identifies the saves of one shard. They are made one after the other.
 type stream struct {
 	epoch, dir    string
 	shard, shards int
@@ -97,8 +97,8 @@ func (d *Daemon) latestOrders() orders {
 	return latest
 }
 
-// passed reports whether a worker of this node has made a later save and its shard of j is gone. Workers may count anew
-// within an epoch, so the time counts as well.
+// passed reports whether a worker of this node has made a later save and its shard of j is gone. Workers may restart
+// their count within an epoch, so the time counts as well.
 func (o orders) passed(j *save, here map[shardOf]bool) bool {
 	m := j.meta
 	for at, last := range o {
@@ -111,9 +111,9 @@ func (o orders) passed(j *save, here map[shardOf]bool) bool {
 	return false
 }
 
-// Breakpoint saves, in the background, the newest step that all shards are held of in memory, unless the disk has it or
-// a newer one. Launchers of all nodes call it when the workers of an epoch have ended; early is for one that has been
-// told to end while its workers still run.
+// Breakpoint saves, in the background, the newest step of which all shards are in memory, unless the disk has it or a
+// newer one. Launchers of all nodes call it when the workers of an epoch have ended. early means that the workers still
+// run, and have been sent a signal to end.
 func (d *Daemon) Breakpoint(reason string, early bool) {
 	d.breakpointOf(World{}, reason, early)
 }
@@ -150,7 +150,8 @@ func (d *Daemon) breakpointOf(w World, reason string, early bool) {
 	})
 }
 
-// announce spares the others the wait for what this node, which may have just replaced another, has nothing of.
+// announce spares the other nodes the wait for directories of which this node holds nothing; it may have just replaced
+// another.
 func (d *Daemon) announce(w World, dirs []string) {
 	if w.GroupWorldSize < 2 {
 		return
@@ -159,7 +160,7 @@ func (d *Daemon) announce(w World, dirs []string) {
 	for _, dir := range dirs {
 		s.Keys = append(s.Keys, breakpointKey(w, dir, false), breakpointKey(w, dir, true))
 	}
-	ctx, cancel := context.WithTimeout(d.ctx, agreePatience) // then nobody waits any more
+	ctx, cancel := context.WithTimeout(d.ctx, agreePatience) // then no node waits any more
 	defer cancel()
 	if err := d.shared().Announce(ctx, s); err != nil {
 		d.log.Debug("the other nodes have to wait", "err", err)
@@ -176,7 +177,7 @@ func breakpointKey(w World, dir string, early bool) string {
 	return key
 }
 
-// holdings lists, by checkpoint directory, the saves that this node has in memory but those of the epoch later.
+// holdings lists, by checkpoint directory, the saves that this node has in memory, except those of the epoch later.
 func (d *Daemon) holdings(w World, later string) map[string][]coordinator.Holding {
 	out := map[string][]coordinator.Holding{}
 	d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
@@ -184,7 +185,7 @@ func (d *Daemon) holdings(w World, later string) map[string][]coordinator.Holdin
 			return
 		}
 		if w.GroupWorldSize > 1 && d.cfg.Remote == nil && !m.Primary {
-			return // without a master nobody would settle which of several holders writes
+			return // without a master nothing decides which of several holders writes
 		}
 		out[m.Dir] = append(out[m.Dir], coordinator.Holding{Save: m.Save, Dir: m.Dir, Step: m.Step, Saved: h.Saved,
 			Shard: m.Shard, Shards: m.Shards, Copy: !ours(name)})
@@ -245,7 +246,7 @@ func (d *Daemon) abortedTwice(plan coordinator.Plan) bool {
 	})
 }
 
-// isAborted reports whether j was given up for good.
+// isAborted reports whether j was aborted for good.
 func (d *Daemon) isAborted(j *save) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -256,7 +257,7 @@ var errAbortedBefore = errors.New("it was given up before")
 
 var errIncomplete = errors.New("not all of its shards are left in memory")
 
-// dropIncomplete drops the saves that were made after the newest one of which all shards are left.
+// dropIncomplete drops the saves that were made after the newest complete one.
 func (d *Daemon) dropIncomplete(inFlight []*save, plan coordinator.Plan, hs []coordinator.Holding, ok bool) {
 	for _, j := range inFlight {
 		if !ok || madeAfter(j, plan, hs) {
@@ -283,7 +284,7 @@ func madeAfter(j *save, plan coordinator.Plan, hs []coordinator.Holding) bool {
 	return j.saved.After(last)
 }
 
-// postFailure tells the writers of the other shards that one will not come.
+// postFailure informs the writers of the other shards that one will not come.
 func (d *Daemon) postFailure(ctx context.Context, c coordinator.Coordinator, plan coordinator.Plan,
 	hs []coordinator.Holding, shard int, why error) error {
 	shards := 0
@@ -313,7 +314,7 @@ func (d *Daemon) onDiskAlready(plan coordinator.Plan, hs []coordinator.Holding) 
 	return ok && !saved.IsZero() && m.Saved.After(saved)
 }
 
-// startHeld writes a shard from whatever segment has it, a second time if it was given up. nil: none has it.
+// startHeld writes a shard from any segment that has it, a second time if it was aborted. nil: no segment has it.
 func (d *Daemon) startHeld(id string, shard int) (started *save) {
 	d.eachHeld(func(_ string, s *segment, h shm.Header, m shm.Meta) {
 		if started == nil && m.Save == id && m.Shard == shard {

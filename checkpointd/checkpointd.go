@@ -1,13 +1,12 @@
-// Package checkpointd is the daemon of one node that makes checkpoints in shared memory durable: it writes them to
+// Package checkpointd is the daemon of one node that makes checkpoints in shared memory durable. It writes them to
 // storage, commits them together with the daemons of the other nodes, keeps copies of other nodes' shards, and offers
-// what it has to workers that load.
+// saves in memory to workers that load.
 //
-// It never parses what it stores: workers lay out the final bytes of each file in a segment (package shm), the daemon
+// It never parses checkpoints: workers lay out the final bytes of each file in a segment (package shm), the daemon
 // copies them (fsx), under names that become visible only with the whole step (commit, coordinator).
 //
-// A Daemon keeps nothing that it could not find again: segments say themselves what they hold and whether the disk
-// still needs it, the stage on storage says how far a commit has come. So it may be killed at any moment and started
-// again.
+// A Daemon has no state that it could not find again. Segments record their save and whether the disk still needs it;
+// the stage on storage records the progress of a commit. So it may be killed at any moment and started again.
 package checkpointd
 
 import (
@@ -34,7 +33,7 @@ type Config struct {
 	Dir *shm.Dir
 	// FS is the storage. Default: fsx.OS.
 	FS fsx.FS
-	// Remote speaks with the daemons of the other nodes through a master. Default: marks on the storage that the nodes
+	// Remote connects to the daemons of the other nodes through a master. Default: marks on the storage that the nodes
 	// share.
 	Remote coordinator.Coordinator
 	// Writers is how many files are written at a time. Default 2.
@@ -42,14 +41,15 @@ type Config struct {
 	// Replicas is the number of nodes that hold each shard, this one included; 0 and 1 are no copies unless a
 	// checkpoint asks for them. Copies need Remote.
 	Replicas int
-	// Addr is where other daemons reach this one, host without port; Token is what they prove to know.
+	// Addr is the address of this daemon for other daemons, host without port. Token is the job's token, which they prove
+	// to know.
 	Addr, Token string
 	// Switch is the switch that this node hangs on, if known.
 	Switch string
 	// Spawned says that a launcher has started this daemon, which ends with it.
 	Spawned bool
-	// Gone is closed when the launcher that has started this daemon has died; then it does not matter who still holds
-	// its connections, and until then not whether there are any. nil: they alone tell.
+	// Gone is closed when the launcher that has started this daemon has died. Then open connections of the launcher no
+	// longer count, and until then closed ones do not. nil: only the connections show whether it lives.
 	Gone <-chan struct{}
 	// Orphaned is called when the launcher has died, or never came, and its memory has been saved as far as possible;
 	// left is the number of saves that were not. nil: launchers may come and go, and nothing is done about it.
@@ -65,19 +65,19 @@ const (
 	agesEvery     = 10 * time.Second
 	retryFirst    = time.Second // of a write that failed; doubles up to retryMost
 	retryMost     = 30 * time.Second
-	refuseBudget  = 5 * time.Second        // to tell that a save failed
+	refuseBudget  = 5 * time.Second        // to report a failed save
 	busyFirst     = time.Millisecond       // look again at a segment that its writer is about to unlock; doubles
 	busyMost      = 100 * time.Millisecond // up to this
 	stuckGrace    = time.Second            // for storage to answer after a save's time is over
 	orphanGrace   = 500 * time.Millisecond
-	orphanSaves   = 590 * time.Second     // without a launcher; who runs the daemon ends it after MaxOrphan
+	orphanSaves   = 590 * time.Second     // without a launcher; the process ends after MaxOrphan
 	yieldEvery    = 50 * time.Millisecond // look for a new launcher
 	dropGrace     = 10 * time.Second      // of a save that only its leader can still end
 	lookFirst     = time.Second           // look at storage, while other shards are waited for
 	lookMost      = 8 * time.Second
 	defaultSave   = 600 * time.Second // a save that names no timeout
 	progressEvery = 5 * time.Second   // between two lines about a long write
-	maxRemembered = 256               // finished saves that wait can still be told of
+	maxRemembered = 256               // finished saves that wait can still answer for
 )
 
 // MaxOrphan is how long a daemon may outlive the launcher that has started it.
@@ -98,7 +98,7 @@ type World struct {
 // Key names the epoch in messages between daemons.
 func (w World) Key() string { return fmt.Sprintf("%d.%d.%d", w.Term, w.Round, w.Epoch) }
 
-// String is what ParseWorld reads.
+// String returns the format of ParseWorld.
 func (w World) String() string {
 	return fmt.Sprintf("%d,%d,%d,%d,%d,%d,%d,%d", w.Term, w.Round, w.Epoch, w.GroupRank, w.GroupWorldSize, w.RankBase,
 		w.WorldSize, w.LocalWorldSize)
@@ -127,7 +127,7 @@ type Daemon struct {
 	writeSem chan struct{} // one for each file that may be written now
 	scans    chan struct{} // asks for another look at the segments
 
-	scanning sync.Mutex // held by whoever looks at the segments; before mu
+	scanning sync.Mutex // held while the segments are read; before mu
 
 	mu             sync.Mutex
 	served         chan struct{} // closed when Serve has ended; nil before it
@@ -135,25 +135,25 @@ type Daemon struct {
 	segs           map[string]*segment
 	saves          []*save           // newest last; bounded by maxRemembered
 	changed        chan struct{}     // closed and replaced whenever something above changes
-	storageTrouble string            // what is wrong with the storage now
+	storageTrouble string            // the present error of the storage
 	troubles       map[string]string // the same by directory, in short
 	count          Counters
 	peers          *peers // nil until copies are wanted
 	conns          map[net.Conn]struct{}
-	takenOver      chan struct{}                  // closed when what an earlier daemon left has been taken over
+	takenOver      chan struct{}                  // closed when the saves of an earlier daemon have been taken over
 	dirInfo        os.FileInfo                    // the runtime directory as it was found
 	leaders        map[*session]struct{}          // connections of launchers
 	launcher       string                         // the last one that led
-	orphan         bool                           // somebody waits for a launcher
+	orphan         bool                           // the daemon waits for a launcher
 	breakpoints    int                            // breakpoint saves that have not been decided
 	undecided      map[string]coordinator.Holding // the newest save, by directory, where the nodes could not agree on one
 	durable        map[int]SegmentStatus          // newest committed save of each rank
-	loggedLoads    map[string]bool                // loads that were told of since the world last changed
+	loggedLoads    map[string]bool                // loads that were logged since the world last changed
 	recovered      map[string]bool                // directories recovered since the world last changed
 	endedEpochs    map[string]bool                // epochs whose workers have ended
 	used           map[string]mountIdentity       // directories that were committed to, by this launcher's job
 	dirLocks       map[string]*sync.Mutex         // by directory
-	foundEpochs    []string                       // epochs of what an earlier daemon left, until the world is told
+	foundEpochs    []string                       // epochs of an earlier daemon's saves, until the world is set
 }
 
 // Counters only ever grow.
@@ -209,7 +209,7 @@ func New(cfg Config) (*Daemon, error) {
 		leaders:     map[*session]struct{}{},
 		takenOver:   make(chan struct{}),
 		durable:     map[int]SegmentStatus{},
-		world:       World{GroupWorldSize: 1}, // until a launcher tells
+		world:       World{GroupWorldSize: 1}, // until a launcher sets it
 	}
 	d.dirInfo, _ = os.Lstat(cfg.Dir.Path())
 	d.launcher, d.used = d.readUsed()
@@ -221,7 +221,7 @@ func New(cfg Config) (*Daemon, error) {
 	return d, nil
 }
 
-// Serve answers on ln until ctx ends or Close is called. It first takes over what an earlier daemon left.
+// Serve answers on ln until ctx ends or Close is called. It first takes over the saves of an earlier daemon.
 func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 	served := make(chan struct{})
 	defer close(served)
@@ -269,7 +269,7 @@ func (d *Daemon) pauseAccept(err error) bool {
 	return true
 }
 
-// Close ends everything that is under way and waits for it. What was not committed is found again by the next daemon.
+// Close ends all work and waits for it. The next daemon finds the saves that were not committed.
 func (d *Daemon) Close() {
 	d.cancel()
 	d.mu.Lock()
@@ -296,7 +296,7 @@ func (d *Daemon) Close() {
 	d.segs = map[string]*segment{}
 }
 
-// changedLocked wakes everybody who waits for news.
+// changedLocked wakes all waiters of changed.
 func (d *Daemon) changedLocked() {
 	close(d.changed)
 	d.changed = make(chan struct{})

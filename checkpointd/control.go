@@ -65,19 +65,19 @@ func (c *Control) call(ctx context.Context, req map[string]any, out any) error {
 	return json.Unmarshal(line, out)
 }
 
-// Lead makes this the connection of a launcher, which has a name of its own: when it breaks without End, the daemon
-// saves what is in memory and ends.
+// Lead makes this the connection of a launcher, which has a unique name: when it breaks without End, the daemon saves
+// memory to disk and ends.
 func (c *Control) Lead(ctx context.Context, launcher string) error {
 	return c.call(ctx, map[string]any{"op": "lead", "launcher": launcher}, nil)
 }
 
-// World tells the daemon of a new epoch.
+// World sets the epoch whose workers start next.
 func (c *Control) World(ctx context.Context, w World) error {
 	return c.call(ctx, map[string]any{"op": "world", "world": w}, nil)
 }
 
-// Breakpoint asks for what the workers of w have in memory to be saved, in the background; early says that they still
-// run. The zero World is the present one.
+// Breakpoint asks the daemon to save, in the background, the memory of w's workers. early means that they
+// still run. The zero World is the present one.
 func (c *Control) Breakpoint(ctx context.Context, w World, reason string, early bool) error {
 	return c.call(ctx, map[string]any{"op": "flush", "world": w, "reason": reason, "early": early}, nil)
 }
@@ -90,7 +90,7 @@ func (c *Control) End(ctx context.Context, timeout time.Duration) (left int, err
 	return res.Left, err
 }
 
-// Status reads what the daemon knows.
+// Status returns the daemon's Status.
 func (c *Control) Status(ctx context.Context) (Status, error) {
 	var res struct{ Status Status }
 	err := c.call(ctx, map[string]any{"op": "status"}, &res)

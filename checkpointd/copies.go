@@ -20,7 +20,7 @@ type pendingCopy struct {
 	done  map[int]bool // partners that have it, by node
 }
 
-// origin is what the saves of a rank into a directory have in common.
+// origin identifies the saves of a rank into a directory.
 type origin struct {
 	rank int
 	dir  string
@@ -46,7 +46,7 @@ func (d *Daemon) replicate(saved time.Time, m shm.Meta) {
 	}
 }
 
-// enqueue has a save copied to the partners that do not have it. It may be told of one save twice: by the worker, and
+// enqueue queues a save for the partners that do not have it. It may be called twice for one save: by the worker, and
 // when the partners are known.
 func (p *peers) enqueue(saved time.Time, m shm.Meta) {
 	if m.Resize == "any" {
@@ -72,7 +72,7 @@ func (p *peers) enqueue(saved time.Time, m shm.Meta) {
 	p.pending[from] = pendingCopy{m.Save, saved, done}
 }
 
-// push copies what is pending, and tries again when a partner was away.
+// push copies pending saves, and tries again when a partner was unreachable.
 func (p *peers) push() {
 	for p.ctx.Err() == nil {
 		t, due := p.next(time.Now())
@@ -100,8 +100,8 @@ type copyTask struct {
 	to   []replica.Peer
 }
 
-// next finds a pending save for partners that are not known to be away. If there is none, due is when to look for those
-// that are; zero if nobody waits for them.
+// next finds a pending save for partners that are reachable. If there is none, due is when to try the unreachable ones;
+// zero if no copy waits for them.
 func (p *peers) next(now time.Time) (t copyTask, due time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -258,7 +258,7 @@ func (p *peers) recordResult(t copyTask, node int, err error) (was, is bool) {
 	return was, false
 }
 
-// absent tells that a node could not be reached from what it, or this node, does not want.
+// absent distinguishes a node that could not be reached from one that refused, or whose copy is not wanted here.
 func absent(err error) bool {
 	return err != nil && !errors.Is(err, replica.ErrRefused) && !errors.Is(err, replica.ErrMissing) &&
 		!errors.Is(err, errUnwanted)

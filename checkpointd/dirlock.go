@@ -19,8 +19,8 @@ const (
 	dirLockPoll    = 10 * time.Millisecond
 )
 
-// lockDirectory waits until no other save of a directory is being completed on this node: each looks at what the
-// trackers name, and may then move them. A worker that writes a save by itself takes its turn, too.
+// lockDirectory waits until no other save of a directory is being completed on this node: each reads the trackers, and
+// may then move them. A worker that writes a save by itself takes the same lock.
 func (d *Daemon) lockDirectory(dir string) (done func()) {
 	d.mu.Lock()
 	if d.dirLocks[dir] == nil {
@@ -36,8 +36,8 @@ func (d *Daemon) lockDirectory(dir string) (done func()) {
 	}
 }
 
-// lockAgainstWorkers locks the file by which workers of this node (engine.py) wait for us and we for them. nil: it
-// cannot be had, and the worst is a tracker that goes back.
+// lockAgainstWorkers takes the file lock that workers of this node (engine.py) hold while they complete a save. nil:
+// the lock cannot be had; at worst a tracker goes back.
 func (d *Daemon) lockAgainstWorkers(dir string) *os.File {
 	sum := sha256.Sum256([]byte(dir))
 	path := filepath.Join(d.cfg.Dir.Path(), "turn-"+hex.EncodeToString(sum[:8]))

@@ -28,7 +28,7 @@ func (d *Daemon) fetch(ctx context.Context, r request) {
 		return p.key == w.Key()
 	}
 	if d.until(ctx, known) != nil {
-		return // nobody answered in time: what is here counts
+		return // no answer in time: use the saves of this node
 	}
 	gone := map[int]bool{}
 	for _, h := range p.holders(w.GroupRank, r, d.restorable(r)) {
@@ -51,9 +51,8 @@ type holder struct {
 	copy coordinator.Copy
 }
 
-// holders are the nodes that have something newer for the rank and directory of r than what is here: first the saves
-// that are whole, then those of which the most shards are left, for only whole ones can be loaded, and the newest of
-// these.
+// holders are the nodes that have a newer save for the rank and directory of r than this node. Complete saves are
+// first, because only those can be loaded, then those with the most shards left. Among equals the newest is first.
 func (p *peers) holders(self int, r request, have []restorable) []holder {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,9 +13,8 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// mountIdentity is what a directory stood on when it was committed to: the inodes of it and of the directories above
-// it, by path. A directory that somebody has deleted still stands on the same ground; when storage is no longer mounted
-// there is another one below its path.
+// mountIdentity are the inodes, by path, of a directory and of its parents at the time of a commit. If the directory is
+// deleted, its parents keep their inodes. If its storage is unmounted, a parent has another inode.
 type mountIdentity map[string]inode
 
 type inode struct {
@@ -35,7 +34,7 @@ func inodeOf(path string) (inode, error) {
 	return inode{uint64(st.Dev), st.Ino}, nil
 }
 
-// mountIdentityOf returns the ground of a directory without links. What cannot be seen is left out.
+// mountIdentityOf returns the identity of a directory without links. Paths that cannot be read are left out.
 func mountIdentityOf(dir string) mountIdentity {
 	g := mountIdentity{}
 	for path := dir; ; path = filepath.Dir(path) {
@@ -48,7 +47,7 @@ func mountIdentityOf(dir string) mountIdentity {
 	}
 }
 
-// matches reports whether what is left of dir and of the directories above it is what it was.
+// matches reports whether the lowest directory that still exists, of dir and its parents, has the recorded inode.
 func (g mountIdentity) matches(dir string) bool {
 	for path := dir; ; path = filepath.Dir(path) {
 		id, err := inodeOf(path)
@@ -59,9 +58,8 @@ func (g mountIdentity) matches(dir string) bool {
 	}
 }
 
-// checkMounted fails when a directory that was committed to is without a trace of that, and something else is in its
-// place: what was mounted there is not, and what is written now would be lost when it is. One that was deleted is made
-// anew.
+// checkMounted fails when a directory has lost all its commits and its identity does not match: its storage is not
+// mounted, and files written now would be hidden by the next mount. A directory that was deleted is created again.
 func (d *Daemon) checkMounted(dir string) error {
 	d.mu.Lock()
 	g, known := d.used[dir]
@@ -81,7 +79,7 @@ func (d *Daemon) checkMounted(dir string) error {
 		dir, commit.MetaDir(dir))
 }
 
-// recordMount records what the directory of j stands on while j is written: after the commit it may be something else.
+// recordMount records the mount identity of j's directory while j is written: after the commit it may have changed.
 func (d *Daemon) recordMount(j *save) {
 	root, err := d.cfg.FS.Resolve(j.meta.Dir)
 	if err != nil {

@@ -18,13 +18,13 @@ import (
 //	led -- its connection ends without a good-bye, or Gone is closed --> awaitLauncher
 //	awaitLauncher -- a launcher connects ------------------------------> led
 //	awaitLauncher -- orphanGrace is over ------------------------------> saveAll, at most for orphanSaves
-//	saveAll       -- a launcher connects ------------------------------> led; what was begun goes on
+//	saveAll       -- a launcher connects ------------------------------> led; begun saves continue
 //	saveAll       -- all is saved, or time is over --------------------> Config.Orphaned, which ends the process
 //
 // A daemon that was spawned also ends when another launcher has locked the runtime directory, or that is gone.
 
-// launcherConnected books the launcher's connection. Another launcher's job may have emptied its directory; the same
-// one has only connected anew.
+// launcherConnected records the launcher's connection. The job of another launcher may have emptied its directory; the
+// same launcher has only reconnected.
 func (d *Daemon) launcherConnected(s *session, launcher string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -37,8 +37,8 @@ func (d *Daemon) launcherConnected(s *session, launcher string) {
 	d.changedLocked()
 }
 
-// launcherDisconnected follows the end of a launcher's connection: a launcher that lives connects anew, within
-// orphanGrace where nothing else tells of its death.
+// launcherDisconnected handles the end of a launcher's connection. A live launcher reconnects within orphanGrace;
+// without Config.Gone nothing else shows its death.
 func (d *Daemon) launcherDisconnected(s *session) {
 	d.mu.Lock()
 	delete(d.leaders, s)
@@ -51,7 +51,7 @@ func (d *Daemon) launcherDisconnected(s *session) {
 	}
 }
 
-// watchLauncher waits for the death of the launcher, whoever still holds its connections.
+// watchLauncher waits for the death of the launcher, even if another process still holds its connections.
 func (d *Daemon) watchLauncher() {
 	select {
 	case <-d.cfg.Gone:
@@ -60,7 +60,7 @@ func (d *Daemon) watchLauncher() {
 	}
 }
 
-// launcherConnectedLocked reports whether a launcher is connected. What one that is dead has sent may be read late.
+// launcherConnectedLocked reports whether a launcher is connected. Messages of a dead one may be read late.
 func (d *Daemon) launcherConnectedLocked() bool {
 	select {
 	case <-d.cfg.Gone:
@@ -70,7 +70,8 @@ func (d *Daemon) launcherConnectedLocked() bool {
 	}
 }
 
-// awaitLauncher waits for a connection of a launcher. Without one it saves what is in memory, and is done.
+// awaitLauncher waits for a connection of a launcher. Without one it saves memory to disk, and calls
+// Config.Orphaned.
 func (d *Daemon) awaitLauncher(patience time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -96,7 +97,8 @@ func (d *Daemon) awaitLauncher(patience time.Duration) {
 	})
 }
 
-// saveOrphaned is what a daemon without a launcher does; saved is false when one came before everything was saved.
+// saveOrphaned saves memory to disk when there is no launcher. saved is false when one connected before everything
+// was saved.
 func (d *Daemon) saveOrphaned(patience time.Duration) (left int, saved bool) {
 	ctx, cancel := context.WithTimeout(d.ctx, orphanSaves)
 	defer cancel()
@@ -109,7 +111,7 @@ func (d *Daemon) saveOrphaned(patience time.Duration) (left int, saved bool) {
 	if d.until(grace, d.launcherConnectedLocked) == nil {
 		return 0, false
 	}
-	d.wg.Go(func() { // saving stops when one comes
+	d.wg.Go(func() { // saving stops when one connects
 		if d.until(ctx, d.launcherConnectedLocked) == nil {
 			came.Store(true)
 			cancel()
@@ -125,7 +127,7 @@ func (d *Daemon) saveOrphaned(patience time.Duration) (left int, saved bool) {
 	return left, !came.Load()
 }
 
-// saveAll writes what is in memory, after what an earlier daemon has left, until ctx ends.
+// saveAll writes memory to disk, after the saves of an earlier daemon, until ctx ends.
 func (d *Daemon) saveAll(ctx context.Context) (left int) {
 	select {
 	case <-d.takenOver:
@@ -136,9 +138,8 @@ func (d *Daemon) saveAll(ctx context.Context) (left int) {
 	return d.Drain(ctx, orphanSaves)
 }
 
-// watchDirectory calls end when another launcher has taken the directory over: the daemon of that one waits for this
-// one's end, and goes on with what is there. So it does when the directory is gone: nobody can find what this daemon
-// holds.
+// watchDirectory calls end when another launcher has taken the directory over: its daemon waits until this one ends,
+// and then continues with the segments. It also calls end when the directory is gone: then no daemon can find them.
 func (d *Daemon) watchDirectory(ctx context.Context, end func()) {
 	t := time.NewTicker(yieldEvery)
 	defer t.Stop()

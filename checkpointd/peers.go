@@ -16,25 +16,25 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// anyRank stands for a save whose every holder has the full state.
+// anyRank is the rank of a copy that every rank can load: each holder has the full state.
 const anyRank = -1
 
-// Times for nodes whose daemon is away: it may be started again and listen elsewhere.
+// Times for nodes whose daemon does not answer: it may be started again and listen elsewhere.
 const (
 	awayFirst     = 250 * time.Millisecond // until a copy is tried again; doubles
 	awayMost      = 8 * time.Second        // up to this
 	fetchFirst    = 100 * time.Millisecond // until a fetch is tried again; doubles
-	fetchTries    = 5                      // then it is given up
+	fetchTries    = 5                      // then the fetch fails
 	renewPatience = 2 * time.Second        // for a coordinator that has lost its memory
 	pinPatience   = time.Second            // for a writer that is about to unlock its segment
 )
 
 // peers keeps copies of our shards on other nodes, and theirs here.
 //
-// For each epoch it asks the coordinator once who is where (exchange), and again for a node that cannot be reached
-// (renew). Until the answer is there key is "", nobody is a partner, and pending copies wait. Of every origin only the
-// newest save is copied: pending has it until all partners have it or have refused it, given afterwards, so that
-// partners that change get it, too. mu is taken after Daemon.mu.
+// For each epoch it asks the coordinator once for the addresses of all nodes (exchange), and again for a node that
+// cannot be reached (renew). Until the answer arrives key is "", there are no partners, and pending copies wait. Only
+// the newest save of every origin is copied. It is pending until all partners have it or have refused it, and copied
+// afterwards, so that new partners get it, too. mu is taken after Daemon.mu.
 type peers struct {
 	d      *Daemon
 	nodes  int // that hold each shard, this one included
@@ -101,10 +101,10 @@ func (p *peers) close() {
 	p.wg.Wait()
 }
 
-// exchange learns, in the background, who else is in the epoch and what they hold.
+// exchange asks, in the background, for the other nodes of the epoch and their holdings.
 func (p *peers) exchange(w World) {
 	p.mu.Lock()
-	p.key, p.known, p.partners = "", nil, nil // those of another epoch
+	p.key, p.known, p.partners = "", nil, nil // they belong to another epoch
 	clear(p.unreachable)
 	clear(p.copied)
 	for _, a := range p.pending {
@@ -129,15 +129,15 @@ func (p *peers) exchange(w World) {
 	})
 }
 
-// ask tells the coordinator where this node is and what it holds, and learns the same of the others.
+// ask sends the coordinator the address and the holdings of this node, and returns those of all nodes.
 func (p *peers) ask(ctx context.Context, w World, patience time.Duration) ([]coordinator.Peer, error) {
 	self := coordinator.Peer{Node: w.GroupRank, Addr: net.JoinHostPort(p.d.cfg.Addr, strconv.Itoa(p.port)),
 		Switch: p.d.cfg.Switch, Copies: p.d.holds()}
 	return p.d.cfg.Remote.Peers(ctx, w.Key(), self, w.GroupWorldSize, patience)
 }
 
-// setNodes takes in what the coordinator knows. Nodes that it does not know any more, because it has lost its memory,
-// are where they were.
+// setNodes records the nodes that the coordinator knows. Nodes that it has forgotten, because it has lost its memory,
+// keep their addresses.
 func (p *peers) setNodes(w World, all []coordinator.Peer) {
 	p.mu.Lock()
 	if p.key == w.Key() {
@@ -186,7 +186,7 @@ func (p *peers) wakePush() {
 	}
 }
 
-// holds lists what this node could give to others.
+// holds lists the saves that this node can give to others.
 func (d *Daemon) holds() []coordinator.Copy {
 	var out []coordinator.Copy
 	d.eachHeld(func(_ string, _ *segment, h shm.Header, m shm.Meta) {

@@ -16,9 +16,9 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// A preparedRecord stands for a shard that is durable and not committed. When its segment is settled the worker may
-// save over it, so a daemon that is killed then would have left nothing by which the next one could go on: that one
-// finds the record, in the runtime directory.
+// A preparedRecord stands for a shard that is durable and not committed. When its segment is released the worker may
+// save over it. If the daemon is killed then, the next one needs this record, in the runtime directory, to commit the
+// shard.
 type preparedRecord struct {
 	Segment string          `json:"segment"` // that held it, and may still
 	Seq     uint64          `json:"seq"`
@@ -80,7 +80,7 @@ func (d *Daemon) loadPrepared() (saves []*save) {
 	return saves
 }
 
-// maxRecord bounds what an earlier daemon has noted in one file, in bytes.
+// maxRecord bounds one file of an earlier daemon, in bytes.
 const maxRecord = 16 << 20
 
 func (d *Daemon) readPrepared(path string) (*save, error) {

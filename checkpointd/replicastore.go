@@ -11,17 +11,17 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// replicaStore is where copies lie: for each owner one more than it has checkpoint directories, at least two. The
-// newest complete one of a directory is never touched; the next copy goes into the memory of another, or takes its
-// place.
+// replicaStore keeps the copies of other nodes' shards: for each owner one more than it has checkpoint directories, at
+// least two. The newest complete copy of a directory is never touched. The next copy reuses the memory of another one,
+// or replaces it.
 type replicaStore struct{ d *Daemon }
 
 const (
-	// reuseTries and reusePause bound the wait for those who look at a copy for a moment. One that loads it takes
-	// longer, and is not waited for.
+	// reuseTries and reusePause bound the wait for readers that pin a copy briefly. A reader that loads it takes longer,
+	// and is not waited for.
 	reuseTries = 5
 	reusePause = 10 * time.Millisecond
-	// maxSlots bounds the copies of an owner, fewSlots is what it has in any case.
+	// maxSlots bounds the copies of an owner; fewSlots is the minimum.
 	maxSlots, fewSlots = 16, 2
 )
 
@@ -101,7 +101,7 @@ func (a replicaSlot) after(m shm.Meta) bool {
 	return a.step > m.Step
 }
 
-// compare is negative for what is to be given up first.
+// compare is negative if a is to be replaced before b.
 func (a replicaSlot) compare(b replicaSlot) int {
 	if a.empty() != b.empty() && a.saved.Equal(b.saved) {
 		if a.empty() {
@@ -112,7 +112,8 @@ func (a replicaSlot) compare(b replicaSlot) int {
 	return cmp.Or(a.saved.Compare(b.saved), cmp.Compare(a.step, b.step))
 }
 
-// empty says that there is nothing to lose. What cannot be read for another reason may be the newest copy.
+// empty reports that the slot has nothing to lose. A slot that cannot be read for another reason may have the newest
+// copy.
 func (a replicaSlot) empty() bool {
 	return errors.Is(a.err, shm.ErrIncomplete) || errors.Is(a.err, fs.ErrNotExist)
 }
@@ -125,7 +126,7 @@ func (s replicaStore) slot(rank, k int) replicaSlot {
 		return out
 	}
 	out.seg = opened.seg
-	h, err := out.seg.Header() // before Pin: what comes in after that has another seq
+	h, err := out.seg.Header() // before Pin: a copy that is received later has another seq
 	if err != nil {
 		out.err = err
 		return out

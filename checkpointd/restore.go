@@ -23,8 +23,8 @@ type restorable struct {
 	Framework string `json:"framework"`
 }
 
-// restorables lists what the asking rank may load from memory. With a timeout it first lets the writes for that
-// directory end and fetches copies from peers.
+// restorables lists the saves in memory that the rank of r may load. With a timeout it first waits for the writes to
+// that directory and fetches copies from peers.
 func (d *Daemon) restorables(ctx context.Context, r request) (reply, error) {
 	d.scan()
 	if r.timeout() > 0 {
@@ -39,7 +39,7 @@ func (d *Daemon) restorables(ctx context.Context, r request) (reply, error) {
 
 // awaitWrites waits until nothing of dir is on its way to the disk.
 func (d *Daemon) awaitWrites(ctx context.Context, dir string) {
-	_ = d.until(ctx, func() bool { // after the timeout what is committed counts
+	_ = d.until(ctx, func() bool { // after the timeout only committed saves count
 		return d.breakpoints == 0 && !slices.ContainsFunc(d.saves,
 			func(j *save) bool { return j.meta.Dir == dir && !j.phase.terminal() && !j.stuck })
 	})

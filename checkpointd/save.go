@@ -21,10 +21,10 @@ import (
 //	   |           |            |
 //	   +-----------+------------+--> superseded, failed
 //
-// A save that is resumed, whose files an earlier daemon has written, begins with prepared; one that storage already has
-// is committed at once. Within prepared the coordinator leads through intent, placed and published: a save that fails
-// after the intent keeps its files, and recovery completes it. What is over stays over; only a breakpoint may launch a
-// second attempt at a shard that was given up.
+// A save that is resumed begins with prepared, because an earlier daemon has written its files. A save that storage
+// already has is committed at once. Within prepared the coordinator leads through intent, placed and published: a save
+// that fails after the intent keeps its files, and recovery completes it. The last three phases are final; only a
+// breakpoint may launch a second attempt at a shard that was aborted.
 type phase string
 
 const (
@@ -38,9 +38,9 @@ const (
 
 func (p phase) terminal() bool { return p == committed || p == superseded || p == failed }
 
-// save is one shard of a save on its way to the disk. Its goroutine (Daemon.run) owns it; what others read is guarded
-// by Daemon.mu. The segment may be saved over at any time: until the entry is there, whoever reads it pins it and
-// compares seq.
+// save is one shard of a save on its way to the disk. Its goroutine (Daemon.run) owns it; fields that others read are
+// guarded by Daemon.mu. The segment may be saved over at any time: until entry is set, a reader must pin it and compare
+// seq.
 type save struct {
 	seg         *segment // nil: it holds a newer save by now
 	seq         uint64
@@ -52,18 +52,18 @@ type save struct {
 	waits       context.Context         // ends when it is of no use to wait for the other shards
 	stopWaiting context.CancelCauseFunc // ends waits
 
-	entry   *commit.Entry // what is durable; nil: nothing yet
+	entry   *commit.Entry // the durable files; nil: none yet
 	resumed bool          // entry is an earlier daemon's work
 	release func()        // lets go of the segment, which is pinned; nil: it is not
 
 	// Guarded by Daemon.mu.
 	phase         phase
 	err           error
-	secondAttempt bool // a breakpoint's: it was given up before
-	logged        bool // why it was given up
+	secondAttempt bool // a breakpoint's: the first was aborted
+	logged        bool // the reason of the abort
 	bytes, done   int64
 	mount         mountIdentity
-	stuck         bool // has waited for other shards for long: nobody should wait for it
+	stuck         bool // has waited for other shards for long: do not wait for it
 }
 
 var (
@@ -72,7 +72,7 @@ var (
 	errPartial    = errors.New("a worker of this node has ended without its shard, or has saved over it")
 )
 
-// start puts a shard on its way to the disk, unless it is there or on the way, or was given up.
+// start puts a shard on its way to the disk, unless it is there, on the way, or aborted.
 func (d *Daemon) start(s *segment, h shm.Header, m shm.Meta) *save {
 	return d.launch(newSave(s, h.Seq, h.Saved, m))
 }
@@ -85,8 +85,8 @@ func newSave(s *segment, seq uint64, saved time.Time, m shm.Meta) *save {
 	return j
 }
 
-// launch runs j, unless the same shard was launched before: a save that was given up stays given up, for all its shards
-// alike, but for the second attempt that a breakpoint may make.
+// launch runs j, unless the same shard was launched before. An aborted save stays aborted for all its shards, except
+// for the second attempt that a breakpoint may make.
 func (d *Daemon) launch(j *save) *save {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -150,7 +150,7 @@ func (d *Daemon) run(j *save) {
 		d.finish(j, failed, errOutdated)
 		return
 	}
-	if d.already(j) { // an earlier daemon committed it, and may not have said so
+	if d.already(j) { // an earlier daemon committed it, and may not have reported it
 		if j.meta.Shard == 0 {
 			_, _ = d.coordinatorOf(j.meta).Post(ctx, reportOf(j, coordinator.Published, commit.Entry{}))
 		}
@@ -164,7 +164,7 @@ func (d *Daemon) run(j *save) {
 		err = d.flush(ctx, j)
 	}
 	switch {
-	case d.ctx.Err() != nil && err != nil: // the next daemon goes on
+	case d.ctx.Err() != nil && err != nil: // the next daemon continues
 	case err == nil, errors.Is(err, coordinator.ErrCommitted), d.already(j):
 		d.finish(j, committed, nil)
 	case errors.Is(err, errSuperseded), errors.Is(err, commit.ErrSuperseded):
@@ -179,7 +179,8 @@ func (d *Daemon) run(j *save) {
 	}
 }
 
-// gone reports whether somebody has removed what was written, by an earlier daemon perhaps. Memory may still have it.
+// gone reports whether the written files have been removed, perhaps those of an earlier daemon. Memory may still have
+// the shard.
 func (d *Daemon) gone(ctx context.Context, j *save, err error) bool {
 	if j.entry == nil || !errors.Is(err, fs.ErrNotExist) {
 		return false
@@ -188,7 +189,7 @@ func (d *Daemon) gone(ctx context.Context, j *save, err error) bool {
 	return gone && err == nil
 }
 
-// flush makes the shard durable, lets its segment go, and commits it.
+// flush makes the shard durable, releases its segment, and commits it.
 func (d *Daemon) flush(ctx context.Context, j *save) error {
 	if j.entry == nil {
 		var entry commit.Entry
@@ -204,9 +205,9 @@ func (d *Daemon) flush(ctx context.Context, j *save) error {
 	return d.commit(ctx, j, *j.entry)
 }
 
-// markDurable records that the shard is prepared, and only then lets its segment go. A worker that had it before would
-// find a save that the disk still wants, take its place and say that the step is dropped, while we go on to commit it.
-// A segment without a record is kept until the save is over.
+// markDurable records that the shard is prepared, and only then releases its segment. A worker that had it earlier
+// would find a save that the disk still wants, save over it and report the step as dropped, while we commit it. A
+// segment without a record is kept until the save is over.
 func (d *Daemon) markDurable(j *save) {
 	if err := d.keepPrepared(j, *j.entry); err != nil {
 		d.log.Debug("a segment stays in use until its save is committed", "err", err)
@@ -230,7 +231,7 @@ var (
 )
 
 // watchStorage ends a wait for other shards when storage shows that it is of no use: others may have completed the
-// save, or gone on without it, and be dead.
+// save, or continued without it, and be dead.
 func (d *Daemon) watchStorage(j *save) (stop func()) {
 	ctx, cancel := context.WithCancel(j.ctx)
 	gone := make(chan struct{})
@@ -259,7 +260,7 @@ func (d *Daemon) checkStorage(j *save) {
 	}
 }
 
-// outdated reports whether workers that were started later have gone on from another state, or have saved the same
+// outdated reports whether workers that were started later have continued from another state, or have saved the same
 // step.
 func (d *Daemon) outdated(j *save) bool {
 	later := func(m commit.Manifest) bool { return m.Epoch != j.meta.Epoch && m.Overtakes(j.made(), true) }
@@ -270,7 +271,7 @@ func (d *Daemon) outdated(j *save) bool {
 	return ok && m.ID != j.meta.Save && later(m)
 }
 
-// made is what tells when the save was made, for comparisons.
+// made returns j as a manifest with the fields that order saves, for comparisons.
 func (j *save) made() commit.Manifest {
 	return commit.Manifest{Save: commit.Save{Epoch: j.meta.Epoch, Saved: j.saved}}
 }
@@ -302,8 +303,8 @@ func saveOf(j *save) commit.Save {
 	return s
 }
 
-// abort tells the other shards that this save will not be complete, and removes what was written of ours. When the
-// leader may be past its intent, the files stay: recovery completes the save.
+// abort reports to the other shards that this save will not be complete, and removes our files. When the leader may be
+// past its intent, the files stay: recovery completes the save.
 func (d *Daemon) abort(j *save, cause error) {
 	if errors.Is(cause, coordinator.ErrStalled) {
 		return
@@ -330,7 +331,7 @@ func (d *Daemon) setPhase(j *save, to phase) {
 	d.changedLocked()
 }
 
-// finish books the end of a save and lets its segment go.
+// finish records the end of a save and releases its segment.
 func (d *Daemon) finish(j *save, to phase, err error) {
 	switch to {
 	case committed:
@@ -367,8 +368,7 @@ func (d *Daemon) finish(j *save, to phase, err error) {
 	d.changedLocked()
 }
 
-// logOnce says why a save was given up, in one line for all its shards on this node: the first to know tells the
-// others.
+// logOnce logs the reason of an abort, in one line for all shards of the save on this node.
 func (d *Daemon) logOnce(j *save, level slog.Level, text string, more ...any) {
 	d.mu.Lock()
 	said := slices.ContainsFunc(d.saves, func(o *save) bool { return o.meta.Save == j.meta.Save && o.logged })

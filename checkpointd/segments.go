@@ -18,7 +18,7 @@ type segment struct {
 	seen uint64
 }
 
-// pin holds the save seq against its writer. A writer publishes before it unlocks and may lose the CPU between: as long
+// pin protects the save seq from its writer. A writer publishes before it unlocks and may lose the CPU between: as long
 // as a busy segment has the same seq the save is there, and is waited for until ctx ends. errSuperseded: it is gone.
 func (s *segment) pin(ctx context.Context, seq uint64) (*shm.Pinned, error) {
 	pause := retry.Backoff{First: busyFirst, Most: busyMost}
@@ -44,7 +44,7 @@ func (s *segment) pin(ctx context.Context, seq uint64) (*shm.Pinned, error) {
 	}
 }
 
-// ours tells a worker's segment from a copy of another node's.
+// ours distinguishes a worker's segment from a copy of another node's.
 func ours(name string) bool { return strings.HasPrefix(name, "seg/") }
 
 // rescan asks for another look at the segments; it never blocks.
@@ -67,7 +67,7 @@ func (d *Daemon) scanLoop() {
 	}
 }
 
-// scan opens new segments, forgets removed ones and queues what the disk and the peers wait for.
+// scan opens new segments, forgets removed ones and queues new saves for the disk and the peers.
 func (d *Daemon) scan() {
 	d.scanning.Lock()
 	defer d.scanning.Unlock()
@@ -93,7 +93,7 @@ func (d *Daemon) scan() {
 	d.forget(present)
 }
 
-// open returns the segment of that name, opened anew when the worker has replaced it.
+// open returns the segment of that name, opened again when the worker has replaced it.
 func (d *Daemon) open(name string) (*segment, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -132,7 +132,7 @@ func (d *Daemon) queue(s *segment) {
 	}
 	h, m, err := s.seg.Peek()
 	if err != nil {
-		return // being written anew; its worker will tell
+		return // being written again; its worker will report it
 	}
 	s.seen = h.Seq
 	if h.Disk && h.Durable < h.Seq {

@@ -62,7 +62,7 @@ type session struct {
 	left int  // with so many saves that are not on disk
 }
 
-// serve answers one connection, if it comes from our own user or from root.
+// serve answers one connection, if it belongs to our own user or to root.
 func (d *Daemon) serve(c net.Conn) {
 	if err := peerAllowed(c); err != nil {
 		d.log.Warn("refused a connection to the control socket", "err", err)
@@ -206,7 +206,7 @@ func (s *session) do(ctx context.Context, r request) (reply, error) {
 	return nil, fmt.Errorf("operation %q is unknown to this version", r.Op)
 }
 
-// protocolVersion is what hello agrees on.
+// protocolVersion is the version that hello agrees on.
 const protocolVersion = 1
 
 func (s *session) hello(r request) (reply, error) {
@@ -219,7 +219,7 @@ func (s *session) hello(r request) (reply, error) {
 	return reply{"v": protocolVersion, "pid": os.Getpid()}, nil
 }
 
-// pressure is what a worker learns after each save.
+// pressure is the reply that a worker gets after each save.
 func (d *Daemon) pressure() reply {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -239,7 +239,7 @@ func (d *Daemon) end(ctx context.Context, r request) (left int, err error) {
 	}
 	d.recovered = map[string]bool{}
 	d.mu.Unlock()
-	for dir := range dirs { // what is left of workers and daemons that died
+	for dir := range dirs { // leftovers of workers and daemons that died
 		d.recoverDir(ctx, dir)
 	}
 	if left == 0 {
@@ -270,7 +270,7 @@ func (d *Daemon) verify(ctx context.Context, r request) (reply, error) {
 	return reply{"good": true, "reason": ""}, nil
 }
 
-// loaded says once for each epoch of this node what its workers go on from.
+// loaded logs, once for each epoch of this node, the step that its workers continue from.
 func (d *Daemon) loaded(r request) {
 	d.mu.Lock()
 	key := fmt.Sprint(d.world.Key(), r.Dir, r.Step, r.Source)

@@ -10,7 +10,7 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// Status is what the daemon knows now.
+// Status is the present state of the daemon.
 type Status struct {
 	World    World             `json:"world"`
 	Trouble  string            `json:"note,omitempty"`
@@ -98,7 +98,7 @@ func (d *Daemon) reportAges() {
 		case <-t.C:
 			if st := d.Status(); len(st.Ranks) > 0 {
 				ctx, cancel := context.WithTimeout(d.ctx, agesEvery)
-				_ = d.cfg.Remote.Ages(ctx, st.World.GroupRank, st.Ranks) // told again soon
+				_ = d.cfg.Remote.Ages(ctx, st.World.GroupRank, st.Ranks) // repeated soon
 				cancel()
 			}
 		case <-d.ctx.Done():

@@ -84,15 +84,15 @@ func (d *Daemon) retry(ctx context.Context, j *save, step func() error) error {
 func (d *Daemon) rest(ctx context.Context, j *save, pause time.Duration) (step int64, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
-	_ = d.until(ctx, func() bool { // the next try comes then
+	_ = d.until(ctx, func() bool { // after the pause the next try follows
 		step, ok = d.laterLocked(j)
 		return ok
 	})
 	return step, ok
 }
 
-// laterLocked returns the step of a committed save of the same shard and directory that was made after j, of which
-// nothing is durable. Later by the clock of one node: steps may go back.
+// laterLocked returns the step of a committed save of the same shard and directory that was made after j; false if
+// files of j are durable. Later is by the clock of one node: steps may go back.
 func (d *Daemon) laterLocked(j *save) (step int64, ok bool) {
 	if j.entry != nil {
 		return 0, false
@@ -107,8 +107,8 @@ func (d *Daemon) laterLocked(j *save) (step int64, ok bool) {
 	return d.saves[i].meta.Step, true
 }
 
-// overtaken is laterLocked for what is on disk, too. Clocks of several nodes may differ, so in one epoch the step must
-// be a later one as well.
+// overtaken is laterLocked with the disk included. Clocks of several nodes may differ, so in one epoch the step must be
+// a later one as well.
 func (d *Daemon) overtaken(j *save) (step int64, ok bool) {
 	d.mu.Lock()
 	step, ok = d.laterLocked(j)
@@ -120,7 +120,7 @@ func (d *Daemon) overtaken(j *save) (step int64, ok bool) {
 	return m.Step, ok && m.Saved.After(j.saved) && (m.Epoch != j.meta.Epoch || m.Step > j.meta.Step)
 }
 
-// permanent tells errors that waiting does not repair. A device that is gone may come back.
+// permanent reports errors that waiting does not repair. A device that is gone may come back.
 func permanent(err error) bool {
 	return slices.ContainsFunc([]error{
 		commit.ErrSuperseded, commit.ErrBegun, errLost, fsx.ErrNotRegular, fsx.ErrTooLong, fs.ErrPermission,
@@ -129,7 +129,7 @@ func permanent(err error) bool {
 	}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// recordTrouble books a failed write, and makes room when the storage is full.
+// recordTrouble records a failed write, and makes room when the storage is full.
 func (d *Daemon) recordTrouble(ctx context.Context, j *save, err error) {
 	text := "storage: " + err.Error()
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
@@ -147,8 +147,8 @@ func (d *Daemon) recordTrouble(ctx context.Context, j *save, err error) {
 	d.mu.Unlock()
 }
 
-// isNewTrouble books what is wrong with the storage of j, and reports whether that is news: all saves of a directory
-// have the same trouble, and each of them many times.
+// isNewTrouble records the error of j's storage, and reports whether it is new: all saves of a directory have the same
+// error, and each of them many times.
 func (d *Daemon) isNewTrouble(j *save, err error, text string) bool {
 	cause := err.Error()
 	if no, ok := errors.AsType[syscall.Errno](err); ok {
@@ -163,7 +163,7 @@ func (d *Daemon) isNewTrouble(j *save, err error, text string) bool {
 	return true
 }
 
-// clearTrouble books that the storage of j does what it is told, or that nobody waits for it.
+// clearTrouble records that the storage of j works, or that no save waits for it.
 func (d *Daemon) clearTrouble(j *save) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -10,8 +10,7 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// takeOver takes over what an earlier daemon left: saves that the disk still waits for, and commits that were under
-// way.
+// takeOver takes over from an earlier daemon: saves that the disk still waits for, and unfinished commits.
 func (d *Daemon) takeOver() {
 	resumed, dirs, epochs := d.loadPrepared(), map[string]bool{}, map[string]bool{}
 	d.eachHeld(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir], epochs[m.Epoch] = true, true })
@@ -36,7 +35,7 @@ func (d *Daemon) takeOver() {
 	d.scan()
 }
 
-// recoverDir finishes or removes what interrupted commits left in dir, but for what is to be gone on with.
+// recoverDir finishes or removes interrupted commits in dir, except those of resumed saves.
 func (d *Daemon) recoverDir(ctx context.Context, dir string, resumed ...*save) {
 	d.mu.Lock()
 	done := d.recovered[dir]

@@ -13,12 +13,12 @@ import (
 )
 
 // Drain waits until no save is on its way to the disk and returns how many are not on disk then: still on their way
-// after the timeout, given up, or kept in memory because the nodes could not agree on what to save.
+// after the timeout, aborted, or kept in memory because the nodes could not agree on a save.
 func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 	d.scan()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	_ = d.until(ctx, func() bool { return d.breakpoints == 0 && d.pendingLocked() == 0 }) // what is left is counted
+	_ = d.until(ctx, func() bool { return d.breakpoints == 0 && d.pendingLocked() == 0 }) // the rest is counted
 	d.mu.Lock()
 	left, lost := d.breakpoints+d.pendingLocked(), d.lostLocked()
 	undecided := slices.Collect(maps.Values(d.undecided))
@@ -49,7 +49,7 @@ func (d *Daemon) inFlightLocked(dir string) (out []*save) {
 	return out
 }
 
-// lostLocked lists the newest save of each shard that was given up: this daemon has brought nothing newer to the disk.
+// lostLocked lists the newest save of each shard that was aborted: this daemon has brought nothing newer to the disk.
 func (d *Daemon) lostLocked() (lost []*save) {
 	type key struct {
 		dir   string
@@ -71,8 +71,8 @@ func (d *Daemon) lostLocked() (lost []*save) {
 	return lost
 }
 
-// replaced reports whether the disk has j, or a later save: others may have completed what was given up here, and a
-// node that came back writes its shards itself, of which this one had copies.
+// replaced reports whether the disk has j, or a later save. Other nodes may have completed a save that was aborted
+// here. A node that came back writes its own shards, of which this node had copies.
 func (d *Daemon) replaced(j *save) bool {
 	m, ok := d.tracked(j.meta.Dir)
 	return d.already(j) || ok && m.Overtakes(j.made(), true)
@@ -83,7 +83,7 @@ func (d *Daemon) wait(ctx context.Context, r request) (int64, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout(),
 		fmt.Errorf("step %d was not committed within %s", r.Step, r.timeout()))
 	defer cancel()
-	pause := retry.Backoff{First: 50 * time.Millisecond, Most: time.Second} // other nodes do not tell
+	pause := retry.Backoff{First: 50 * time.Millisecond, Most: time.Second} // other nodes send no notice
 	for {
 		d.mu.Lock()
 		news := d.changed
@@ -123,7 +123,7 @@ func (d *Daemon) timeoutError(ctx context.Context) error {
 	return err
 }
 
-// newestLocked finds what is asked for among the saves that went through this daemon.
+// newestLocked finds the save of a request among those of this daemon.
 func (d *Daemon) newestLocked(r request) *save {
 	for _, j := range slices.Backward(d.saves) {
 		if j.meta.Dir == r.Dir && j.meta.Step == r.Step && (r.Save == "" || j.meta.Save == r.Save) {

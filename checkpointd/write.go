@@ -99,13 +99,13 @@ func (d *Daemon) writeFile(ctx context.Context, j *save, p *shm.Pinned, i int, t
 	return sealing.Sum()
 }
 
-// source is a file's image as fsx wants it, counting what has been asked for.
+// source is a file's image as an fsx.Source that counts the requested bytes.
 type source struct {
 	bytes []byte
 	ready func(ctx context.Context, end int64) error // waits until the checksums up to end are in bytes
 	d     *Daemon
 	j     *save
-	at    int64 // what has been asked for
+	at    int64 // requested bytes
 }
 
 func (s *source) Len() int64    { return int64(len(s.bytes)) }
