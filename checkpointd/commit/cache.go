@@ -14,23 +14,23 @@ import (
 const (
 	// cacheLimit is about how many bytes a Cache takes: fifteen thousand steps of 64 files.
 	cacheLimit = 16 << 20
-	// stampGrain is longer than the time between two stamps that any file system can tell apart.
+	// stampGrain is longer than the timestamp granularity of any file system.
 	stampGrain = 3 * time.Second
 )
 
-// Cache remembers manifests in short, so that a commit does not read those of all steps that stay. The zero value is
-// ready. Any number of Stores may share one, for any directories.
+// Cache remembers the essence of manifests, so that a commit does not read those of all steps that stay. The zero value
+// is ready. Any number of Stores may share one, for any directories.
 type Cache struct {
 	mu   sync.Mutex
 	dirs map[string]memory
 }
 
-// memory is manifests in short, by what a listing says of their files: one that was replaced is not found any more.
+// memory are cached manifests by directory entry: a file that was replaced has another entry, and is not found.
 type memory map[fsx.Entry]*brief
 
-// brief is what the fate of other steps depends on.
+// brief is a manifest without the fields that do not affect other steps.
 type brief struct {
-	Manifest           // without the files, and what else only its own fate depends on
+	Manifest           // without the files, and fields that matter for its own step only
 	first, last string // of the paths of the files
 	sums        []uint64
 }
@@ -61,10 +61,10 @@ func (b *brief) has(sum uint64) bool {
 	return ok
 }
 
-// meets is false if the two have no file in common. Those of steps with directories of their own do not meet.
+// meets is false if the two have no file in common, as with steps in separate directories.
 func (b *brief) meets(o *brief) bool { return b.first <= o.last && o.first <= b.last }
 
-// bytes is about what b takes as part of a Cache.
+// bytes estimates the memory of b in a Cache.
 func (b *brief) bytes() int {
 	return 512 + len(b.ID) + len(b.Epoch) + len(b.first) + len(b.last) + 8*len(b.sums)
 }
@@ -76,7 +76,7 @@ func (m memory) bytes() (n int) {
 	return n
 }
 
-// known returns what is remembered of a directory. It does not change. A nil Cache remembers nothing.
+// known returns the cached manifests of a directory, which do not change. A nil Cache has none.
 func (c *Cache) known(dir string) memory {
 	if c == nil {
 		return nil
@@ -86,8 +86,8 @@ func (c *Cache) known(dir string) memory {
 	return c.dirs[dir]
 }
 
-// remember puts now in the place of what was known of a directory, as far as there is room: first the other directories
-// are forgotten, then steps of this one.
+// remember replaces the cached manifests of a directory, as far as there is room: other directories are forgotten
+// first, then steps of this one.
 func (c *Cache) remember(dir string, now memory) {
 	if c == nil {
 		return
@@ -121,8 +121,8 @@ func (d directory) briefs() ([]*brief, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the checkpoints: %w", err)
 	}
-	// Who replaces a manifest after this listing stamps it no earlier than the newest one in the listing. What has an
-	// older stamp, by enough to tell, will have another one then.
+	// A manifest that is replaced after this listing gets a time stamp no earlier than the newest one in the listing. So
+	// entries that are older by more than the granularity would get another stamp.
 	settled := lastCommit(es).Add(-stampGrain)
 	known, now := d.cache.known(d.root), memory{}
 	var all []*brief

@@ -1,16 +1,16 @@
 // Package commit makes the files of a save appear on disk all together or not at all, and finds them again.
 //
-// It has no state and no network: everything is in the checkpoint directory, and who may go on to the next phase is
-// decided elsewhere (package coordinator). The writer of a shard calls
+// It has no state and no network: everything is in the checkpoint directory, and package coordinator decides when a
+// node may enter the next phase. The writer of a shard calls
 //
 //	Plan, (writes the files), Prepared, (waits for the intent), Place, Placed
 //
 // and the writer of shard 0, when all shards are prepared, Intent, and when all are placed, Publish. Up to the intent a
-// save leaves nothing but temporary files; from the intent on it can only be completed, by the writers or by Recover.
-// Every step is durable when its call returns, and may be repeated.
+// save leaves only temporary files; after the intent it can only be completed, by the writers or by Recover. Every step
+// is durable when its call returns, and may be repeated.
 //
-// Paths in a directory are its own: a save may put files elsewhere by absolute paths, but nothing that is read back
-// from the directory makes this package write or remove files outside of it, other than those of a save that named
+// Paths read from a directory are not trusted: a save may put files elsewhere by absolute paths. But no path that is
+// read back makes this package write or remove files outside of the directory, other than those of a save that named
 // them.
 package commit
 
@@ -42,10 +42,10 @@ type Save struct {
 	ID, Epoch, Dir, Framework, Layout string // ID: letters, digits, "-" and "_"
 	Step                              int64
 	Shards, WorldSize                 int
-	Saved                             time.Time // when it was complete in memory: what orders the saves of an epoch
+	Saved                             time.Time // when it was complete in memory; orders the saves of an epoch
 	Trackers                          []Tracker // Latest need not be among them
 	Retention                         *Retention
-	// Late: others may have overtaken it, and it moves no tracker away from what was saved after it.
+	// Late is set if other saves may have overtaken it; then it moves no tracker away from later saves.
 	Late bool
 }
 
@@ -55,11 +55,11 @@ type FileEntry struct {
 	Size  int64  `json:"size"`
 	CRC   uint32 `json:"crc32"` // CRC-32 IEEE of the whole file
 	Shard int    `json:"shard"`
-	// Tmp is where the file lies before the commit, for those who pass entries on. Store itself goes by Path.
+	// Tmp is the path of the file before the commit, for code that passes entries on. Store itself uses Path.
 	Tmp string `json:"tmp,omitempty"`
 }
 
-// Entry is what one shard contributes.
+// Entry is the part of one shard.
 type Entry struct {
 	Shard int         `json:"shard"`
 	Files []FileEntry `json:"files"`
@@ -73,7 +73,7 @@ type Manifest struct {
 	Files     []FileEntry
 }
 
-// Recovered says what Recover did. The strings are the ids of saves.
+// Recovered is the result of Recover. The strings are the ids of saves.
 type Recovered struct {
 	Forward []string // completed
 	Removed []string // thrown away
@@ -85,14 +85,13 @@ type Skipped struct {
 	Reason string
 }
 
-// Store works on checkpoint directories. It has no state of its own, but for what a Cache spares it to read again, and
-// may be used concurrently.
+// Store works on checkpoint directories. It has no state of its own except the Cache, and may be used concurrently.
 type Store struct {
 	FS    fsx.FS
 	Now   func() time.Time // on the clock that stamps files, more or less
-	Cache *Cache           // for who commits often; nil: manifests are read each time
-	// OnDamaged is told of each interrupted commit, or removal, that was set aside because it can never be completed:
-	// where what is left of it is now, and why. nil: nobody is.
+	Cache *Cache           // for frequent commits; nil: manifests are read each time
+	// OnDamaged is called for each interrupted commit, or removal, that was set aside because it can never be completed.
+	// path is where its leftovers are now, why the reason. May be nil.
 	OnDamaged func(path string, why error)
 }
 
@@ -105,7 +104,7 @@ func StageDir(dir, save string) string { return filepath.Join(dir, metaDir, "sta
 var (
 	// errNoIntent is the refusal to publish a save for which no intent was written.
 	errNoIntent = errors.New("no intent was written for this save")
-	// ErrBegun is the refusal to plan or abandon a save whose intent is written: it can only be completed.
+	// ErrBegun is the refusal to plan or abort a save whose intent is written: it can only be completed.
 	ErrBegun = errors.New("the commit of this save has begun")
 	// ErrSuperseded is the refusal to begin the commit of a save after that of a later one of the same step or files.
 	ErrSuperseded = errors.New("a later save is committed")

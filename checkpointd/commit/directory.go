@@ -34,7 +34,7 @@ func (d directory) intent(id string) string {
 	return filepath.Join(d.stage(id), "intent")
 }
 
-// marker is a file by which the writer of a shard tells of a phase: "plan", "prepared" or "placed".
+// marker is a file by which the writer of a shard marks a phase: "plan", "prepared" or "placed".
 func (d directory) marker(id string, shard int, phase string) string {
 	return filepath.Join(d.stage(id), "shard-"+strconv.Itoa(shard)+"."+phase)
 }
@@ -98,8 +98,8 @@ func (d directory) expect(paths []string, files []FileEntry) error {
 	return nil
 }
 
-// syncDirs makes the names of files durable, and those of the directories that lead to them from the root. Whoever made
-// such a directory may have died before its name was durable.
+// syncDirs makes the names of files durable, and the names of the directories from the root to them. The process that
+// made such a directory may have died before its name was durable.
 func (d directory) syncDirs(files []string) error {
 	done := map[string]bool{}
 	for _, file := range files {
@@ -164,7 +164,7 @@ func (d directory) read(path string) (m Manifest, found bool, err error) {
 	return m, true, nil
 }
 
-// damaged tells what is wrong with a file from what is wrong with the storage, which may be repaired.
+// damaged distinguishes errors of a file from errors of the storage, which may be repaired.
 func damaged(err error) bool {
 	return slices.ContainsFunc([]error{errDamaged, fsx.ErrNotRegular, fsx.ErrTooLong, syscall.ELOOP},
 		func(e error) bool { return errors.Is(err, e) })
@@ -176,8 +176,8 @@ func (d directory) committed(step int64) (Manifest, bool) {
 	return m, found && err == nil && m.Step == step
 }
 
-// intents returns the saves that can only be completed, in the order in which they were saved, and by id what is wrong
-// with damaged intents.
+// intents returns the saves that can only be completed, in the order in which they were saved, and the errors of
+// damaged intents by id.
 func (d directory) intents() (ms []Manifest, bad map[string]error, err error) {
 	stages, err := d.list(d.stages())
 	if err != nil {
@@ -205,7 +205,7 @@ func (d directory) intents() (ms []Manifest, bad map[string]error, err error) {
 	return ms, bad, err
 }
 
-// intents returns the saves that can only be completed. Those whose intents are damaged are set aside.
+// intents returns the saves that can only be completed. Saves with damaged intents are set aside.
 func (t Store) intents(d directory) ([]Manifest, error) {
 	ms, bad, err := d.intents()
 	for _, id := range slices.Sorted(maps.Keys(bad)) {
@@ -214,11 +214,11 @@ func (t Store) intents(d directory) ([]Manifest, error) {
 	return ms, err
 }
 
-// asideExt is behind the name of what is out of the way: it is that of a stage or of a step no more.
+// asideExt is the extension of names that were set aside: they are no longer a stage or a step.
 const asideExt = ".damaged"
 
-// setAside takes what nobody can go on with out of the way, with all that may tell a person more: the stage of a save
-// that can never be completed, or what names the files of a removed step.
+// setAside renames an entry that cannot be processed, and keeps all that may help a person: the stage of a save that
+// can never be completed, or the list of files of a removed step.
 func (t Store) setAside(d directory, path string, why error) error {
 	to := path + asideExt
 	err := d.fs.Rename(path, to)
@@ -237,8 +237,8 @@ func (t Store) setAside(d directory, path string, why error) error {
 	return nil
 }
 
-// lost says what is wrong with a save whose intent is there when it can never be completed: a file of it is under
-// neither of its names. Those outside of the directory may be on storage that is only not there now.
+// lost returns the reason why a save with an intent can never be completed: a file of it is under neither of its names.
+// Files outside of the directory do not count: their storage may only be unmounted.
 func (d directory) lost(m Manifest) error {
 	for _, f := range m.Files {
 		final := filepath.Join(d.root, f.Path)

@@ -7,8 +7,7 @@ import (
 )
 
 // Overtakes reports whether m was made after o, or by workers that were started after those of o. Clocks of nodes
-// differ, so across epochs they count only if the epochs themselves do not tell, and o is one that others may have
-// overtaken (late).
+// differ. So across epochs they count only if the epochs do not decide, and o may have been overtaken (late).
 func (m Manifest) Overtakes(o Manifest, late bool) bool {
 	switch {
 	case m.Epoch == o.Epoch:
@@ -21,8 +20,8 @@ func (m Manifest) Overtakes(o Manifest, late bool) bool {
 	return late && m.Saved.After(o.Saved)
 }
 
-// follows reports whether epoch a is a later one than b in the same history of a rendezvous. Both are
-// <term>.<round>.<epoch> then; the terms of two histories may come from the clocks of two machines, and tell nothing.
+// follows reports whether epoch a is later than b in the same history of a rendezvous. Both are <term>.<round>.<epoch>
+// then. The terms of two histories may come from the clocks of two machines, and cannot be compared.
 func follows(a, b string) bool {
 	x, y := epochOf(a), epochOf(b)
 	return x != nil && y != nil && x[0] == y[0] && slices.Compare(x, y) > 0

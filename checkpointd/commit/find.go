@@ -55,7 +55,7 @@ func newestFirst(a, b Manifest) int {
 	return cmp.Or(b.Committed.Compare(a.Committed), b.Saved.Compare(a.Saved), cmp.Compare(b.Step, a.Step))
 }
 
-// numbered returns the step whose manifest an entry is.
+// numbered returns the step in the name of a manifest.
 func numbered(e fsx.Entry, ext string) (int64, bool) {
 	name, ok := strings.CutSuffix(e.Name, ext)
 	if !ok || e.Dir {
@@ -86,8 +86,8 @@ func (t Store) Tracked(dir string) (step int64, ok bool) {
 // NoStep is the Step of a Skipped that is about the tracker itself.
 const NoStep = -1
 
-// Untrue returns what a directory says about its steps and does not keep: manifests that are damaged, a tracker that
-// cannot be read or is missing although steps are committed, and one that names a step without a manifest.
+// Untrue returns the inconsistencies of a directory: damaged manifests, a tracker that cannot be read or is missing
+// although steps are committed, and a tracker that names a step without a manifest.
 func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
 	d, err := t.at(dir)
 	if err != nil {
@@ -112,8 +112,8 @@ func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
 	return wrong, nil
 }
 
-// untracked says that the tracker is missing when it should be there: every commit writes it, after the manifest and
-// before its intent goes. So it may be missing while there is an intent, which can be the first one.
+// untracked reports a missing tracker. Every commit writes it after the manifest and before it removes its intent. So
+// it may be missing while there is an intent, which can be the first one.
 func (d directory) untracked(ms []Manifest) ([]Skipped, error) {
 	if len(ms) == 0 {
 		return nil, nil
@@ -128,9 +128,9 @@ func (d directory) untracked(ms []Manifest) ([]Skipped, error) {
 	return []Skipped{{NoStep, "it is missing, though steps are committed; a load takes the newest commit"}}, nil
 }
 
-// Newest returns the step to load: the tracked one if its files are good, else the newest commit whose files are. The
-// files of the given shards (nil: all) are read, those of the others only measured. skipped says why other steps,
-// tracked or newer, cannot be used. ErrNone: there is none at all.
+// Newest returns the step to load: the tracked one if its files are good, else the newest commit whose files are good.
+// The files of the given shards (nil: all) are read; of the other files only the size is checked. skipped has the
+// reasons why other steps, tracked or newer, cannot be used. ErrNone: there is no usable step.
 func (t Store) Newest(ctx context.Context, dir string, shards []int) (m Manifest, skipped []Skipped, err error) {
 	d, err := t.at(dir)
 	if err != nil {
@@ -163,7 +163,7 @@ func first(yes bool) int {
 	return 0
 }
 
-// Verify checks the files of a committed step in dir: the sizes of all, and the content of those of the given shards
+// Verify checks the files of a committed step in dir: the sizes of all, and the content of the given shards' files
 // (nil: all).
 func (t Store) Verify(ctx context.Context, dir string, m Manifest, shards []int) error {
 	d, err := t.at(dir)
@@ -204,9 +204,9 @@ func (d directory) named(m Manifest) bool {
 	})
 }
 
-// Remove removes a committed step. It refuses (ErrKept) one that a tracker names, the only one, and one that is being
-// saved again. The manifest goes first, so that an interrupted removal leaves no step that looks complete; Recover ends
-// it. Files outside of the directory, and those that other steps have too, stay.
+// Remove removes a committed step. It refuses (ErrKept) a step that a tracker names, the only one, and one that is
+// being saved again. The manifest is removed first, so that an interrupted removal leaves no step that looks complete;
+// Recover finishes it. Files outside of the directory, and files of other steps, stay.
 func (t Store) Remove(ctx context.Context, dir string, step int64) error {
 	d, err := t.at(dir)
 	if err != nil {
@@ -248,7 +248,7 @@ func (d directory) remove(m Manifest) error {
 	return d.removeStep(m)
 }
 
-// removeStep removes the files of a step whose manifest is gone, and then the last trace of that.
+// removeStep removes the files of a step whose manifest is gone, and then the record of the removal.
 func (d directory) removeStep(m Manifest) error {
 	// The renaming may be that of a process that died before it was durable.
 	if err := d.fs.SyncDir(d.meta()); err != nil {
@@ -263,8 +263,8 @@ func (d directory) removeStep(m Manifest) error {
 	return d.fs.SyncDir(d.meta())
 }
 
-// removeOthers removes the files of old that nobody else has: neither its successor m, nor another step, nor a save
-// whose commit has begun.
+// removeOthers removes the files of old that belong to nothing else: neither to its successor m, nor to another step,
+// nor to a save whose commit has begun.
 func (d directory) removeOthers(old, m Manifest) error {
 	intents, _, err := d.intents()
 	if err != nil {
@@ -293,9 +293,9 @@ func (d directory) removeOthers(old, m Manifest) error {
 	return d.removeFiles(files)
 }
 
-// Retain removes the steps that the policy of the newest commit does not keep, and returns them. Before it leaves a
-// single step it reads that one's files; of several it looks at the sizes, so that storage is not read after each save.
-// If what would stay is damaged, nothing is removed and the error says why.
+// Retain removes the steps that the policy of the newest commit does not keep, and returns them. Before only one step
+// is left, it reads that step's files. If several are left it checks their sizes, so that storage is not read after
+// each save. If a step that would stay is damaged, nothing is removed and the error has the reason.
 func (t Store) Retain(ctx context.Context, dir string) (removed []int64, err error) {
 	d, err := t.at(dir)
 	if err != nil {
@@ -324,7 +324,7 @@ func (d directory) trackedOf(bs []*brief) int64 {
 	return bs[0].Step
 }
 
-// retain removes steps if what stays then can be relied on.
+// retain removes steps if the remaining ones are good.
 func (t Store) retain(ctx context.Context, d directory, bs []*brief, remove []int64) (removed []int64, err error) {
 	remove = slices.DeleteFunc(remove, func(step int64) bool {
 		m, ok := d.committed(step)
@@ -370,8 +370,8 @@ func (d directory) good(ctx context.Context, keep []*brief) error {
 	return errors.Join(errs...)
 }
 
-// stepsToRemove returns the steps that a policy removes, oldest commit first, given the committed ones. What one half of
-// the policy keeps stays; so do the tracked step and the newest commit.
+// stepsToRemove returns the steps that a policy removes, oldest commit first, given the committed ones. A step that
+// either half of the policy keeps stays; so do the tracked step and the newest commit.
 func stepsToRemove(ms []Manifest, r Retention, tracked int64) (remove []int64) {
 	ms = slices.SortedStableFunc(slices.Values(ms), newestFirst)
 	for i, m := range ms {

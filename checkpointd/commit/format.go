@@ -98,8 +98,8 @@ func checkManifest(m Manifest) error {
 	return errors.Join(checkSave(m.Save), checkFiles(m.Files, m.Shards))
 }
 
-// parsePlan reads the list of the temporary files of one shard of a save. A path in it is that of such a file of that
-// very save, or the plan is refused: what it names will be removed.
+// parsePlan reads the list of the temporary files of one shard of a save. If a path is not such a file of that very
+// save, the plan is refused: the files it lists will be removed.
 func parsePlan(b []byte, save string) ([]string, error) {
 	var paths []string
 	if err := json.Unmarshal(b, &paths); err != nil {
@@ -186,7 +186,7 @@ func checkPath(path string) error {
 	return nil
 }
 
-// parseStep reads a tracker. What is not a plain number from 0 on is none.
+// parseStep reads a tracker: a plain number from 0 on.
 func parseStep(b []byte) (int64, bool) {
 	step, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 	return step, err == nil && step >= 0

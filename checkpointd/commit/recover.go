@@ -20,9 +20,9 @@ var errAside = errors.New("it can never be completed")
 // orphanAge is how long a save without an intent may be quiet before it counts as dead.
 const orphanAge = time.Hour
 
-// Recover ends what crashed processes have left in a directory: it completes the saves whose commit had begun, and
-// removes those that were given up. The saves for which live returns true are left alone; nil means none. It may run on
-// several nodes at once, and it goes on after an error: what could not be ended stays for the next time.
+// Recover cleans up after crashed processes in a directory: it completes the saves whose commit had begun, and removes
+// aborted ones. It skips the saves for which live returns true; nil means none. It may run on several nodes at once,
+// and continues after an error: the rest stays for the next time.
 func (t Store) Recover(ctx context.Context, dir string, live func(save string) bool) (Recovered, error) {
 	var r Recovered
 	d, err := t.at(dir)
@@ -64,8 +64,8 @@ func (d directory) missing(file string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// rollForward completes a save whose intent can be seen. It makes the intent durable first: who wrote it may have died
-// just before, and half of its files without it would destroy the older save of the step. One that can never be
+// rollForward completes a save whose intent is visible. It makes the intent durable first: its writer may have died
+// just before. Without the intent, half of the files would destroy the older save of the step. A save that can never be
 // completed is set aside.
 func (t Store) rollForward(d directory, m Manifest) error {
 	if err := d.syncDirs([]string{d.intent(m.ID)}); err != nil {
@@ -81,7 +81,7 @@ func (t Store) rollForward(d directory, m Manifest) error {
 	return err
 }
 
-// orphans removes the saves that nobody will commit.
+// orphans removes the saves that no writer will commit.
 func (t Store) orphans(ctx context.Context, d directory, live func(string) bool) (removed []string, err error) {
 	stages, err := d.list(d.stages())
 	if err != nil || len(stages) == 0 {
@@ -185,8 +185,8 @@ func (d directory) removePlanned(plan, save string) error {
 	return d.removeFiles(tmps)
 }
 
-// clear removes the markers of a save that is over. The intent goes first and durably: were it found again after a
-// later save of the step, it would claim that one's files.
+// clear removes the markers of a finished save. The intent is removed first and durably: if it reappeared after a later
+// save of the step, it would claim the files of that save.
 func (d directory) clear(save string) error {
 	dir := d.stage(save)
 	es, err := d.list(dir)
@@ -233,7 +233,7 @@ func (d directory) removeFiles(files []string) error {
 	return nil
 }
 
-// sweep ends the removal of steps, and removes what WriteFile has left behind.
+// sweep finishes the removal of steps, and removes leftovers of WriteFile.
 func (t Store) sweep(ctx context.Context, d directory) error {
 	metas, err := d.list(d.meta())
 	if err != nil {

@@ -64,7 +64,7 @@ func (d directory) plan(marker string, tmps, finals []string) error {
 	return nil
 }
 
-// open checks what a caller says about a save.
+// open checks the arguments of a call about a save.
 func (t Store) open(s Save, shard int) (directory, error) {
 	if err := checkSave(s); err != nil {
 		return directory{}, err
@@ -122,8 +122,8 @@ func (t Store) Prepared(s Save, e Entry) error {
 	return nil
 }
 
-// Intent begins the commit: es has the entries of all shards, whose temporary files must be there. An earlier save of
-// the same files whose commit was interrupted is completed first.
+// Intent begins the commit: es has the entries of all shards, whose temporary files must exist. An earlier save of the
+// same files whose commit was interrupted is completed first.
 func (t Store) Intent(s Save, es []Entry) error {
 	d, err := t.open(s, 0)
 	if err != nil {
@@ -175,7 +175,7 @@ func (t Store) begin(d directory, m Manifest) error {
 	return d.put(d.intent(m.ID), m) // the directories above it are durable since Plan
 }
 
-// notSuperseded fails when a save that was made later has put its files where those of m belong.
+// notSuperseded fails when a save that was made later has put its files in the place of m's.
 func (d directory) notSuperseded(m Manifest) error {
 	bs, err := d.briefs()
 	if err != nil {
@@ -240,7 +240,7 @@ func (t Store) Begun(dir, save string) (bool, error) {
 	return d.exists(d.intent(save))
 }
 
-// Used reports whether a directory is there and has been saved to.
+// Used reports whether a directory exists and has been saved to.
 func (t Store) Used(dir string) bool {
 	d, err := t.at(dir)
 	return err == nil && !d.missing(d.meta())
@@ -284,7 +284,7 @@ func (t Store) Place(s Save, e Entry) error {
 	return nil
 }
 
-// place renames what is not renamed yet. Others may be doing the same.
+// place renames the files that still have temporary names. Other processes may be doing the same.
 func (d directory) place(files []FileEntry, save string) error {
 	finals, tmps, err := d.realFiles(files, save)
 	if err != nil {
@@ -345,8 +345,8 @@ func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
 	return m, nil
 }
 
-// complete does what remains when all files of a save have their final names. It does not move the trackers away from
-// what was saved after it. A recovered save is one that others may have overtaken, in whatever epoch.
+// complete finishes a save whose files all have their final names. It does not move the trackers away from later saves.
+// A recovered save may have been overtaken by others, in any epoch.
 func (t Store) complete(d directory, m Manifest, recovered bool) (Manifest, error) {
 	finals, _, err := d.realFiles(m.Files, m.ID)
 	if err != nil {
@@ -370,7 +370,7 @@ func (t Store) complete(d directory, m Manifest, recovered bool) (Manifest, erro
 			return m, err
 		}
 	}
-	// Somebody else may have completed it while we were held up, and the next save of the step begun.
+	// Another process may have completed it while we were held up, and begun the next save of the step.
 	if begun, err := d.exists(d.intent(m.ID)); !begun {
 		last, _ := d.committed(m.Step)
 		return last, err
@@ -386,8 +386,9 @@ func (t Store) complete(d directory, m Manifest, recovered bool) (Manifest, erro
 	return m, d.clear(m.ID)
 }
 
-// overtaken is the time of commit of a save that is older than what the tracker names, whenever it is completed: that
-// of the first save of its epoch that was made after it. Of the same time the one that was made last is the newest.
+// overtaken returns the commit time of a save that is older than the tracked one, regardless of when it is completed:
+// the time of the first later save of its epoch. Among saves of the same commit time the one that was made last is the
+// newest.
 func (d directory) overtaken(m, by Manifest) (time.Time, error) {
 	at := by.Committed
 	bs, err := d.briefs()
@@ -399,7 +400,7 @@ func (d directory) overtaken(m, by Manifest) (time.Time, error) {
 	return at, err
 }
 
-// later keeps the order of commits by nodes whose clocks differ.
+// later keeps commit times in order when the clocks of nodes differ.
 func later(now, last time.Time) time.Time {
 	if now.After(last) {
 		return now
@@ -423,8 +424,8 @@ func (d directory) track(trackers []Tracker) error {
 	return nil
 }
 
-// Abort removes what a shard has left of a save that will not be committed. It fails with ErrBegun after the intent.
-// Once a shard is prepared, only who knows that no intent is being written may call it.
+// Abort removes the files of a shard of a save that will not be committed. It fails with ErrBegun after the intent.
+// Once a shard is prepared, Abort may be called only if it is certain that no intent is being written.
 func (t Store) Abort(s Save, shard int) error {
 	d, err := t.open(s, shard)
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 // justMade is how long a directory without a lock file may wait for its owner.
 const justMade = time.Minute
 
-// foreignAge is how long a plain run of another PID namespace may be without a worker: whether it goes on cannot be
-// seen from here.
+// foreignAge is how long a plain run of another PID namespace may be without a worker: its processes cannot be seen
+// from here.
 const foreignAge = time.Hour
 
 // plainKey reads the key of a run that has no launcher, t<pid>-<started>-<namespace>: the process that started the
@@ -35,8 +35,8 @@ func plainKey(key string) (pid, started, namespace string, ok bool) {
 	return p[0], p[1], p[2], true
 }
 
-// Dead returns the runtime directories of this user below base whose run has ended. What does not look like a runtime
-// directory, or is not ours, is left out.
+// Dead returns the runtime directories of this user below base whose run has ended. It skips entries that do not look
+// like a runtime directory, or are not ours.
 func Dead(base string) ([]*Dir, error) {
 	top := userDir(base)
 	if err := private(top); errors.Is(err, fs.ErrNotExist) {
@@ -105,7 +105,7 @@ func (d *Dir) vacant() bool {
 	return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) == nil
 }
 
-// unowned says whether nobody holds the lock. It takes it for a moment: there is no other way to ask.
+// unowned reports whether no process holds the lock. It takes it for a moment: there is no other way to ask.
 func (d *Dir) unowned() bool {
 	f, err := openfile.Open(filepath.Join(d.path, ownerFile), os.O_RDONLY, 0)
 	if err != nil {

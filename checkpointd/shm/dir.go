@@ -60,8 +60,8 @@ type Dir struct {
 	owner *os.File // the lock that Own took; nil: not owned through this Dir
 }
 
-// Create makes the runtime directory <base>/dlrover-<uid>/<key>, or takes the one that is there. It refuses directories
-// that are links, belong to someone else, or are open to others.
+// Create makes the runtime directory <base>/dlrover-<uid>/<key>, or takes the existing one. It refuses directories that
+// are links, belong to another user, or are open to others.
 func Create(base, key string) (*Dir, error) {
 	if !ValidKey(key) {
 		return nil, fmt.Errorf("runtime directory: bad name %q: use letters, digits, and ._-", key)
@@ -79,8 +79,8 @@ func Create(base, key string) (*Dir, error) {
 	return &Dir{path: path}, nil
 }
 
-// UserDir makes <base>/dlrover-<uid>, which has the runtime directories of this user, or takes the one that is there,
-// with the checks of Create.
+// UserDir makes <base>/dlrover-<uid>, which has the runtime directories of this user, or takes the existing one, with
+// the checks of Create.
 func UserDir(base string) (string, error) {
 	top := userDir(base)
 	return top, makePrivate(top)
@@ -109,7 +109,7 @@ func OpenDir(path string) (*Dir, error) {
 
 func userDir(base string) string { return filepath.Join(base, fmt.Sprintf("dlrover-%d", os.Getuid())) }
 
-// private checks that path is a directory of ours that nobody else may enter.
+// private checks that path is a directory of ours that no other user may enter.
 func private(path string) error {
 	fi, err := os.Lstat(path)
 	if err != nil {
@@ -131,8 +131,8 @@ func private(path string) error {
 // Path returns the directory, absolute if its base was.
 func (d *Dir) Path() string { return d.path }
 
-// Own takes the directory for this process until release is called or the process ends. ErrOwned: another has it. The
-// owner alone may receive copies, so what an earlier one left half received is removed.
+// Own takes the directory for this process until release is called or the process ends. ErrOwned: another process has
+// it. Only the owner may receive copies, so half received ones of an earlier owner are removed.
 func (d *Dir) Own() (release func() error, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -189,7 +189,7 @@ func (d *Dir) Names() ([]string, error) {
 	return names, nil
 }
 
-// Remove removes a segment. Those who have it open keep it. It is no error when there is none.
+// Remove removes a segment. Processes that have it open keep it. It is no error if there is none.
 func (d *Dir) Remove(name string) error {
 	return d.at(name, func(dirfd int, base string) error {
 		if err := unix.Unlinkat(dirfd, base, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -213,7 +213,7 @@ func (d *Dir) RemoveAll() error {
 		}
 		defer f.Close()
 	}
-	// Whoever makes a directory of this name from now on gets a new one, and never loses parts of it to us.
+	// A process that makes a directory of this name from now on gets a new one, and never loses parts of it to us.
 	gone := fmt.Sprintf("%s.gone-%d-%d", d.path, os.Getpid(), time.Now().UnixNano())
 	if err := os.Rename(d.path, gone); err != nil {
 		return fmt.Errorf("remove %s: %w", d.path, err)

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Free returns how many bytes of shared memory below base this process may still take: the least of the room in the
-// file system, the memory that the machine has available, and what the limits of its control groups leave. Clean file
-// cache does not count as taken, because the kernel gives it up first.
+// Free returns how many bytes of shared memory below base this process may still take. It is the least of the room in
+// the file system, the machine's available memory, and the limits of its control groups. Clean file cache does not
+// count as taken, because the kernel drops it first.
 func Free(base string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(base, &st); err != nil {
@@ -29,7 +29,7 @@ func Free(base string) (int64, error) {
 	return max(0, min(free, memory)), nil
 }
 
-// freeMemory leaves out what the system does not tell: some have no control groups, or not all files.
+// freeMemory skips values that the system does not have: there may be no control groups, or not all files.
 func freeMemory(root fs.FS) (int64, error) {
 	free := int64(math.MaxInt64)
 	if kib, ok := field(root, "proc/meminfo", "MemAvailable:"); ok {
@@ -92,8 +92,8 @@ func ownGroup(groups string, v1 bool) (string, bool) {
 	return "", false
 }
 
-// below is what is left of the path of a group below the root of a mount; "" when the group is not visible there, as in
-// a container: then the mount itself is the nearest group that is.
+// below returns the path of a group relative to the root of a mount. It is "" when the group is not visible there, as
+// in a container: then the mount itself is the nearest visible group.
 func below(root, group string) string {
 	rest, ok := strings.CutPrefix(group+"/", strings.TrimSuffix(root, "/")+"/")
 	if !ok || strings.Contains("/"+rest, "/../") {

@@ -23,7 +23,7 @@ const (
 	fixSize  = 32
 )
 
-// State says what a segment holds.
+// State is the state of a segment's content.
 type State uint64
 
 const (
@@ -59,11 +59,11 @@ type Header struct {
 	ImageOff int64
 	ImageLen int64
 	Released uint64 // the seq up to which the disk needs nothing more from this file
-	Durable  uint64 // the seq whose save is committed
+	Durable  uint64 // the seq of the save that is committed
 }
 
-// ParseHeader reads a header from the first bytes of a segment. The checksum and the bounds are those of a complete
-// save, so they are checked in that state only. A file that nobody has written to yet is Unused.
+// ParseHeader reads a header from the first bytes of a segment. The checksum and the bounds are checked only for a
+// complete save, to which they belong. A file that was never written is Unused.
 func ParseHeader(b []byte) (Header, error) {
 	if len(b) < headerUsed {
 		return Header{}, fmt.Errorf("%w: header of %d bytes", ErrDamaged, len(b))

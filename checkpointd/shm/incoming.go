@@ -15,8 +15,8 @@ const (
 	maxCopy       = 1 << 50 // bytes; far from where sums overflow
 )
 
-// Incoming is a copy of another node's segment while it is received. Nobody can see it, or take it for complete. Not
-// for concurrent use, except for the bytes.
+// Incoming is a copy of another node's segment while it is received. Until it is complete no other process can see it.
+// Not for concurrent use, except for the bytes.
 type Incoming struct {
 	s    *Segment
 	size int64
@@ -74,11 +74,11 @@ func capacity(size int64) int64 {
 	return (size + step - 1) / step * step
 }
 
-// Reuse takes the segment over, with its memory, for a copy of size bytes, if what it holds is still the save seq. That
-// is lost at once, and the segment stays incomplete until Publish, also after a crash. ErrBusy: somebody has it pinned
-// or locked. ErrUnfit: it is too small, more than twice as large as a new one, no longer the file of its name, or holds
-// another save. After an error it is as it was, and Dir.Incoming makes a new file. Close of the segment takes effect at
-// the end of the copy.
+// Reuse takes the segment over, with its memory, for a copy of size bytes, if it still holds the save seq. That save is
+// lost at once, and the segment stays incomplete until Publish, also after a crash. ErrBusy: it is pinned or locked.
+// ErrUnfit: it is too small, more than twice as large as a new one, no longer the file of its name, or holds another
+// save. After an error it is as it was, and Dir.Incoming makes a new file. Close of the segment takes effect at the end
+// of the copy.
 func (s *Segment) Reuse(size int64, seq uint64) (*Incoming, error) {
 	if err := receivable(s.name, size); err != nil {
 		return nil, err
@@ -135,9 +135,9 @@ func (in *Incoming) Bytes() []byte { return in.s.mem[:in.size:in.size] }
 // Warm is how many of the first bytes were received into the same mapping before: writing to them costs no page faults.
 func (in *Incoming) Warm() int64 { return in.warm }
 
-// Publish checks that the save that h describes has been received, and makes it visible under its name in place of what
-// had that. A file that was taken over keeps counting its own saves, whatever h says. After an error the copy is still
-// there for Abort.
+// Publish checks that the save that h describes has been received, and makes it visible under its name, in place of an
+// older file. A reused file continues its own count of saves, regardless of h. After an error the copy is still there
+// for Abort.
 func (in *Incoming) Publish(h Header) (*Segment, error) {
 	s := in.s
 	s.mu.Lock()
@@ -182,7 +182,7 @@ func (in *Incoming) publish(h Header) error {
 	})
 }
 
-// returnLocked ends what Reuse began.
+// returnLocked ends a Reuse.
 func (s *Segment) returnLocked() error {
 	if !s.taken {
 		return nil
@@ -191,8 +191,7 @@ func (s *Segment) returnLocked() error {
 	return errors.Join(s.setLock(unix.F_UNLCK), s.unmapLocked())
 }
 
-// Abort drops what was received. A file that was taken over stays, incomplete, for the next Reuse. After Publish it
-// does nothing.
+// Abort drops the received bytes. A reused file stays, incomplete, for the next Reuse. After Publish it does nothing.
 func (in *Incoming) Abort() {
 	if in.over {
 		return

@@ -13,7 +13,7 @@ import (
 const (
 	hugeSize = 2 << 20 // of a huge page
 	piece    = 16 << 20
-	// hugePatience is for a piece in huge pages. If it takes longer, small ones are there sooner.
+	// hugePatience bounds the time for a piece in huge pages. After it, small pages are faster.
 	hugePatience = 30 * time.Millisecond
 )
 
@@ -32,7 +32,7 @@ func mapFile(fd int, n int64) ([]byte, error) {
 		return nil, fmt.Errorf("map it: %w", err) // the addresses stay reserved: some may be others' by now
 	}
 	if before > 0 {
-		_ = unix.MunmapPtr(room, before) // what is left over does no harm
+		_ = unix.MunmapPtr(room, before) // a leftover does no harm
 	}
 	_ = unix.MunmapPtr(unsafe.Add(start, size), hugeSize-before)
 	return unsafe.Slice((*byte)(start), n), nil
@@ -40,8 +40,8 @@ func mapFile(fd int, n int64) ([]byte, error) {
 
 func unmap(mem []byte) error { return unix.MunmapPtr(unsafe.Pointer(&mem[0]), uintptr(len(mem))) }
 
-// allocate takes the memory of a file that is mapped, piece by piece: a signal, of which the Go runtime sends many,
-// makes the kernel undo the piece it is at.
+// allocate takes the memory of a mapped file, piece by piece. A signal makes the kernel undo the present piece, and the
+// Go runtime sends many signals.
 func allocate(fd int, mem []byte) error {
 	size, huge := int64(len(mem)), true
 	for at := int64(0); at < size; {
@@ -58,12 +58,12 @@ func allocate(fd int, mem []byte) error {
 	return nil
 }
 
-// takeHuge takes memory in huge pages, whatever the system's default for shared memory is. False: there are none to be
-// had, or not quickly.
+// takeHuge takes memory in huge pages, regardless of the system's default for shared memory. False: there are none, or
+// not quickly.
 func takeHuge(fd int, mem []byte, at, n int64) bool {
 	n -= n % hugeSize
 	for o := at; o < at+n; o += hugeSize {
-		if _, err := unix.Pwrite(fd, []byte{0}, o); err != nil { // the kernel makes them only of what has a page
+		if _, err := unix.Pwrite(fd, []byte{0}, o); err != nil { // the kernel collapses only ranges that have a page
 			return false
 		}
 	}

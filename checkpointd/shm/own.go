@@ -17,11 +17,11 @@ import (
 // How often the lock of a directory is tried, and the time between.
 const (
 	ownPause   = 10 * time.Millisecond
-	ownTries   = 10  // somebody looks at it, or its owner cannot be seen from here
-	dyingTries = 200 // its owner is on its way out: whatever was in memory is ours then
+	ownTries   = 10  // another process holds it briefly, or its owner cannot be seen from here
+	dyingTries = 200 // its owner is dying: then its memory is ours
 )
 
-// lockOwner takes the lock of a directory. ErrOwned comes at once when its owner lives.
+// lockOwner takes the lock of a directory. ErrOwned is returned at once when its owner lives.
 func lockOwner(dir string) (*os.File, error) {
 	path := filepath.Join(dir, ownerFile)
 	tries := ownTries
@@ -59,7 +59,7 @@ func sameFile(f *os.File, path string) bool {
 	return errA == nil && errB == nil && os.SameFile(a, b)
 }
 
-// writeOwner writes into the lock file who has the lock, for signer, and when, for Age. It is only a hint.
+// writeOwner writes the owner of the lock into the file, for readOwner, and the time, for Age. It is only a hint.
 func writeOwner(f *os.File) {
 	_ = f.Truncate(0)
 	_, _ = f.WriteAt(fmt.Appendf(nil, "%d %s\n", os.Getpid(), pidNamespace()), 0)

@@ -21,9 +21,9 @@ type Pinned struct {
 	release sync.Once
 }
 
-// Pin holds the save that is in the segment. A segment may be pinned several times; the lock goes with the last
-// release. ErrBusy: the worker is writing, or about to. ErrIncomplete: there is no complete save. ErrDamaged: its
-// description contradicts itself. ErrClosed: the segment is closed.
+// Pin holds the save that is in the segment. A segment may be pinned several times; the last release unlocks it.
+// ErrBusy: the worker is writing, or about to. ErrIncomplete: there is no complete save. ErrDamaged: its description
+// contradicts itself. ErrClosed: the segment is closed.
 func (s *Segment) Pin() (*Pinned, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,8 +41,8 @@ func (s *Segment) Pin() (*Pinned, error) {
 	return p, nil
 }
 
-// Peek reads what is in the segment without keeping its writer away: by the time it returns there may be something
-// else. Errors as for Pin.
+// Peek reads the segment without excluding its writer: by the time it returns the content may have changed. Errors as
+// for Pin.
 func (s *Segment) Peek() (Header, Meta, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,7 +53,7 @@ func (s *Segment) Peek() (Header, Meta, error) {
 	err := guard(func() error {
 		err := p.read()
 		if errors.Is(err, ErrDamaged) && (s.load(offSeq) != p.Header.Seq || State(s.load(offState)) != Complete) {
-			err = ErrBusy // its writer began meanwhile: what looks wrong is only half new
+			err = ErrBusy // its writer began meanwhile, so the content is half new
 		}
 		return err
 	})
@@ -63,8 +63,9 @@ func (s *Segment) Peek() (Header, Meta, error) {
 	return p.Header, p.Meta, nil
 }
 
-// retainLocked counts a user of the shared lock, and takes it for the first one. The lock belongs to the open file, so
-// it excludes the record locks of all processes, and nothing but dropLocked or our death gives it up.
+// retainLocked counts a user of the shared lock, and takes it for the first one. The lock belongs to the open file
+// (F_OFD_SETLK, https://man7.org/linux/man-pages/man2/fcntl_locking.2.html). So it excludes the record locks of all
+// processes, and only dropLocked or our death releases it.
 func (s *Segment) retainLocked() error {
 	if s.taken {
 		return ErrBusy // a lock of our own is no obstacle to another, but would be changed by it
@@ -91,7 +92,7 @@ func (s *Segment) drop() {
 	s.dropLocked()
 }
 
-// setLock changes our lock of the whole file. ErrBusy: somebody else's is in the way.
+// setLock changes our lock of the whole file. ErrBusy: another lock is in the way.
 func (s *Segment) setLock(kind int16) error {
 	err := unix.FcntlFlock(uintptr(s.fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind})
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
@@ -129,7 +130,7 @@ func (s *Segment) stat() (st unix.Stat_t, err error) {
 	return st, err
 }
 
-// check checks what the header describes. It takes copies of all that, so that what was checked cannot change.
+// check checks the parts that the header describes. It copies them first, so that they cannot change afterwards.
 func (p *Pinned) check() (err error) {
 	h := &p.Header
 	if h.used() > p.s.size {
@@ -158,8 +159,8 @@ func (p *Pinned) File(i int) []byte {
 	return p.mem[start : start+f.Len : start+roundUp(f.Len)]
 }
 
-// Used returns the segment from its start to the end of what is used. Seal all files before you make checksums of it,
-// and copy the header first: Settled and Durable change at any time.
+// Used returns the used part of the segment. Seal all files before you make checksums of it, and copy the header first:
+// Released and Durable change at any time.
 func (p *Pinned) Used() []byte { return p.mem[:p.Header.used():p.Header.used()] }
 
 // Hold keeps the writer away until release is called, which may be after Release. It is called before Release.

@@ -24,7 +24,7 @@ type Sealing struct {
 
 	mu   sync.Mutex
 	rows int           // fixes that are in the file
-	more chan struct{} // closed when rows grows; nil: nobody waits
+	more chan struct{} // closed when rows grows; nil: no waiter
 }
 
 // need says that the bytes behind off are final only when the first rows fix-ups are in.
@@ -120,7 +120,7 @@ func (s *Sealing) run(ctx context.Context) error {
 	return err
 }
 
-// patch stores a checksum. What is right already is not touched: someone may be reading it.
+// patch stores a checksum. A correct one is not written again: another process may be reading it.
 func (s *Sealing) patch(f fix, sum uint32) {
 	for _, d := range f.dst {
 		if d >= 0 && binary.LittleEndian.Uint32(s.data[d:]) != sum {
@@ -136,7 +136,7 @@ func (s *Sealing) patch(f fix, sum uint32) {
 	}
 }
 
-// update goes on with a checksum, as long as the context lasts.
+// update continues a checksum, as long as the context lasts.
 func update(ctx context.Context, sum uint32, b []byte) (uint32, error) {
 	for len(b) > 0 {
 		if err := ctx.Err(); err != nil {
@@ -172,7 +172,7 @@ func (s *Sealing) Ready(ctx context.Context, end int64) error {
 	}
 }
 
-// wait returns what is closed at the next fix-up; nil: enough of them are in.
+// wait returns a channel that is closed at the next fix-up; nil: enough of them are in.
 func (s *Sealing) wait(rows int) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

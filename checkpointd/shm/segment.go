@@ -128,11 +128,10 @@ func littleEndian(v uint64) uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// SetReleased tells the writer that the disk needs nothing more of the saves up to seq in this file. It never goes
-// back.
+// SetReleased lets the writer reuse this file: the disk needs no more of the saves up to seq. It never goes back.
 func (s *Segment) SetReleased(seq uint64) { s.raise(offReleased, seq) }
 
-// SetDurable says that the save seq in this file is committed. It never goes back.
+// SetDurable records that the save seq in this file is committed. It never goes back.
 func (s *Segment) SetDurable(seq uint64) { s.raise(offDurable, seq) }
 
 func (s *Segment) raise(off int, seq uint64) {

@@ -17,7 +17,7 @@ import (
 
 const page = 4096
 
-// Save is what Bytes makes a segment of.
+// Save is the content of a segment, for Bytes.
 type Save struct {
 	Meta   shm.Meta // without Files
 	Files  []File
