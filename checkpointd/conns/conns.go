@@ -1,5 +1,5 @@
-// Package conns bounds what peers that have not proved who they are may take of a process: its connections, each of
-// which is a file descriptor that is missing when the next worker is to be started.
+// Package conns bounds the connections that unauthenticated peers may hold open. Each is a file descriptor that may be
+// missing when the next worker is to be started.
 package conns
 
 import (
@@ -13,11 +13,11 @@ import (
 
 // Limits of the connections that a Listener has open at a time.
 type Limits struct {
-	Total    int // all of them; further ones take the place of those whose peer has not proved who it is, or are closed
-	Unproven int // those whose peer has not proved who it is; a further one takes the place of the oldest
+	Total    int // all; a further one replaces an unproven one, or is closed
+	Unproven int // connections whose peer is not authenticated; a further one replaces the oldest
 }
 
-// The share of unproven connections, and the most of them: each costs some 20 KiB once it speaks HTTP.
+// The share of unproven connections, and their maximum: each costs some 20 KiB once it speaks HTTP.
 const (
 	share        = 4
 	mostUnproven = 4096
@@ -44,7 +44,7 @@ func Below(files uint64, reserve int) Limits {
 // then. Meanwhile the next ones wait in the kernel.
 const patience = 100 * time.Millisecond
 
-// Listener is a net.Listener whose connections are *Conn.
+// Listener is a net.Listener that returns *Conn.
 type Listener struct {
 	net.Listener
 	limits Limits
@@ -126,7 +126,7 @@ func (l *Listener) await(most time.Duration) bool {
 	return true
 }
 
-// warn tells once that a limit was reached: whoever floods a listener must not flood the log.
+// warn logs once that a limit was reached: a flood of connections must not flood the log.
 func (l *Listener) warn(what string, c *Conn) {
 	if !l.said {
 		l.said = true
@@ -153,7 +153,7 @@ type Conn struct {
 	gone   bool
 }
 
-// Prove says whether the peer has proved who it is. A connection may become unproven again.
+// Prove sets whether the peer is authenticated. A connection may become unproven again.
 func (c *Conn) Prove(ok bool) {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()

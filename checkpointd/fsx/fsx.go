@@ -17,18 +17,18 @@ var (
 	ErrTooLong = errors.New("too long")
 )
 
-// Source is the content of a file to be written: bytes in shared memory of which some are still being completed.
+// Source is the content of a file to be written: bytes in shared memory, some of which are still being completed.
 type Source interface {
 	// Len is the size of the file.
 	Len() int64
-	// Bytes is the whole content. It should start at a page boundary and have the capacity for a multiple of 4096
-	// bytes: then the storage takes it straight from there. What lies between Len and the capacity is not kept.
+	// Bytes is the whole content. If it starts at a page boundary and its capacity is a multiple of 4096 bytes, the
+	// storage reads it without a copy. Bytes between Len and the capacity are not kept.
 	Bytes() []byte
 	// Ready waits until Bytes()[:end] is final.
 	Ready(ctx context.Context, end int64) error
 }
 
-// Entry is one name in a directory. Dir is false for a link, whatever it points to.
+// Entry is one name in a directory. Dir is false for a link, even to a directory.
 type Entry struct {
 	Name    string
 	Dir     bool
@@ -38,20 +38,20 @@ type Entry struct {
 }
 
 // FS is a file system. Paths are absolute and clean. No operation follows a symbolic link, neither in the directories
-// of a path nor at its end: it fails instead. A directory that a person has named may be reached through links; the
-// path to use is what Resolve makes of it. Errors wrap those of the system, so that errors.Is finds fs.ErrNotExist,
-// syscall.ENOSPC and so on.
+// of a path nor at its end: it fails instead. A directory that a person has named may be reached through links; use the
+// path that Resolve returns. Errors wrap those of the system, so that errors.Is finds fs.ErrNotExist, syscall.ENOSPC
+// and so on.
 type FS interface {
-	// Resolve returns dir without links. What of it does not exist yet is kept as it is.
+	// Resolve returns dir without links. A part that does not exist yet is kept as it is.
 	Resolve(dir string) (string, error)
 	// MkdirAll makes a directory and its missing parents. The names that it adds are durable.
 	MkdirAll(dir string) error
-	// WriteFrom writes a new file in place of whatever has the name, and makes its content durable; the name is durable
-	// after SyncDir. A file that does not fit fails with ENOSPC (or EDQUOT) before a byte is written. After an error
-	// the file is gone, as far as the system allows.
+	// WriteFrom writes a new file in place of any file of that name, and makes its content durable; the name is durable
+	// after SyncDir. A file that does not fit fails with ENOSPC (or EDQUOT) before a byte is written. After an error the
+	// file is gone, as far as the system allows.
 	WriteFrom(ctx context.Context, path string, src Source) error
-	// WriteFile replaces a small file: after a crash it has the old content or the new. When it returns, content and
-	// name are durable. A crash may leave a file beside it for which Temporary is true.
+	// WriteFile replaces a small file: after a crash it has the old content or the new. When it returns, content and name
+	// are durable. A crash may leave another file in the directory for which Temporary is true.
 	WriteFile(path string, data []byte) error
 	// Rename replaces to, within one directory. It is durable after SyncDir.
 	Rename(from, to string) error

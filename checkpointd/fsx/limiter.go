@@ -11,7 +11,7 @@ type Limiter struct {
 	perSecond int64
 
 	mu   sync.Mutex
-	next time.Time // when what was granted so far is paid off
+	next time.Time // when the granted bytes are paid off
 }
 
 // NewLimiter returns a limiter, or nil, which does not limit, when bytesPerSecond is not positive.
@@ -43,7 +43,7 @@ func (l *Limiter) Wait(ctx context.Context, n int64) error {
 	}
 }
 
-// take books n bytes and returns how long the caller has to wait for them.
+// take reserves n bytes and returns how long the caller has to wait for them.
 func (l *Limiter) take(n int64) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -25,8 +25,8 @@ const readBlock = 1 << 20
 type OS struct {
 	Rate  *Limiter // shared by all writers; nil: no limit
 	Paced bool     // never O_DIRECT: through the page cache, which is emptied behind the writer
-	// Weak receives the error of a file system without fsync. Its answer is accepted, and its data may not survive a
-	// crash of its own. nil: nobody is told.
+	// Weak receives the error of a file system without fsync. Its answer is accepted, and its data may not survive a crash
+	// of its own. May be nil.
 	Weak func(path string, err error)
 }
 
@@ -267,7 +267,7 @@ func create(p *os.File, base string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// openFile opens a regular file for reading. O_NONBLOCK is for a FIFO that somebody has put there.
+// openFile opens a regular file for reading. O_NONBLOCK avoids a hang if the path is a FIFO.
 func openFile(path string) (*os.File, int64, error) {
 	f, err := open(path, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
@@ -293,7 +293,7 @@ func openDir(path string, flags uint64) (*os.File, error) {
 	return open(path, flags|unix.O_DIRECTORY)
 }
 
-// open opens what exists, by a path without links.
+// open opens an existing file, by a path without links.
 func open(path string, flags uint64) (*os.File, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		return nil, pathError("open", path, errors.New("not an absolute and clean path"))
@@ -304,7 +304,7 @@ func open(path string, flags uint64) (*os.File, error) {
 	for err == unix.EINTR {
 		fd, err = unix.Openat2(unix.AT_FDCWD, path, &how)
 	}
-	if err == unix.ENOSYS || err == unix.EPERM { // an older kernel, or a container that forbids what it does not know
+	if err == unix.ENOSYS || err == unix.EPERM { // an older kernel, or a container that forbids unknown system calls
 		fd, err = walk(path, int(flags))
 	}
 	if err != nil {

@@ -15,11 +15,11 @@ const (
 	directBlock = 8 << 20  // one block at a time of this size keeps the storage busy at a twelfth of the CPU time
 	pacedBlock  = 4 << 20  // through the page cache
 	pacedWindow = 64 << 20 // how much of the page cache a paced writer occupies
-	align       = 4096     // what O_DIRECT wants of addresses, offsets and lengths
+	align       = 4096     // of addresses, offsets and lengths for O_DIRECT, see open(2)
 )
 
-// WriteFrom implements FS. It takes O_DIRECT where source and file system allow it, else it goes through the page
-// cache. The mode of the file is what the umask leaves of 0666.
+// WriteFrom implements FS. It uses O_DIRECT where source and file system allow it, else the page cache. The mode of the
+// file is 0666 less the umask.
 func (o OS) WriteFrom(ctx context.Context, path string, src Source) error {
 	p, base, err := openParent(path)
 	if err != nil {
@@ -44,7 +44,7 @@ func (o OS) WriteFrom(ctx context.Context, path string, src Source) error {
 	return nil
 }
 
-// replace makes a new file in the open directory p, in place of whatever has the name.
+// replace makes a new file in the open directory p, in place of any file of that name.
 func replace(p *os.File, base string) (*os.File, error) {
 	if err := unix.Unlinkat(int(p.Fd()), base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 		return nil, pathError("replace", filepath.Join(p.Name(), base), err)
@@ -151,7 +151,7 @@ func (w *writer) copy(ctx context.Context, src Source) error {
 	return nil
 }
 
-// await tells of one block of src after the other that it is final. When stop returns nothing uses src any more.
+// await reports that one block of src after the other is final. After stop returns nothing uses src any more.
 func (w *writer) await(ctx context.Context, src Source) (ready <-chan error, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	blocks := make(chan error)
@@ -203,8 +203,8 @@ func (w *writer) finish(size int64, o OS) error {
 	return nil
 }
 
-// pace starts the writing of the block just copied into the page cache, and waits for the one a window behind, which it
-// drops from the cache: or the cache would grow until the kernel stops the writer, and everybody else.
+// pace starts the writing of the block just copied into the page cache. It waits for the one a window behind, and drops
+// it from the cache. Otherwise the cache would grow until the kernel blocks all writers.
 func (w *writer) pace(off, n int64) error {
 	fd := int(w.f.Fd())
 	if err := syncRange(fd, off, n, unix.SYNC_FILE_RANGE_WRITE); err != nil {
@@ -222,8 +222,8 @@ func (w *writer) pace(off, n int64) error {
 	return nil
 }
 
-// syncRange reports what went wrong on the storage: the kernel tells it once, so a later fsync would not. That the file
-// system does not know the call is no error.
+// syncRange returns errors of the storage: the kernel reports each once, so a later fsync would not. It is no error if
+// the file system does not support the call.
 func syncRange(fd int, off, n int64, flags int) error {
 	err := unix.SyncFileRange(fd, off, n, flags)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EINVAL) {

@@ -128,7 +128,7 @@ func (cl *Client) fetch(ctx context.Context, addr string, rank int, save string,
 	return seg, err
 }
 
-// fill receives the chunks of a fetch. When it returns nobody uses the file any more.
+// fill receives the chunks of a fetch. After it returns nothing uses the file any more.
 func (cl *Client) fill(ctx context.Context, c *conn, addr, id string, file *shm.Incoming,
 	o offer) (*shm.Segment, error) {
 	in, err := newIncoming(file, o)
@@ -172,8 +172,8 @@ func (cl *Client) gather(t *transfer, addr, id string, size int64) {
 	}
 }
 
-// join makes a connection part of a transfer. When the others have done all the work before it can ask for some, it is
-// given up; from then on it may have a chunk, and has to end well.
+// join makes a connection part of a transfer. It is closed if the others finish all the work before it can ask for
+// some. Later it may have a chunk, and must end without an error.
 func (cl *Client) join(t *transfer, addr, id string) (*conn, error) {
 	c, err := cl.dial(t.early, addr)
 	if err != nil {
@@ -194,7 +194,7 @@ func (cl *Client) join(t *transfer, addr, id string) (*conn, error) {
 	return c, nil
 }
 
-// dial returns a connection whose two ends know of each other that they have the token.
+// dial returns a connection whose two ends have proved that they know the token.
 func (cl *Client) dial(ctx context.Context, addr string) (*conn, error) {
 	dial := cl.Dial
 	if dial == nil {
@@ -218,7 +218,7 @@ func (cl *Client) dial(ctx context.Context, addr string) (*conn, error) {
 	return newConn(ctx, nc), nil
 }
 
-// reason is why a transfer broke off: the caller's context, else the peer's word, else what we saw.
+// reason is the cause of a broken transfer: the caller's context, else the peer's error, else our own.
 func (cl *Client) reason(ctx context.Context, c *conn, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

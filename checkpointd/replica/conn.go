@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// conn is a connection whose deadlines move with the bytes, and that ends with its context. One goroutine uses it.
+// conn is a connection whose deadlines move with the bytes. It ends with its context. One goroutine uses it.
 type conn struct {
 	net.Conn
 	ctx   context.Context
@@ -44,7 +44,7 @@ func unpace(nc net.Conn) {
 	if err != nil {
 		return
 	}
-	_ = raw.Control(func(fd uintptr) { // without it, it is only slower; every kernel has reno, and lets everybody use it
+	_ = raw.Control(func(fd uintptr) { // only for speed; every kernel has reno, and needs no privilege for it
 		_ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
 	})
 }
@@ -82,14 +82,14 @@ func (c *conn) Write(b []byte) (int, error) {
 func (c *conn) writeChunk(head, data []byte) error {
 	parts := net.Buffers{head, data}
 	_, err := c.move(len(head)+len(data), func(int) (int, error) {
-		n, err := parts.WriteTo(c.Conn) // takes what it has written from parts
+		n, err := parts.WriteTo(c.Conn) // it removes the written bytes from parts
 		return int(n), err
 	})
 	return err
 }
 
-// move repeats op, which is told how many bytes are done, until all are. It gives up when nothing has moved for
-// idleTime, or with the context.
+// move repeats op, with the number of bytes done so far, until all are done. It fails when nothing has moved for
+// idleTime, or when the context ends.
 func (c *conn) move(all int, op func(done int) (int, error)) (done int, err error) {
 	for done < all {
 		c.SetDeadline(time.Now().Add(idleTime))
@@ -158,7 +158,7 @@ func (c *conn) answer() (message, error) {
 	return m, said
 }
 
-// refuse tells the peer why it gets nothing more.
+// refuse sends the peer the reason for the end of the transfer.
 func (c *conn) refuse(err error) {
 	if c.bulk {
 		return
@@ -176,7 +176,7 @@ func (c *conn) refuse(err error) {
 	c.send(m) // the peer may be gone
 }
 
-// reason is err, or what the peer says about it if it still can: it broke off because of something it knows.
+// reason is err, or the peer's own error if it still arrives: the peer may have ended the transfer for that.
 func (c *conn) reason(err error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), lastWordTime)
 	defer cancel()

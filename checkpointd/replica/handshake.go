@@ -65,8 +65,8 @@ func (h hello) check() error {
 	return nil
 }
 
-// proof is what only an end that knows the token can say. It covers who says it, both nonces and the version, so that
-// it is of no use to the other end, or in another connection.
+// proof can be computed only by an end that knows the token. It covers the role, both nonces and the version, so that
+// it is invalid for the other end, or in another connection.
 func proof(token string, r role, client, server hello) []byte {
 	m := hmac.New(sha256.New, []byte(token))
 	m.Write([]byte("dlrover replica proof\x00"))
@@ -76,7 +76,7 @@ func proof(token string, r role, client, server hello) []byte {
 	return m.Sum(nil)
 }
 
-// greet runs the client's side of the handshake. The client proves first: a stranger who connects learns nothing that
+// greet is the client's side of the handshake. The client proves first: a stranger who connects learns nothing that
 // depends on the token.
 func greet(rw io.ReadWriter, token string) error {
 	mine := newHello(roleClient)

@@ -1,11 +1,12 @@
 // Package replica keeps copies of shards in the memory of other nodes.
 //
-// Partners says which nodes keep the copies of a node. A Client pushes a pinned segment to the Server of a partner, or
-// fetches a copy back; both ends map the bytes and move them between the mapping and the socket without a buffer.
+// Partners returns the nodes that keep the copies of a node. A Client pushes a pinned segment to the Server of a
+// partner, or fetches a copy back. Both ends map the bytes and move them between the mapping and the socket without a
+// buffer.
 //
 // Both ends of a connection prove that they know the token of the job, which is never sent. Every byte is covered by a
 // checksum, and a copy becomes visible only when all of it has arrived. The bytes are not encrypted, and a checksum is
-// no protection against somebody who can change packets on the way: use a network that only the job's nodes share.
+// no protection against an attacker who changes packets: use a network that only the job's nodes share.
 package replica
 
 import (
@@ -18,7 +19,7 @@ const (
 	handshakeTime = 5 * time.Second
 	// idleTime is how long nothing may move in either direction before the other end counts as dead.
 	idleTime = 30 * time.Second
-	// beat is how often an end that is busy says so.
+	// beat is how often a busy end sends a sign of life.
 	beat = 5 * time.Second
 	// lastWordTime is how long an end waits to hear, or to say, why a transfer failed.
 	lastWordTime = time.Second
@@ -32,7 +33,7 @@ const (
 var (
 	// errToken says that the other end does not know the token, or does not believe that we do.
 	errToken = errors.New("the tokens differ")
-	// errVersion says that the other end speaks another version of the protocol.
+	// errVersion reports that the other end has another version of the protocol.
 	errVersion = errors.New("protocol version differs")
 	// ErrRefused says that the receiver does not want the copy: no memory, or it has a newer one.
 	ErrRefused = errors.New("peer refuses the copy")

@@ -21,7 +21,7 @@ const (
 	freshConns  = 32  // of them without proof yet; a further one takes the place of the oldest
 	// acceptPause is the pause after an error of Accept, such as no free file descriptor.
 	acceptPause = 100 * time.Millisecond
-	// strangerPause is how often the log tells of failed handshakes.
+	// strangerPause is the time between two log lines about failed handshakes.
 	strangerPause = 10 * time.Second
 )
 
@@ -32,7 +32,7 @@ type Store interface {
 	Incoming(m shm.Meta, size int64) (*shm.Incoming, error)
 	// Published hands over a copy that is complete.
 	Published(*shm.Segment)
-	// Copy pins what is held of a rank's save, for a peer that fetches it.
+	// Copy pins the copy of a rank's save, for a peer that fetches it.
 	Copy(rank int, save string) (*shm.Pinned, error)
 }
 
@@ -46,7 +46,7 @@ type Server struct {
 
 	mu        sync.Mutex
 	wg        sync.WaitGroup       // connections; grows under mu and before ctx ends only
-	stranger  time.Time            // when the log last told of one
+	stranger  time.Time            // time of the last log line about one
 	transfers map[string]*transfer // by id: those that further connections may join
 	receiving map[int]*receiving   // by rank
 }
@@ -64,7 +64,8 @@ func NewServer(token string, s Store, log *slog.Logger) *Server {
 	return srv
 }
 
-// Close ends all transfers, and returns when nothing of the server runs any more. What was half received is aborted.
+// Close ends all transfers, and returns when nothing of the server runs any more. Copies that were half received are
+// aborted.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.cancel(errClosed)
@@ -137,7 +138,7 @@ func (s *Server) serve(nc net.Conn) {
 	s.log.Warn("replica transfer failed", "op", m.Op, "peer", nc.RemoteAddr().String(), "err", err)
 }
 
-// strange tells of a connection without proof, but lets nobody fill the log.
+// strange logs a connection without proof, at most once in strangerPause.
 func (s *Server) strange(nc net.Conn, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -281,7 +282,7 @@ func (s *Server) join(c *conn, id string) error {
 	return t.help(c)
 }
 
-// open lets further connections join a transfer, by an id that nobody can guess.
+// open lets further connections join a transfer, by an id that cannot be guessed.
 func (s *Server) open(t *transfer) (id string) {
 	id = rand.Text()
 	s.mu.Lock()
@@ -296,8 +297,8 @@ func (s *Server) shut(id string) {
 	delete(s.transfers, id)
 }
 
-// begin makes t the push of a rank. One that is under way is from a connection that the owner has given up: it ends,
-// and its memory is free, before begin returns.
+// begin makes t the push of a rank. A push that is still running belongs to a connection that the owner has closed: it
+// ends, and its memory is free, before begin returns.
 func (s *Server) begin(rank int, t *transfer) {
 	for {
 		s.mu.Lock()

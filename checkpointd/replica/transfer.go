@@ -14,12 +14,12 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// transfer is what the connections of one push or fetch share. An error of one ends them all.
+// transfer is shared by the connections of one push or fetch. An error of one ends them all.
 type transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	moved  atomic.Int64
-	part   func(*conn) error // what a further connection does
+	part   func(*conn) error // runs on a further connection
 	early  context.Context   // ends soon after no more connections are admitted
 	late   context.CancelFunc
 
@@ -87,7 +87,7 @@ func (t *transfer) end(err error) error {
 	return t.wait()
 }
 
-// outgoing hands the chunks of a pinned segment to whichever connection is free.
+// outgoing assigns the chunks of a pinned segment to free connections.
 type outgoing struct {
 	data []byte
 	next atomic.Int64
@@ -149,8 +149,8 @@ func sendEnd(c *conn) error {
 	return err
 }
 
-// final waits until nobody completes checksums in bytes [from,to) any more: they would change between our checksum and
-// the socket.
+// final waits until no checksums in bytes [from,to) are being completed any more: they would change between our
+// checksum and the socket.
 func (o *outgoing) final(from, to int64) error {
 	h := o.p.Header
 	if h.FixCount == 0 {

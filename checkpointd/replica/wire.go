@@ -12,7 +12,7 @@ import (
 
 const (
 	maxMessage = 64 << 10
-	// chunkSize is small enough that what is summed is in the cache before or after it moves.
+	// chunkSize is small enough for the CPU cache: a chunk is summed right before or after it moves.
 	chunkSize  = 1 << 20
 	headerSize = 4096 // of a segment; it travels in the offer
 	// maxSize is more than any memory, and far from where sums overflow.
@@ -68,7 +68,7 @@ func readMessage(r io.Reader) (m message, err error) {
 	return m, nil
 }
 
-// peerError is what the other end says went wrong.
+// peerError is the error that the other end reports.
 type peerError struct {
 	kind error // nil: none of ours
 	text string
@@ -83,7 +83,7 @@ var codes = []struct {
 	err  error
 }{{"refused", ErrRefused}, {"missing", ErrMissing}, {"damaged", errDamaged}}
 
-// offer is what the receiver decides on before any bulk byte comes: the size, and the header and description of the
+// offer is sent before any bulk byte, and the receiver decides on it: the size, and the header and description of the
 // segment.
 type offer struct {
 	size   int64
@@ -116,15 +116,15 @@ func (o offer) write(w io.Writer, m message) error {
 	return nil
 }
 
-// head is the header of the copy. What the owner's daemon has done with the owner's segment does not concern the
-// copy, and the disk never waits for a copy.
+// head is the header of the copy. The owner's progress with its own segment does not apply to the copy, and the disk
+// never waits for a copy.
 func (o offer) head() shm.Header {
 	h := o.header
 	h.State, h.Disk, h.Released, h.Durable = shm.Complete, false, h.Seq, 0
 	return h
 }
 
-// readOffer reads what follows a message with an offer, and checks all of it.
+// readOffer reads the body of an offer, and checks all of it.
 func readOffer(r io.Reader, m message) (offer, error) {
 	o := offer{size: m.Size}
 	if m.Size < headerSize || m.Size > maxSize || m.Meta < 0 || m.Meta > shm.MaxMeta ||
@@ -171,8 +171,8 @@ func chunkRange(i, size int64) (from, to int64) {
 	return from, min(from+chunkSize, size)
 }
 
-// chunkHead comes before the bytes of a chunk, and once alone as the end: index u64, length u32, CRC-32 u32 of the
-// index, the length and the bytes.
+// chunkHead precedes the bytes of a chunk, and alone it is the end: index u64, length u32, CRC-32 u32 of the index, the
+// length and the bytes.
 type chunkHead [16]byte
 
 const endOfChunks = ^uint64(0)

@@ -9,7 +9,7 @@ import (
 	"strconv"
 )
 
-// Choice says what a crash does to the changes that were not synced. A number from 0 on is the seed of a random
+// Choice is the effect of a crash on the changes that were not synced. A number from 0 on is the seed of a random
 // choice: of the names any subset, of the data of each file all, a part, zeros or nothing.
 type Choice int64
 
@@ -123,8 +123,8 @@ func (s *survivor) data(n *inode) []byte {
 	return nil
 }
 
-// Fingerprint is equal for two file systems of the same content of which the same is durable, whatever their times.
-// With it a test need not look twice at what two crashes leave alike.
+// Fingerprint is equal for two file systems with the same content and the same durable content, regardless of times. A
+// test can skip a crash whose result it has already checked.
 func (f *FS) Fingerprint() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,7 +135,7 @@ func (f *FS) Fingerprint() uint64 {
 	return h.Sum64()
 }
 
-// fingerprint writes down everything that counts about an inode and what is below it.
+// fingerprint hashes all relevant parts of an inode and its children.
 type fingerprint struct {
 	b   []byte
 	ids map[*inode]int

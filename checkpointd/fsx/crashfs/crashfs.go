@@ -1,9 +1,9 @@
-// Package crashfs is a model of a POSIX file system in memory, for tests of what survives a crash.
+// Package crashfs is a model of a POSIX file system in memory, for tests of crashes.
 //
-// It keeps apart what is durable and what is not: the data of a file is durable after its fsync, a name (made, renamed
-// or removed) after the fsync of its directory. Crash gives the file system that may be found afterwards. A change that
-// was not synced may have happened or not, whatever became of the others; only a rename is atomic. It also makes
-// operations fail or block. Links are not modelled.
+// It separates durable state from volatile state. The data of a file is durable after its fsync, a name (made, renamed
+// or removed) after the fsync of its directory. Crash returns a file system that may be found afterwards. A change that
+// was not synced may have happened or not, independent of the others; only a rename is atomic. It also makes operations
+// fail or block. Links are not modelled.
 package crashfs
 
 import (
@@ -23,13 +23,13 @@ import (
 	"dlrover-run/checkpointd/fsx"
 )
 
-// ErrCrashed is what every operation returns after the crash.
+// ErrCrashed is returned by every operation after the crash.
 var ErrCrashed = errors.New("crashed")
 
 // tick is how much the model's clock advances with each change.
 const tick = time.Millisecond
 
-// Op is one operation. The changes are numbered from 0; N of a read is the number of the change that comes next.
+// Op is one operation. The changes are numbered from 0; N of a read is the number of the next change.
 type Op struct {
 	N int
 	// Kind is create, allocate, write, fsync, mkdir, rename, remove or syncdir; or read, size or list.
@@ -60,13 +60,13 @@ type inode struct {
 
 	names   map[string]*inode // of a directory: as seen now,
 	stable  map[string]*inode // as durable,
-	pending []change          // and what leads from stable to names
+	pending []change          // and the changes that lead from stable to names
 
 	data   []byte
 	synced bool // data is durable
 }
 
-// change is one that was made to the names of a directory: del goes, set comes.
+// change is a change of the names of a directory: del is removed, set is added.
 type change struct {
 	del, set string
 	node     *inode
@@ -416,7 +416,7 @@ func (f *FS) SyncDir(dir string) error {
 	return nil
 }
 
-// Remove implements fsx.FS. The attempt to remove what is not there is not counted as a change.
+// Remove implements fsx.FS. The attempt to remove a missing file is not counted as a change.
 func (f *FS) Remove(path string) error {
 	f.mu.Lock()
 	_, err := f.find("remove", path)
@@ -440,7 +440,7 @@ func (f *FS) Remove(path string) error {
 	return nil
 }
 
-// read runs a function on what is at path.
+// read runs a function on the inode at path.
 func (f *FS) read(kind, path string, dir bool, use func(*inode)) error {
 	if err := f.begin(kind, path); err != nil {
 		return err

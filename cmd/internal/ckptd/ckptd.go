@@ -73,8 +73,8 @@ func Main(args []string, stdout io.Writer) int {
 	return 2
 }
 
-// run is what App.Run does with these options. App.Run itself can print help by text/template, with which the linker
-// keeps every exported method of the whole launcher.
+// run does the work of App.Run for these options. App.Run can print help with text/template, which makes the linker
+// keep every exported method of the whole launcher.
 func run(a *cli.App, args []string) error {
 	set := flag.NewFlagSet(Name, flag.ContinueOnError)
 	set.SetOutput(io.Discard)
@@ -92,9 +92,9 @@ func run(a *cli.App, args []string) error {
 // niceness is the niceness of the daemon, which must not take the CPU from trainers.
 const niceness = 10
 
-// lowerPriority gives the whole process that niceness. The kernel keeps it by thread, and this
-// process has several; the threads of a program executed anew inherit the one that
-// executes it.
+// lowerPriority sets that niceness for the whole process. Niceness is per thread
+// (https://man7.org/linux/man-pages/man2/setpriority.2.html), and this process has several. After exec all threads
+// inherit that of the calling thread.
 func lowerPriority(args []string) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -188,7 +188,7 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if err != nil {
 		return &runError{err}
 	}
-	console.OutliveReaders() // who read the launcher's log may have died with it
+	console.OutliveReaders() // readers of the launcher's log may have died with it
 	alone, err := lockDirectory(cfg.Dir)
 	if err != nil {
 		return &runError{err}
@@ -232,10 +232,10 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	return nil
 }
 
-// maxSaveOnSignal bounds how long a daemon that is told to end saves what is in memory.
+// maxSaveOnSignal bounds the saving after a signal.
 const maxSaveOnSignal = 10 * time.Minute
 
-// saveOnSignal waits for a signal and saves what is in memory; a second signal ends that. It returns how many saves are
+// saveOnSignal waits for a signal and saves memory to disk; a second signal ends that. It returns how many saves are
 // not on disk.
 func saveOnSignal(ctx context.Context, d *checkpointd.Daemon, log *slog.Logger) (left int) {
 	signals := make(chan os.Signal, 2)
@@ -260,8 +260,8 @@ func saveOnSignal(ctx context.Context, d *checkpointd.Daemon, log *slog.Logger) 
 	return d.Drain(saving, maxSaveOnSignal)
 }
 
-// lockDirectory waits until no other daemon works on the directory: one whose launcher was
-// killed may still be saving what the workers of the next launcher found there.
+// lockDirectory waits until no other daemon works on the directory. The daemon of a killed launcher may still be saving
+// the segments that the next launcher's workers found there.
 func lockDirectory(dir *shm.Dir) (io.Closer, error) {
 	f, err := openfile.Open(filepath.Join(dir.Path(), "daemon"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -283,7 +283,7 @@ func removeSaved(dir *shm.Dir, left int) {
 	if err != nil {
 		return // a new launcher has it
 	}
-	_ = dir.RemoveAll() // what is left is found as stale later
+	_ = dir.RemoveAll() // leftovers are removed later, as stale
 	_ = release()
 }
 
@@ -324,13 +324,13 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 		}
 		cfg.Remote = coordinator.Client("http://"+master, c.String("run"), cfg.Token, nil)
 	}
-	if cfg.Dir, err = openDir(c); err != nil { // last: what has been opened is left behind by an error
+	if cfg.Dir, err = openDir(c); err != nil { // last: an error leaves open files behind
 		return cfg, &runError{err}
 	}
 	return cfg, nil
 }
 
-// runName is what the log calls the run.
+// runName is the run's name in the log.
 func runName(c *cli.Context) string {
 	if c.String("run") != "" {
 		return c.String("run")
@@ -338,8 +338,8 @@ func runName(c *cli.Context) string {
 	return c.String("job")
 }
 
-// openDir makes the directory of a sidecar, which owns it until it ends; that of a
-// launcher is there, and the launcher's.
+// openDir makes the directory of a sidecar, which owns it until it ends. The directory of a launcher exists, and the
+// launcher owns it.
 func openDir(c *cli.Context) (*shm.Dir, error) {
 	if c.Bool("inherit") {
 		return shm.OpenDir(c.String("runtime"))
@@ -364,7 +364,7 @@ func listener(c *cli.Context, dir *shm.Dir) (net.Listener, error) {
 	return checkpointd.Listen(filepath.Join(dir.Path(), socketName))
 }
 
-// world reads the epoch that the launcher has told, as comma-separated numbers.
+// world reads the epoch from --world, as comma-separated numbers.
 func world(c *cli.Context, d *checkpointd.Daemon) error {
 	if c.String("world") == "" {
 		return nil

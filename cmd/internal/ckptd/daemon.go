@@ -13,7 +13,7 @@ import (
 // supervise runs daemons one after the other.
 func (s *Supervisor) supervise() {
 	names, _ := s.dir.Names()
-	needed := len(names) > 0 // what a dead launcher left may wait for the disk
+	needed := len(names) > 0 // memory of a dead launcher may wait for the disk
 	for pause := startPause; ; pause = min(2*pause, startPauses) {
 		if !needed && !s.dir.awaitCall() {
 			return
@@ -62,7 +62,7 @@ func (s *Supervisor) runDaemon() bool {
 			ended = true
 		case <-s.lost:
 		case <-s.quit:
-			return false // whoever started it ends it
+			return false // the process is ended by its starter
 		}
 	}
 	s.disconnect(nil)
@@ -86,7 +86,7 @@ func (s *Supervisor) command() Command {
 	}
 }
 
-// environ is what the daemon needs of ours; its memory limit keeps the heap small.
+// environ is the daemon's environment; the memory limit keeps the heap small.
 func (s *Supervisor) environ() []string {
 	env := []string{"GOMEMLIMIT=64MiB", console.FormatVariable + "=" + string(s.cfg.LogFormat)}
 	for _, name := range []string{"PATH", "TZ", "LOGLEVEL"} {
@@ -118,7 +118,7 @@ func (s *Supervisor) connect(p Process) {
 	}
 }
 
-// register makes the launcher known to whoever serves the socket, and tells it what it has to know.
+// register makes this connection the launcher's at the daemon behind the socket, and sends the present state.
 func (s *Supervisor) register(ctx context.Context) error {
 	c, err := checkpointd.Dial(ctx, s.dir.socketPath())
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *Supervisor) register(ctx context.Context) error {
 		return errors.Join(err, c.Close())
 	}
 	s.mu.Lock()
-	w, again := s.world, s.pendingBreakpoint() // what comes later is delivered through control
+	w, again := s.world, s.pendingBreakpoint() // later requests are delivered through control
 	s.control, s.started = c, true
 	s.mu.Unlock()
 	err = c.World(ctx, w)
@@ -138,7 +138,7 @@ func (s *Supervisor) register(ctx context.Context) error {
 	return err
 }
 
-// disconnect forgets the connection c, or whatever is there if c is nil.
+// disconnect closes the connection c, or the present one if c is nil.
 func (s *Supervisor) disconnect(c *checkpointd.Control) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,13 +9,12 @@ import (
 )
 
 const (
-	closeTimeout = 10 * time.Second // for a daemon that has done its work, or was told to end
-	parentPoll   = time.Second      // where the kernel does not tell of a parent's death
+	closeTimeout = 10 * time.Second // for a daemon that has done its work, or got a signal
+	parentPoll   = time.Second      // where the kernel does not report a parent's death
 )
 
-// parentDeath is closed when the launcher, the parent of this process, has died. Nothing else tells
-// for certain: its end of a socket may have been inherited by others, and the one that serves
-// the daemon may not be read.
+// parentDeath is closed when the launcher, the parent of this process, has died. There is no other certain sign: its
+// end of a socket may have been inherited by others, and the one that serves the daemon may not be read.
 func parentDeath(launcher int) <-chan struct{} {
 	dead := make(chan struct{})
 	go func() { // as long as this process

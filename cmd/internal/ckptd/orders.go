@@ -11,7 +11,7 @@ import (
 // request says something to a daemon. It may be called again, with the next daemon.
 type request func(ctx context.Context, c *checkpointd.Control) error
 
-// deliver carries out orders one after the other, beside the launcher's loop.
+// deliver executes requests one after the other, in the background.
 func (s *Supervisor) deliver() {
 	for {
 		select {
@@ -23,7 +23,7 @@ func (s *Supervisor) deliver() {
 	}
 }
 
-// send queues something to tell the daemon.
+// send queues a request to the daemon.
 func (s *Supervisor) send(order request) {
 	deliver := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), OrderBudget)
@@ -38,8 +38,8 @@ func (s *Supervisor) send(order request) {
 	}
 }
 
-// call tells the daemon, or the next one if it dies meanwhile. Without a daemon no worker has anything to keep, and
-// nothing is told.
+// call sends a request to the daemon, or to the next one if it dies meanwhile. If no daemon was ever started, workers
+// have nothing to keep, and the request is dropped.
 func (s *Supervisor) call(ctx context.Context, order request) error {
 	for begun := time.Now(); ; {
 		c, expected := s.daemonNow()
@@ -48,7 +48,7 @@ func (s *Supervisor) call(ctx context.Context, order request) error {
 		}
 		err := errors.New("it does not run")
 		if c == nil && s.cfg.Sidecar != "" && time.Since(begun) > OrderBudget {
-			return err // nobody here starts it again
+			return err // this process does not start a sidecar
 		}
 		if c != nil {
 			if err = order(ctx, c); err == nil {

@@ -16,8 +16,8 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// runDir is the runtime directory of a run. Unless it is a sidecar's it is locked, and has a socket that whoever owns
-// it listens on: workers may call before there is a daemon, and wait in the socket's queue.
+// runDir is the runtime directory of a run. Unless it is a sidecar's it is locked, and has a socket that its owner
+// listens on: workers may connect before there is a daemon, and wait in the socket's queue.
 type runDir struct {
 	*shm.Dir
 	release func() error // nil: a sidecar's, and so are all others
@@ -105,7 +105,7 @@ func (d *runDir) interrupt() {
 	}
 }
 
-// close gives the directory back; without segments in it, it goes.
+// close releases the directory, and removes it if it has no segments.
 func (d *runDir) close() error {
 	if d.ln != nil {
 		_ = d.ln.Close()
@@ -128,7 +128,8 @@ func (d *runDir) close() error {
 // staleAfter is how long the memory of a job that died is kept for its next launcher.
 const staleAfter = 10 * time.Minute
 
-// removeStale removes the memory of jobs that died some time ago, and at once what holds no checkpoint; own stays.
+// removeStale removes the memory of jobs that died some time ago, and at once directories without a checkpoint; own
+// stays.
 func removeStale(base, own string, log *slog.Logger) {
 	dead, err := shm.Dead(base)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"dlrover-run/cmd/internal/console"
 )
 
-// ErrClosed is what SupervisorConfig.Start returns once no more processes may be started.
+// ErrClosed is returned by SupervisorConfig.Start once no more processes may be started.
 var ErrClosed = errors.New("ckptd: no more processes are started")
 
 // Process is a daemon that was started.
@@ -35,10 +35,10 @@ type Command struct {
 type SupervisorConfig struct {
 	// ShmDir is where memory is shared, an absolute path.
 	ShmDir string
-	// Key names the run on this machine: what the launcher of a run leaves in memory, the next one with the same key
-	// finds. See shm.ValidKey.
+	// Key names the run on this machine: a launcher finds the memory that an earlier launcher with the same key has left.
+	// See shm.ValidKey.
 	Key string
-	// Sidecar is the key of a daemon that somebody else runs. No other is started then.
+	// Sidecar is the key of a daemon in another container. No other is started then.
 	Sidecar string
 	// Run is the run's id, and Token its job token or "".
 	Run, Token string
@@ -61,12 +61,12 @@ type Network struct {
 }
 
 // Supervisor keeps a checkpoint daemon for the workers of this node: it listens on the daemon's socket, starts the
-// daemon when the first worker calls, starts it again when it dies, and tells it of epochs and failures. Its methods
-// may be called from any goroutine; End and Close once, in this order.
+// daemon when the first worker connects, starts it again when it dies, and reports epochs and failures to it. Its
+// methods may be called from any goroutine; End and Close once, in this order.
 //
-// Three parts work side by side: supervision (daemon.go) has the daemon's process and the connection to it, delivery
-// (orders.go) tells the daemon one thing after the other, and the caller goes on meanwhile. mu guards what they share
-// and is held for no call to anyone.
+// Three goroutines share the work: supervision (daemon.go) has the daemon's process and the connection to it, delivery
+// (orders.go) sends it one request after the other, and the caller does not wait. mu guards their shared fields and is
+// not held during calls.
 type Supervisor struct {
 	cfg    SupervisorConfig
 	log    *slog.Logger
@@ -77,11 +77,11 @@ type Supervisor struct {
 	quit   chan struct{} // closed by End
 	wg     sync.WaitGroup
 	orders chan func()
-	lost   chan struct{} // the connection to the daemon was given up
+	lost   chan struct{} // the connection to the daemon is closed
 
 	mu             sync.Mutex
 	world          checkpointd.World
-	started        bool                 // a daemon is there, or will be again
+	started        bool                 // a daemon runs, or will run again
 	control        *checkpointd.Control // to the daemon that runs, if one does
 	lastBreakpoint request              // the last breakpoint
 	resendUntil    time.Time
@@ -92,7 +92,7 @@ const OrderBudget = 10 * time.Second
 
 // Times of the supervisor. A worker that calls meanwhile waits in the socket's queue.
 const (
-	resendFor   = time.Minute            // a breakpoint is told again to a new daemon
+	resendFor   = time.Minute            // a breakpoint is sent again to a new daemon
 	startPause  = 100 * time.Millisecond // before a daemon that died is started again; doubles
 	startPauses = 5 * time.Second        // up to this
 )
@@ -121,7 +121,7 @@ func (s *Supervisor) Serve(n Network) {
 }
 
 // RemoveStale removes, in the background, the memory of jobs of this user that died some time ago. That of a sidecar is
-// left to whoever runs it.
+// left to its owner.
 func (s *Supervisor) RemoveStale() {
 	if s.cfg.Sidecar != "" {
 		return
@@ -132,7 +132,7 @@ func (s *Supervisor) RemoveStale() {
 // Dir is the runtime directory, for workers.
 func (s *Supervisor) Dir() string { return s.dir.Path() }
 
-// Status asks the daemon what it knows; nil without an error when none runs.
+// Status returns the daemon's status; nil without an error when none runs.
 func (s *Supervisor) Status(ctx context.Context) (*checkpointd.Status, error) {
 	c, _ := s.daemonNow()
 	if c == nil {
@@ -150,8 +150,8 @@ func (s *Supervisor) World(w checkpointd.World) {
 	s.send(func(ctx context.Context, c *checkpointd.Control) error { return c.World(ctx, w) })
 }
 
-// Breakpoint says that the workers of the present epoch have ended, or (early) are told to end: what they left in
-// memory is to be saved. It does not wait for the daemon.
+// Breakpoint reports that the workers of the present epoch have ended, or (early) were sent a signal to end: their
+// saves in memory are to be written. It does not wait for the daemon.
 func (s *Supervisor) Breakpoint(reason string, early bool) {
 	s.mu.Lock()
 	w := s.world // a daemon that has to be started again hears of the next one first
@@ -161,9 +161,9 @@ func (s *Supervisor) Breakpoint(reason string, early bool) {
 	s.send(order)
 }
 
-// End waits, for at most budget or until enough, for what is on its way to the disk, and removes the run's memory if
-// all of it got there; else the error says what is known of it. After it the daemon may be ended. Without Serve there
-// is nothing to wait for.
+// End waits, for at most budget or until enough, for the saves on their way to the disk. It removes the run's memory if
+// all of them got there; else the error has the reason. After it the daemon may be ended. Without Serve it does not
+// wait.
 func (s *Supervisor) End(budget time.Duration, enough <-chan struct{}) error {
 	defer close(s.quit)
 	if !s.serves {
@@ -202,7 +202,7 @@ func (s *Supervisor) endDaemon(ctx context.Context, budget time.Duration) error 
 	return err
 }
 
-// Close gives the directory back; without segments in it, it goes. It follows End, after the daemon has been ended.
+// Close releases the directory, and removes it if it has no segments. It follows End, after the daemon has been ended.
 func (s *Supervisor) Close() {
 	s.dir.interrupt()
 	s.wg.Wait()
