@@ -41,8 +41,8 @@ def _is_upstream(spec: Any) -> bool:
 
 
 def _give_way() -> None:
-    """Puts the other one in our place, as if we had never been on sys.path. Whoever imports us gets what is in
-    sys.modules afterwards; the lock of the import is this thread's already."""
+    """Replaces this package by the other one, as if we had never been on sys.path. An importer of ours gets the entry
+    of sys.modules afterwards; the lock of the import is this thread's already."""
     sys.path = [p for p in sys.path if not _ours(p)]
     del sys.modules["dlrover"]
     import_module("dlrover")
@@ -58,13 +58,13 @@ def _tell(where: str) -> None:
 
 
 class _Missing:
-    """The last finder, where no DLRover is installed: says what the modules need that are not here. Who only asks
-    whether there is a module, as importlib.util.find_spec does, is told as ever that there is none."""
+    """The last finder, where no DLRover is installed: its error lists the requirements of modules that are not here. A
+    caller that only checks whether there is a module, as importlib.util.find_spec does, gets None as ever."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
         if name.startswith("dlrover.") and _importing():
-            # By the name of what is not installed. With that of the module, "from package import module" would
+            # By the name of the missing requirement. With that of the module, "from package import module" would
             # replace the text.
             raise ModuleNotFoundError("No module named %r: dlrover-run brings DLRover's modules for checkpoints and "
                                       "elastic training only; the others need pip install dlrover" % name,
@@ -76,7 +76,7 @@ def _importing() -> bool:
     """Whether an import statement, or import_module, has asked the finder that calls this."""
     try:
         caller = sys._getframe(3)  # below it: the search of sys.meta_path, the finder, this function
-    except (AttributeError, ValueError):  # another Python, or nobody
+    except (AttributeError, ValueError):  # another Python, or none
         return False
     return caller.f_code.co_name == "_find_and_load_unlocked"
 

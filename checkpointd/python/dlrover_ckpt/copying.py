@@ -59,7 +59,7 @@ def _rows(fixups: Sequence[Fixup], base: int) -> bytes:
 class Copies:
     """The copies that fill one buffer from one layout; made once and used again while the layout is the same.
 
-    moves: what several threads may call at the same time, each of them once; together they copy everything
+    moves: functions that several threads may call at the same time, each of them once; together they copy everything
     """
 
     def __init__(self, plans: Sequence[Plan], bases: Sequence[int], b: Buffer) -> None:
@@ -130,7 +130,7 @@ def _assign(pairs: Sequence[Tuple[memoryview, memoryview]]) -> None:
 
 
 def fill(b: Buffer, plans: Sequence[Plan], bases: Sequence[int], threads: int) -> None:
-    """Copies images into a buffer. What it holds already of the same layout is not written again."""
+    """Copies images into a buffer. Content of the same layout that it already holds is not written again."""
     view = b.map().view
     copies = b.filled_by
     if not isinstance(copies, Copies) or not copies.serves(plans, bases):
@@ -195,8 +195,8 @@ def _run(moves: Sequence[Callable[[], Any]], threads: int) -> None:
 def start_device_copies(b: Buffer, copies: Sequence[Tuple[int, int, Any]]) -> Any:
     """Starts copies from devices into the buffer. Returns the function that waits for them.
 
-    The buffer is registered with CUDA once, so that the copies are direct and run beside each other; where that fails
-    they are pageable ones, which are right but slower.
+    The buffer is registered with CUDA once, so that the copies are direct and run in parallel. Where that fails they
+    are pageable ones, which are correct but slower.
     """
     import torch
 
@@ -212,7 +212,7 @@ def start_device_copies(b: Buffer, copies: Sequence[Tuple[int, int, Any]]) -> An
             continue
         with torch.cuda.device(device):
             side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())  # what computes the tensors comes first
+            side.wait_stream(torch.cuda.current_stream())  # the computation of the tensors is first
             with torch.cuda.stream(side):
                 _copy_device(view, part, pinned)
                 event = torch.cuda.Event()

@@ -1,8 +1,8 @@
 """Checkpoints in the format of torch.distributed.checkpoint, as images and from memory.
 
 Saver makes of a state dict the files that torch.distributed.checkpoint.save would write: one __<rank>_0.distcp per
-rank and .metadata on rank 0. Stock torch.distributed.checkpoint.load reads them. reader() gives the storage reader
-for what Engine.load has found.
+rank and .metadata on rank 0. Stock torch.distributed.checkpoint.load reads them. reader() returns the storage reader
+for the result of Engine.load.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _RankFile:
     def __init__(self, name: str) -> None:
         self._name = name
         self._templates: Dict[Any, Optional[_Template]] = {}
-        self._items: List[Tuple[Any, Any, _Template]] = []  # (write item, what _shape_of says, template)
+        self._items: List[Tuple[Any, Any, _Template]] = []  # (write item, result of _shape_of, template)
         self._objects: List[Any] = []
         self._rooms: List[int] = []
         self._memo: Dict[bytes, bytes] = {}
@@ -164,7 +164,7 @@ class _RankFile:
         self._addresses: List[int] = []  # of the sources in host memory that the key is for
 
     def lay_out(self, planner: Any, items: Sequence[Any]) -> None:
-        """Decides where each item goes."""
+        """Assigns the items to offsets."""
         self._items, self._objects, self._rooms, self._memo = [], [], [], {}
         for item in items:
             tensor = _tensor(planner, item)
@@ -350,7 +350,7 @@ def _all_shared(plans: List[Any]) -> bool:
 
 
 def _objects_to_lowest(plans: List[Any]) -> List[Any]:
-    """Leaves each object to the lowest rank that has it: what rank 0 writes may change its size without notice."""
+    """Leaves each object to the lowest rank that has it: the size of rank 0's objects may change without notice."""
     import dataclasses
 
     seen: set = set()
@@ -471,7 +471,7 @@ def _checked(value: Any) -> Any:
 
 
 def reader(loaded: Any, group: Any = None) -> Any:
-    """The StorageReader for what Engine.load has found. All ranks together, with the same group as at the save."""
+    """The StorageReader for the result of Engine.load. All ranks together, with the same group as at the save."""
     require_torch()
     if loaded.source == "disk":
         return disk_reader(loaded)
@@ -500,14 +500,14 @@ def disk_reader(loaded: Any) -> Any:
 
 
 def memory_reader(files: Mapping[str, Any], directory: str, metadata: Any, group: Any = None) -> Any:
-    """A StorageReader over the files {path: memoryview} that this rank has; ranks give each other what they lack."""
+    """A StorageReader over the files {path: memoryview} of this rank; ranks exchange the files that they lack."""
     from torch.distributed.checkpoint import StorageReader
 
     return type("MemoryReader", (_MemoryReader, StorageReader), {})(files, directory, metadata, group)
 
 
 class _MemoryReader:
-    """What memory_reader gives. read_data is collective, as torch.distributed.checkpoint calls it on all ranks."""
+    """The reader of memory_reader. read_data is collective, as torch.distributed.checkpoint calls it on all ranks."""
 
     def __init__(self, files: Mapping[str, Any], directory: str, metadata: Any, group: Any) -> None:
         self._files = {os.path.relpath(path, directory or "."): view for path, view in files.items()}

@@ -66,12 +66,12 @@ def checked_dir(directory: Any) -> str:
 class Engine:
     """Checkpoints of one rank. Calls of one engine must not overlap; save and load are made by all ranks.
 
-    shard, shards      what this rank contributes to a save, and of how many parts a save is made
+    shard, shards      this rank's part of a save, and the number of parts
     primary            whether this rank writes its shard to disk
     holder             whether it keeps its shard in memory at all
     resize             "any": a shard is the full state, and usable in a world of another size; else "same"
-    deletion_strategy  what says by retention() or clean_up() which old steps go
-    save_timeout       seconds after which a save that not all ranks have finished is given up
+    deletion_strategy  selects by retention() or clean_up() the old steps to remove
+    save_timeout       seconds after which a save that not all ranks have finished is aborted
     replica_count      copies of a shard in the memory of other nodes, 0 or 1 = none
     group              the torch.distributed group of all ranks, None = the default one
     drop_superseded    whether a DISK save takes the place of an older one that still waits for the disk, when there is
@@ -115,8 +115,8 @@ class Engine:
         self._disk_step: Optional[int] = None  # the newest DISK save
         self._saved: Dict[int, str] = {}  # step -> id of the newest DISK save of it
         self._incarnation = ""  # rank 0's word for this incarnation of the workers, when there was one
-        self._note = ""  # what the daemon said last about the storage
-        self._excuse = ""  # what the daemon said last when it was asked to wait
+        self._note = ""  # the daemon's last report of the storage
+        self._excuse = ""  # the daemon's last answer to wait
         self._runtime = ""
         self._launched = False
         self._pool: Optional[Pool] = None
@@ -135,8 +135,8 @@ class Engine:
              storage_type: StorageType, trackers: Iterable[Tuple[str, str]] = ()) -> bool:
         """Saves images (a list, or a function that returns it, called on holders only). False: skipped, see the log.
 
-        When it returns, what the images were made of may change. A MEMORY save is in shared memory then, and survives
-        this process. A DISK save is on its way to the disk, or there already: wait() tells.
+        When it returns, the sources of the images may change. A MEMORY save is in shared memory then, and survives
+        this process. A DISK save is on its way to the disk, or there already: see wait().
 
         trackers: [(path relative to the checkpoint directory, text)]; dlrover_latest.txt is always added.
         ValueError, TypeError: the storage type or the step is none. sync.SaveFailed or OSError: a save that goes to
@@ -172,8 +172,8 @@ class Engine:
     def load(self, want: str = MEMORY_FIRST) -> Optional[Loaded]:
         """Finds the newest save that every rank can load; called by all ranks together. None: nothing anywhere.
 
-        want: "memory-first", "memory" or "disk"; ValueError: it is none of these. Says in one log line what is loaded
-        and why not something newer. Damaged saves are passed over. Unloadable (a RuntimeError): there are checkpoints
+        want: "memory-first", "memory" or "disk"; ValueError: it is none of these. Logs in one line the save to load and
+        the reasons against newer ones. Damaged saves are skipped. Unloadable (a RuntimeError): there are checkpoints
         that this job cannot load, and would overwrite.
         """
         if want not in (MEMORY_FIRST, MEMORY, DISK):
@@ -244,7 +244,7 @@ class Engine:
             self._guessing.start()
 
     def _guess(self) -> None:
-        """Prepares memory for the first save without being told its size. It is only a hint."""
+        """Prepares memory for the first save without its size. It is only a hint."""
         try:
             assert self._pool is not None
             if self._pool.renew(self.dir):  # the segments of an earlier incarnation
@@ -266,7 +266,7 @@ class Engine:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _has_daemon(self) -> bool:
-        """Whether somebody will write what is asked for: the daemon, or the one that takes its place."""
+        """Whether requested saves will be written: by the daemon, or by its successor."""
         return self._daemon is not None and (self._daemon.present() or _owned(self._runtime))
 
     def _together(self) -> bool:
@@ -279,8 +279,8 @@ class Engine:
 
     def _agree(self, disk: bool, stored: bool, lost: Optional[Pending] = None
                ) -> Tuple[bool, List[Tuple[int, Pending]]]:
-        """Whether the daemons write this save, the same answer on all ranks that contribute to it, and what each rank
-        drops for it."""
+        """Whether the daemons write this save, and the saves that each rank drops for it; the same answer on all ranks
+        that contribute."""
         mine = (self._info.rank, disk and stored and self._has_daemon(), lost)
         answers = self._ranks.gather(mine) if disk and self._together() else [mine]
         return all(yes for _, yes, _ in answers), [(rank, lost) for rank, _, lost in answers if lost is not None]
@@ -296,7 +296,7 @@ class Engine:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _meta(self, step: int, trackers: Iterable[Tuple[str, str]]) -> Dict[str, Any]:
-        """The description of a save, as it goes into the segment."""
+        """The description of a save for the segment."""
         import torch
 
         info = self._info
@@ -376,7 +376,7 @@ class Engine:
         return b
 
     def _announce(self, b: Buffer, seq: int, step: int, disk: bool) -> None:
-        """Tells the daemon. It finds the save without that, only later."""
+        """Notifies the daemon. Without that it finds the save, only later."""
         if self._daemon is None:
             _once.warn(_ALONE)
             segment.touch(self._runtime)
@@ -412,7 +412,7 @@ class Engine:
         return m is not None and self._saved.get(step, m["save"]) == m["save"]
 
     def _await(self, step: int, patience: float) -> Optional[int]:
-        """Asks the daemon to wait: the step that was committed. None: none yet, or nobody to ask."""
+        """Asks the daemon to wait: the step that was committed. None: none yet, or there is no daemon."""
         if self._daemon is None:
             return None
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""How large the first save will be, guessed before it: so that its memory is ready when it comes."""
+"""A guess of the size of the first save, so that its memory is ready in time."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def from_disk(dir: str, shard: int, shards: int) -> int:
 
 
 def from_steps(tell: Callable[[int], None]) -> None:
-    """Calls tell with the bytes of what an optimizer updates and keeps when it has made its first step, and with the
-    sum when another one has. The steps of one that has stepped before end that.
+    """Calls tell with the bytes that an optimizer updates and keeps, after its first step; with the sum when another
+    one has stepped. A second step of the same optimizer ends that.
 
-    tell is called in the thread that steps, and nothing else of the process is looked at: code of the user's, such as a
+    tell is called in the thread that steps, and reads nothing else of the process: code of the user's, such as a
     destructor or a property, must not run because of us. It needs hear_steps.
     """
     _waiting.append(_Sum(tell))

@@ -1,4 +1,4 @@
-"""Which save to load: decisions that every rank makes alike, from what all ranks have said."""
+"""The choice of the save to load: every rank makes the same one, from the data of all ranks."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Commit(NamedTuple):
 
 
 class Disk(NamedTuple):
-    """What one rank sees on disk."""
+    """The saves that one rank sees on disk."""
 
     commits: List[Commit]
     tracked: Optional[int]
-    moved_ns: int  # when the tracker was set by hand to what it says, 0 = it was not
+    moved_ns: int  # time at which the tracker was set by hand, 0 = it was not
 
 
 def newest_in_memory(ranks: Sequence[Sequence[Offer]], world_size: int) -> Optional[Tuple[str, int, int]]:
@@ -53,8 +53,8 @@ def newest_in_memory(ranks: Sequence[Sequence[Offer]], world_size: int) -> Optio
 
 
 def on_disk(ranks: Sequence[Disk]) -> List[Commit]:
-    """The commits that every rank sees, in the order in which they are tried: what the tracker was set to by hand and
-    older ones, else the newest first."""
+    """The commits that every rank sees, in the order in which they are tried: a step that was set in the tracker by
+    hand and older ones, else the newest first."""
     common = set.intersection(*({(c.step, c.save) for c in d.commits} for d in ranks)) if ranks else set()
     out = [c for c in ranks[0].commits if (c.step, c.save) in common]
     out.sort(key=lambda c: (-c.committed_ns, -c.saved_ns, -c.step))
@@ -85,7 +85,7 @@ def _steps(steps: Iterable[int]) -> str:
 
 
 def distrust(disk: Disk, step: int, saved_ns: int) -> str:
-    """Why a save in memory must not be used, "" = it may: somebody has chosen another step on disk since."""
+    """The reason why a save in memory must not be used, "" = it may: another step was chosen on disk since."""
     if disk.tracked is not None and disk.moved_ns > saved_ns and disk.tracked != step:
         return "the tracker was set to step %d after step %d was saved in memory" % (disk.tracked, step)
     return ""
@@ -101,8 +101,8 @@ def moved(tracked: Optional[int], tracker_ns: int, manifest_ns: int) -> int:
 
 def prefer_memory(memory: Optional[Tuple[str, int, int]], disk: Sequence[Commit],
                   ranks: Sequence[Sequence[Offer]]) -> bool:
-    """Whether the save in memory is that on disk, or was made after it; steps may go back. The time of a save on disk is
-    that of its first shard, so what counts of the one in memory is what rank 0 has; the clocks of others may differ."""
+    """Whether the save in memory is that on disk, or was made after it; steps may go back. The time of a save on disk
+    is that of its first shard. So in memory the time of rank 0 is compared; clocks of other ranks may differ."""
     if memory is None or not disk:
         return memory is not None
     if any(c.save == memory[0] for c in disk):

@@ -1,7 +1,7 @@
 """Images: files described as literal bytes plus tensor storages, before a single tensor byte has been copied.
 
-An image is what a file on disk will be. The engine copies it into shared memory (or, without room there, into a
-file), and the checksums are filled in by whoever writes it out.
+An image is the content of a future file. The engine copies it into shared memory (or, without room there, into a file).
+The process that writes it to disk fills in the checksums.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 Fixup = Tuple[int, int, int, int]
 
 PAGE = 4096
-_ALIGN = 64  # bytes; what torch.save uses
+_ALIGN = 64  # bytes; the alignment of torch.save
 _BIG = 1 << 20  # from this size on, payloads are page aligned
 _MAX32 = 0xFFFFFFFF
 _PKL = b"archive/data.pkl"
@@ -52,7 +52,7 @@ class Image:
         self.layout = layout
 
     def plan(self) -> "Plan":
-        """What has to be copied where."""
+        """The memory to copy into a file, by offset."""
         fresh = _gaps(self.length, self.pieces, self.tensors)
         sources = [(o, n, s.data_ptr(), None if s.device.type == "cpu" else s) for o, n, s in self.tensors if n]
         return Plan(None, fresh, self.pieces, sources, [], self.fixups, self.tensors)
@@ -61,14 +61,14 @@ class Image:
 class Plan:
     """An image as addresses.
 
-    key      who laid it out, None = nobody who will do it again. While the key is the same object, so are fresh, fixed,
+    key      the owner of the layout, None = it is made once. While the key is the same object, so are fresh, fixed,
              and (without devices) sources
     fresh    [(offset, bytes)]: bytes that depend on the layout alone
     pieces   [(offset, bytes)]: bytes that change with every save
     sources  [(offset, nbytes, address, storage)]: memory to copy; on the CPU the storage is not one
     fixed    the fix-ups that depend on the layout alone, followed by the others in
     fixups
-    keep     whatever must stay alive until the copy is done
+    keep     objects that must stay alive until the copy is done
     """
 
     __slots__ = ("key", "fresh", "pieces", "sources", "fixed", "fixups", "keep")
@@ -115,11 +115,11 @@ def raw(path: str, data: Any, kind: str = "raw") -> Image:
 
 
 def torch_zip(path: str, obj: Any, cache: Optional[dict] = None) -> Image:
-    """The file that torch.save(obj, path) means, as an image; torch.load reads it, also weights_only and mmap.
+    """The file of torch.save(obj, path), as an image; torch.load reads it, also weights_only and mmap.
 
-    cache: a dict that the caller keeps between saves of the same thing; while only tensor contents and plain values
-    change, the layout is reused. What only torch.save itself can pickle is saved by it, into bytes.
-    The tensors must not change before the image has been saved.
+    cache: a dict that the caller keeps between saves of the same thing. While only tensor contents and plain values
+    change, the layout is reused. Objects that only torch.save can pickle are saved by it, into bytes. The tensors must
+    not change before the image has been saved.
     """
     try:
         return _ZipImage(path, *_layout(obj, {} if cache is None else cache))
@@ -127,12 +127,12 @@ def torch_zip(path: str, obj: Any, cache: Optional[dict] = None) -> Image:
         import torch
 
         buf = io.BytesIO()
-        torch.save(obj, buf)  # raises what the caller would have seen from torch
+        torch.save(obj, buf)  # raises the exception that torch would have raised
         return raw(path, buf.getbuffer(), "torchzip")
 
 
 class _ZipImage(Image):
-    """A torch zip whose lists are made only when somebody asks: a save uses the plan."""
+    """A torch zip whose lists are made on demand: a save uses the plan."""
 
     def __init__(self, path: str, zip_: "_Zip", pickled: bytes, layout: str, keep: "_Keep") -> None:
         self.path = path
@@ -168,7 +168,7 @@ class _ZipImage(Image):
 
 
 class _Keep:
-    """What holds the bytes: the tensors of this save, and its storages where they are known already."""
+    """The owners of the bytes: the tensors of this save, and its storages if they are known already."""
 
     def __init__(self, tensors: List[Any], storages: Optional[List[Any]] = None, also: Any = None) -> None:
         self.tensors = tensors
@@ -224,7 +224,7 @@ def _digest(names: List[str], fragments: List[bytes]) -> str:
 
 
 class _Known:
-    """What the last call found out. It holds no tensor: only facts about them."""
+    """The cached result of the last call. It holds no tensor: only facts about them."""
 
     __slots__ = ("zip", "facts", "outer", "fragments", "pickled", "names", "layout")
 
@@ -438,7 +438,7 @@ def _untyped(t: Any) -> Any:
 
 
 class _Book:
-    """Which storages are in the file, under which key, and what the tensors' bytes have memoised so far."""
+    """The storages in the file, their keys, and the pickled bytes of tensors seen so far."""
 
     def __init__(self) -> None:
         self.kept: List[Any] = []  # the storages; the key is the index
@@ -551,9 +551,9 @@ def _ints(values: Sequence[int]) -> bytes:
 
 
 class _Zip:
-    """Where everything lies: the storages' records, then data.pkl with room to grow, then the directory.
+    """The offsets of all parts: the storages' records, then data.pkl with room to grow, then the directory.
 
-    data.pkl comes last and the directory starts at a fixed place, so that a pickle of another length moves nothing.
+    data.pkl is last and the directory starts at a fixed place, so that a pickle of another length moves nothing.
     force64 writes every size and offset in its 64-bit form.
     """
 

@@ -50,13 +50,13 @@ class InlineWriter:
         self._ground = ground
 
     def commit(self, meta: Dict[str, Any], files: List[Dict[str, Any]], error: str, gather: Optional[Gather]) -> None:
-        """Commits what is written. error: why it is not, "" = it is. Raises sync.SaveFailed."""
+        """Commits the written files. error: the reason of a failed write, "" = it worked. Raises sync.SaveFailed."""
         sync.commit(meta, files, error, gather, self.turn)
 
     @contextlib.contextmanager
     def _at_work(self, meta: Dict[str, Any]) -> Iterator[None]:
-        """Tells a daemon that is started meanwhile that the save is not one that somebody left unfinished: it would end
-        it, and remove what is written. Whoever dies does not say so any more."""
+        """Keeps a file locked while the save is written. A daemon that is started meanwhile would otherwise take it for
+        an unfinished one, and remove its files. The lock ends with the process."""
         fd, path = -1, ""
         if self._runtime and meta["primary"]:
             path = os.path.join(self._runtime, "writing-%s.%d" % (meta["save"], meta["shard"]))
@@ -75,8 +75,8 @@ class InlineWriter:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Nobody else on this node completes a save of the directory: each looks at what the trackers name, and may
-        then move them. Whoever dies gives the turn up; one that is stopped is waited for only so long."""
+        """The lock against other saves of the directory on this node: each reads the trackers, and may then move them.
+        It ends with the process. A process that is stopped is waited for only so long."""
         if not self._runtime:  # then rank 0 alone completes saves
             yield
             return
@@ -97,7 +97,7 @@ class InlineWriter:
 
 
 class Cleaner:
-    """Asks a deletion strategy that is not plain data which old steps go; it is told of each committed step once."""
+    """Calls a deletion strategy that is not plain data, once for each committed step, for the old steps to remove."""
 
     def __init__(self, dir: str, strategy: Any) -> None:
         self._dir = dir

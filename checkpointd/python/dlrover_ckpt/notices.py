@@ -1,4 +1,4 @@
-"""What an engine says in the log, neither too often nor twice."""
+"""Log lines of an engine: not too often, and none twice."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Waits:
 
 
 class Dropped:
-    """Names the saves whose place newer ones take: each once in a job, though every rank may drop its shard of it, and
-    not all at the same time."""
+    """Logs the saves that newer ones replace: each once in a job, though every rank may drop its shard of it, and not
+    all at the same time."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._named: Dict[str, None] = {}  # ids, the newest last
 
     def name(self, dropped: Iterable[Tuple[int, Pending]], step: int) -> None:
-        """dropped: which rank loses what to the save of a step; the same on all ranks that agree on saves."""
+        """dropped: the dropped saves by rank; the same on all ranks that agree on saves."""
         for rank, lost in dropped:
             if lost.save in self._named:
                 continue

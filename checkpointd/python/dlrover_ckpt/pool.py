@@ -1,4 +1,5 @@
-"""The segments of one worker: which one the next save goes to, and getting their memory ready before it is needed."""
+"""The segments of one worker: the choice of the one for the next save, and the allocation of their memory in advance.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _USUAL = 3  # buffers of a directory
 _MOST = 12  # while saves that the disk wants wait for it
 _LOOK = 0.005  # seconds between two looks whether the disk is done with a buffer
 _CALM = 0.5  # seconds between two looks whether buffers can be given back
-_ASK = 1.0  # seconds between two questions whether anybody will free a buffer
+_ASK = 1.0  # seconds between two checks whether a buffer will be freed
 
 
 class NoRoom(Exception):
@@ -31,7 +32,7 @@ class NoRoom(Exception):
 
 
 class Slot(NamedTuple):
-    """What the choice of a buffer depends on."""
+    """The inputs of the choice of a buffer."""
 
     number: int  # of the buffer in its set
     complete: bool
@@ -70,7 +71,7 @@ class _Set:
     def __init__(self, dir: str) -> None:
         self.dir = dir
         self.buffers: List[Buffer] = []
-        self.size = 0  # what they were made for; 0: to be looked at again
+        self.size = 0  # bytes that they were made for; 0: to be checked again
         self.used = False  # by this process
 
     @property
@@ -87,16 +88,16 @@ class Pool:
         self._local_rank = local_rank
         self._holders = max(1, holders)  # workers on this node that share the memory
         self._free = free
-        # Over the buffers: held by a save, by whoever reads one, and for a moment at a time by the preparation.
+        # Over the buffers: held by a save, by a reader, and for a moment at a time by the preparation.
         self.guard = threading.RLock()
         self._stop = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._slimming: Optional[threading.Thread] = None
         self._closed = threading.Event()
         self._sets: Dict[str, _Set] = {}
-        self._idle: List[Buffer] = []  # without a save that anybody wants: for any directory
+        self._idle: List[Buffer] = []  # without a save that is still needed: for any directory
         self.waited = 0.0  # seconds that the last acquire() has waited for the disk
-        self.displaced: Optional[Pending] = None  # what the last acquire() has lost: its file was too small
+        self.displaced: Optional[Pending] = None  # the buffer that the last acquire() lost: its file was too small
         self._next = 0  # numbers are not used again: a name that was removed never means another save
         self._adopt()
 
@@ -165,8 +166,8 @@ class Pool:
 
         drop      a save that goes to disk may take the place of an older one that still waits for the disk. It is in
                   the buffer until the caller overwrites it, or else in `displaced`
-        patience  else it waits so many seconds for the disk to be done with one, as long as served() says that
-                  somebody sees to that
+        patience  else it waits so many seconds for the disk to be done with one, as long as served() returns
+                  True: a daemon writes them
         """
         self.waited, self.displaced, begin = 0.0, None, time.monotonic()
         ask = begin + _GLANCE
@@ -296,7 +297,7 @@ class Pool:
         s.size = need
 
     def _add(self, s: _Set, size: int) -> None:
-        """One more buffer, from those that nobody wants if one is large enough."""
+        """One more buffer, from the unused ones if one is large enough."""
         b = next((b for b in self._idle if b.capacity >= size), None)
         if b is None:
             b = Buffer(self._path(self._next))
@@ -310,9 +311,9 @@ class Pool:
         return ", other checkpoint directories hold %s" % ", ".join(held) if held else ""
 
     def _spared(self, s: _Set, keep: int) -> bool:
-        """Takes from the other directories what lies behind their newest `keep` saves. The second is needed when not
-        every rank has the newest. The newest is taken (keep = 0) only of a directory that an earlier process saved to,
-        and this one does not, when it is on disk. Returns whether there was any."""
+        """Takes from the other directories the saves older than their newest `keep`. The second is needed when not
+        every rank has the newest. The newest is taken (keep = 0) only if it is on disk, and its directory belongs to an
+        earlier process and is not used by this one. Returns whether any was taken."""
         out = []
         for o in self._sets.values():
             if o is s or keep == 0 and (o.used or not all(x.durable for x in self._slots(o) if x.complete)):
@@ -325,7 +326,7 @@ class Pool:
         return bool(out)
 
     def _slim(self, s: _Set, most: int, newer_ones: int) -> List[Buffer]:
-        """Takes buffers that nobody misses from a set, the oldest first, until it has `most`."""
+        """Takes unneeded buffers from a set, the oldest first, until it has `most`."""
         order = [s.buffers[x.number] for x in sorted(self._slots(s), key=lambda x: (x.complete, x.saved_ns))]
         out = []
         for b in order:
@@ -435,14 +436,14 @@ class Pool:
             log.info("shared memory is not prepared: %s", e)
 
     def _spare(self, s: _Set, b: Buffer, newer_ones: int) -> bool:
-        """Whether nobody misses what is in it: it is no save, or so many newer ones are there."""
+        """Whether its content is not needed: it is no save, or so many newer ones are there."""
         slots = self._slots(s)
         own = slots[s.buffers.index(b)]
         newer = [x for x in slots if x.complete and x.saved_ns > own.saved_ns]
         return not own.pending and not own.lent and (not own.complete or len(newer) >= newer_ones)
 
     def _make(self, s: _Set, b: Buffer, need: int) -> None:
-        """Allocates a larger file for a buffer that nobody needs just now. The guard is not held for long."""
+        """Allocates a larger file for an idle buffer. The guard is not held for long."""
         with self.guard:  # first: a save that looks for a buffer must not see b.making change
             if b not in s.buffers or b.capacity >= need or not self._spare(s, b, 2):
                 return
@@ -478,7 +479,7 @@ _pools_guard = threading.Lock()
 
 
 def _tidy(pid: int, p: Pool) -> None:
-    """Nobody else removes the memory of a job without a launcher. After an exception a new process may need it."""
+    """Nothing else removes the memory of a job without a launcher. After an exception a new process may need it."""
     if os.getpid() == pid and getattr(sys, "last_value", None) is None:
         p.close()
         p.remove()

@@ -16,8 +16,8 @@ _VIEW_PATIENCE = 30.0  # seconds that views may keep another worker's segment ou
 
 
 class SegmentReader:
-    """A segment open for reading, as a context. Our own are read through their one descriptor, and lent views keep
-    them out of use; those of others stay locked while views live, for a while.
+    """A segment open for reading, as a context. Our own are read through their one descriptor, and lent views keep them
+    out of use. Segments of other workers stay locked while views live, for a while.
 
     Damaged: the name is none. OSError: it cannot be opened.
     """

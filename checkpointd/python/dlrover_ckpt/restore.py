@@ -23,7 +23,7 @@ MEMORY_FIRST, MEMORY, DISK = "memory-first", "memory", "disk"  # where to look
 
 
 class Loaded:
-    """What load() found.
+    """The result of load().
 
     source      "memory" or "disk"
     step        the step of the save
@@ -45,11 +45,11 @@ class Loaded:
 
 
 class Unloadable(RuntimeError):
-    """There are checkpoints, but this job cannot load them: to begin anew would overwrite them."""
+    """There are checkpoints, but this job cannot load them: a fresh start would overwrite them."""
 
 
 class Wanted(NamedTuple):
-    """Whose save is looked for, and of what kind. reshards: one of another number of shards can be read."""
+    """The rank and the kind of the save to find. reshards: one of another number of shards can be read."""
 
     dir: str
     framework: str
@@ -75,9 +75,9 @@ class Search:
         self.incarnation = ""  # rank 0's word for this incarnation of the workers; "" = the ranks could not agree
 
     def newest(self, where: str) -> Optional[Loaded]:
-        """The newest save that every rank can load; None: nothing anywhere. One log line says what and why.
+        """The newest save that every rank can load; None: nothing anywhere. One log line has the choice and the reason.
 
-        Unloadable: what there is does not fit this job, or not all nodes see it. All ranks say so together."""
+        Unloadable: the saves do not fit this job, or not all nodes see them. All ranks raise it together."""
         alone = self._ranks.info.world_size > 1 and not self._ranks.initialized
         if alone and where != DISK:
             self._notes.append("memory is not used, because torch.distributed is not initialised and the ranks cannot "
@@ -90,7 +90,7 @@ class Search:
         world = self._ranks.info.world_size
         offers, everyone = self._survey(in_memory, 0.0 if in_memory else _OFFER_PATIENCE)
         memory = find.newest_in_memory([e[0] for e in everyone], world)
-        if memory is None and in_memory:  # only now it is worth waiting for what is on its way to the disk or here
+        if memory is None and in_memory:  # only now wait for saves on their way to the disk or to this node
             offers, everyone = self._survey(in_memory, _OFFER_PATIENCE)
             memory = find.newest_in_memory([e[0] for e in everyone], world)
         commits = find.on_disk([e[1] for e in everyone]) if where != MEMORY else []
@@ -111,7 +111,7 @@ class Search:
         return found
 
     def _survey(self, in_memory: bool, patience: float) -> Tuple[List[find.Offer], List[Any]]:
-        """What this rank can load from memory, and what every rank can load from where."""
+        """The saves that this rank can load from memory, and the source that every rank can load from."""
         offers, in_order = self._offers(patience)
         disk = self._look(in_order)
         offers = self._trusted(offers, disk) if in_memory else []
@@ -125,8 +125,8 @@ class Search:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _offers(self, patience: float) -> Tuple[List[find.Offer], bool]:
-        """What lies in memory for this rank, and whether the daemon has put the directory in order. With patience the
-        daemon first ends what is on its way to the disk, and fetches copies from other nodes."""
+        """The saves in memory for this rank, and whether the daemon has recovered the directory. With patience the
+        daemon first finishes its writes, and fetches copies from other nodes."""
         if not self._runtime:
             return [], False
         names = self._offered(patience)
@@ -202,7 +202,7 @@ class Search:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _look(self, in_order: bool) -> find.Disk:
-        """What is on disk, after interrupted commits are completed (in_order: the daemon has done that)."""
+        """The saves on disk, after interrupted commits are completed (in_order: the daemon has done that)."""
         dir = self._wanted.dir
         if not self._ranks.all(in_order):
             if self._ranks.info.rank == 0:
@@ -236,7 +236,8 @@ class Search:
         return None
 
     def _verify(self, m: Dict[str, Any]) -> str:
-        """What is wrong with the files that this rank is going to read. Where all read the same, one of a node does."""
+        """The errors of the files that this rank is going to read. Where all ranks read the same files, one rank of a
+        node does."""
         w = self._wanted
         if m["shards"] == 1 and self._ranks.info.local_rank and self._ranks.initialized:
             return ""

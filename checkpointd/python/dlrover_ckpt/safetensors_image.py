@@ -103,7 +103,7 @@ def shared(tensors: Mapping[str, Any]) -> List[List[str]]:
 
 
 def _whole(names: List[str], tensors: Mapping[str, Any]) -> str:
-    """The first of the names whose tensor fills the shared storage."""
+    """The first name of a tensor that fills the shared storage."""
     for name in names:
         t = tensors[name]
         if t.numel() * t.element_size() == untyped(t).nbytes():

@@ -1,4 +1,4 @@
-"""What tells a save from every other save of the job: its id, its time and its place in the order of a directory."""
+"""The identity of a save: its id, its time and its place in the order of a directory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SaveID(NamedTuple):
 
 
 class StepCounts:
-    """How often each step was saved: part of the save's id. Of steps that were saved long ago it knows only how often
-    at most, so that one that is saved again gets a new id."""
+    """The number of saves of each step: part of the save's id. For steps that were saved long ago only the maximum is
+    kept, so that a step that is saved again gets a new id."""
 
     def __init__(self) -> None:
         self._counts: Dict[int, int] = {}
@@ -54,6 +54,6 @@ def new_save(info: RankInfo, incarnation: str, dir: str, step: int) -> SaveID:
 
 
 def note_times(dir: str, saved_ns: Iterable[int]) -> None:
-    """What is saved to a directory from now on comes after these saves, whatever the clock says."""
+    """Later saves to a directory are ordered after these, regardless of the clock."""
     key = os.getpid(), dir
     _latest[key] = max([_latest.get(key, 0), *saved_ns])

@@ -19,7 +19,7 @@ from typing import Any, Callable, Optional
 log = logging.getLogger("dlrover.ckpt")
 
 ROW = 24  # bytes of a row: destination, source, length, 64 bits each
-ALIGN = 16  # what destinations must be multiples of
+ALIGN = 16  # alignment of destinations
 
 # void copy(const struct row *rows, size_t count), System V calling convention, SSE2 and nothing newer.
 _X86_64 = bytes.fromhex(
@@ -69,7 +69,7 @@ def copier() -> Optional[Callable[[int, int], Any]]:
         log.debug("memmove copies: %s", e)
         return None
     copy = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)(ctypes.addressof(memory))
-    copy.memory = memory  # type: ignore[attr-defined]  # what it runs lives as long as the function
+    copy.memory = memory  # type: ignore[attr-defined]  # the code lives as long as the function
     return copy
 
 

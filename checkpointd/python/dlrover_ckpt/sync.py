@@ -28,7 +28,7 @@ _BLOCK = 8 << 20  # bytes that are written or checked at a time
 _LARGEST = 64 << 20  # bytes of a manifest that are read: 10,000 shards of 40 files
 _LONGEST = 4 << 10  # of a tracker
 _ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
-_STALE = 3600  # seconds after which nobody works on a stage any more
+_STALE = 3600  # seconds of silence after which a stage is abandoned
 
 
 class SaveFailed(RuntimeError):
@@ -84,7 +84,7 @@ def _write_json(path: str, value: Any) -> None:
 
 
 def _open_regular(path: str) -> int:
-    """A descriptor for reading. ValueError: it is a pipe or the like, for which nobody should wait."""
+    """A descriptor for reading. ValueError: it is a pipe or the like, which may block."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -134,7 +134,7 @@ def temporary(path: str, save: str) -> str:
 
 
 def ground(dir: str) -> Dict[str, Tuple[int, int]]:
-    """What a directory stands on: the inodes of it and of the directories above it, by path."""
+    """The mount identity of a directory: the inodes of it and of the directories above it, by path."""
     out: Dict[str, Tuple[int, int]] = {}
     path = os.path.realpath(dir)
     while path not in out:
@@ -150,8 +150,8 @@ def ground(dir: str) -> Dict[str, Tuple[int, int]]:
 
 
 def still_there(dir: str, before: Dict[str, Tuple[int, int]]) -> None:
-    """OSError: what was committed to the directory is gone, and another one is in its place, as when its storage is no
-    longer mounted. One that was deleted is made anew: what is left of the path is what it was before."""
+    """OSError: the commits of the directory are gone, and another directory is in its place, as when its storage is no
+    longer mounted. A directory that was deleted is created again: the rest of its path has the same inodes."""
     own = os.path.join(dir, _OWN)
     now = ground(dir)
     nearest = max(now, key=len)
@@ -169,7 +169,7 @@ def write_shard(meta: Dict[str, Any], images: Sequence[Image]) -> List[Dict[str,
             raise OSError(errno.EISDIR, "%s is a directory" % path)
     stage = _stage(dir, save)
     _write_json(os.path.join(stage, "shard-%d.plan" % shard), [temporary(i.path, save) for i in images])
-    for d in (os.path.dirname(stage), os.path.join(dir, _OWN), dir):  # without these names nobody finds the plan
+    for d in (os.path.dirname(stage), os.path.join(dir, _OWN), dir):  # without these names the plan cannot be found
         sync_dir(d)
     files = []
     for image, path in zip(images, paths):
@@ -232,12 +232,12 @@ def _crc(fd: int, off: int, n: int) -> int:
 def commit(meta: Dict[str, Any], files: List[Dict[str, Any]], write_error: str,
            agree: Optional[Callable[[Any], List[Any]]],
            turn: Callable[[], ContextManager[Any]] = contextlib.nullcontext) -> None:
-    """Takes a written shard to its final name and, as shard 0, publishes the save. SaveFailed: it is given up.
+    """Takes a written shard to its final name and, as shard 0, publishes the save. SaveFailed: it is aborted.
 
     files: this shard's entries, empty for a process that writes no shard.
     write_error: why they could not be written, "" = they are.
     agree: gathers a value from all processes; None: this one writes the whole save.
-    turn: nobody else on this node publishes a save of the directory meanwhile.
+    turn: the lock under which this node publishes one save of the directory at a time.
     """
     dir, save, writer = meta["dir"], meta["save"], meta["primary"]
     lead = writer and meta["shard"] == 0
@@ -323,7 +323,7 @@ def _overtaken(dir: str, m: Dict[str, Any], by: Dict[str, Any]) -> int:
 
 
 def abandon(dir: str, save: str, shard: int) -> None:
-    """Removes what a shard has written so far."""
+    """Removes the files of a shard."""
     stage = _stage(dir, save)
     plan = os.path.join(stage, "shard-%d.plan" % shard)
     for tmp in _planned(dir, plan, save):
@@ -333,7 +333,7 @@ def abandon(dir: str, save: str, shard: int) -> None:
 
 
 def _planned(dir: str, plan: str, save: str) -> List[str]:
-    """The temporary files of a plan. What it names will be removed: one with any other name counts for nothing."""
+    """The temporary files of a plan. They will be removed, so a path with any other name makes the plan invalid."""
     try:
         tmps = _read_json(plan)
         if not isinstance(tmps, list) or not all(isinstance(t, str) for t in tmps):
@@ -366,8 +366,8 @@ def _rmdir(path: str) -> None:
 
 
 def recover(dir: str) -> List[str]:
-    """Completes saves that were interrupted after their intent, in the order in which they were made, and removes those
-    before it that nobody will commit. Returns what could not be completed, as sentences."""
+    """Completes saves that were interrupted after their intent, in the order in which they were made, and removes
+    earlier ones that no writer will commit. Returns the failures, as sentences."""
     intents, orphans, problems = _stages(dir)
     for m in sorted(intents, key=lambda m: m["saved_ns"]):
         try:
@@ -383,8 +383,8 @@ def recover(dir: str) -> List[str]:
 
 
 def _stages(dir: str) -> Tuple[List[Dict[str, Any]], List[str], List[str]]:
-    """The intents of saves that can be completed, the saves without an intent, and what is wrong with others. What can
-    never be completed is set aside."""
+    """The intents of saves that can be completed, the saves without an intent, and the errors of others. A save that
+    can never be completed is set aside."""
     intents, orphans, problems = [], [], []
     root = os.path.join(dir, _OWN, "stage")
     for save in _list(root):
@@ -406,7 +406,7 @@ def _stages(dir: str) -> Tuple[List[Dict[str, Any]], List[str], List[str]]:
 
 
 def _set_aside(stage: str, why: Exception) -> str:
-    """Takes a save that can never be completed out of the way, with all that may tell a person more."""
+    """Renames a save that can never be completed, and keeps all that may help a person."""
     if isinstance(why, OSError) and why.errno not in (errno.ELOOP, errno.ENXIO):
         return "%s cannot be read: %s" % (stage, why)
     try:
@@ -418,8 +418,8 @@ def _set_aside(stage: str, why: Exception) -> str:
 
 
 def _not_lost(dir: str, m: Dict[str, Any]) -> None:
-    """ValueError: a file of a save with an intent is under neither of its names. What lies elsewhere may be on storage
-    that is only not there now."""
+    """ValueError: a file of a save with an intent is under neither of its names. Files elsewhere do not count: their
+    storage may only be unmounted."""
     for f in m["files"]:
         path = _inside(dir, f["path"])
         if not os.path.isabs(f["path"]) and f["size"] not in (_size(temporary(path, m["save"])), _size(path)):
@@ -434,12 +434,12 @@ def _size(path: str) -> int:
 
 
 def _remove_orphan(dir: str, save: str, last_ns: int) -> None:
-    """Removes a save without an intent that was quiet since the last commit, or for long: nobody will commit it."""
+    """Removes a save without an intent that was quiet since the last commit, or for long: no writer will commit it."""
     stage = _stage(dir, save)
     names = _list(stage)
     active = max((_mtime_ns(os.path.join(stage, n)) for n in names), default=_mtime_ns(stage))
     if "intent" in names or active >= last_ns and active > time.time_ns() - _STALE * 10**9:
-        return  # perhaps somebody is writing it right now
+        return  # perhaps another process is writing it right now
     for name in names:
         if name.endswith(".plan"):
             for tmp in _planned(dir, os.path.join(stage, name), save):
@@ -466,7 +466,7 @@ def read_tracker(path: str) -> str:
 
 
 def tracker(dir: str) -> Tuple[Optional[int], str]:
-    """The step that the tracker names, and what is wrong with one that names none."""
+    """The step that the tracker names, and the error of a tracker that names none."""
     try:
         text = read_tracker(os.path.join(dir, LATEST))
         if not (text.isascii() and text.isdigit()) or int(text) >= 1 << 63:
@@ -497,7 +497,7 @@ def manifest(dir: str, step: int) -> Optional[Dict[str, Any]]:
 
 
 def manifests(dir: str) -> Tuple[List[Dict[str, Any]], List[str]]:
-    """All manifests, the newest commit first, and what is wrong with those that cannot be read."""
+    """All manifests, the newest commit first, and the errors of those that cannot be read."""
     good, bad = [], []
     for name in _list(os.path.join(dir, _OWN)):
         stem, _, ext = name.rpartition(".")
@@ -530,7 +530,7 @@ def _fits(value: Any, kinds: Sequence[Tuple[str, type]]) -> bool:
 
 
 def _checked(m: Any, step: Optional[int] = None) -> Dict[str, Any]:
-    """A manifest, or an intent. What it names is in the directory, but for the files that a save has put elsewhere."""
+    """A manifest, or an intent. Its files are in the directory, except those that a save has put elsewhere."""
     if not _fits(m, _MANIFEST) or step not in (None, m["step"]):
         raise ValueError("it is not a manifest" + ("" if step is None else " of step %d" % step))
     if m["version"] > 1:
@@ -547,7 +547,7 @@ def _checked(m: Any, step: Optional[int] = None) -> Dict[str, Any]:
 
 
 def verify(dir: str, m: Dict[str, Any], shards: Optional[Sequence[int]] = None) -> str:
-    """Reads the files of a manifest (of these shards, None: all). Returns what is wrong, "" when nothing is."""
+    """Reads the files of a manifest (of these shards, None: all). Returns the error, "" if there is none."""
     for f in m["files"]:
         if shards is not None and f["shard"] not in shards:
             continue
@@ -592,7 +592,7 @@ def drop(ms: Sequence[Dict[str, Any]], policy: Dict[str, int], keep: Optional[in
 
 
 def remove(dir: str, step: int) -> None:
-    """Removes a committed step: the manifest first, so that nobody takes the rest for a checkpoint."""
+    """Removes a committed step: the manifest first, so that no process takes the rest for a checkpoint."""
     m = manifest(dir, step)
     _unlink(os.path.join(dir, _OWN, "%d.json" % step))
     if m is None:

@@ -37,7 +37,7 @@ class ClassMeta(SimpleNamespace):  # dataclasses take longer to import than all 
 
 
 class CheckpointStorage(metaclass=ABCMeta):
-    """What a storage can do. Paths are strings or path objects."""
+    """The operations of a storage. Paths are strings or path objects."""
 
     @abstractmethod
     def write(self, content: Union[str, bytes], path: Path) -> None:
@@ -77,7 +77,7 @@ class CheckpointStorage(metaclass=ABCMeta):
 
     @abstractmethod
     def exists(self, path: Path) -> bool:
-        """Tells whether a file or directory exists."""
+        """Reports whether a file or directory exists."""
 
     @abstractmethod
     def listdir(self, path: Path) -> List[str]:
@@ -160,7 +160,7 @@ class CheckpointDeletionStrategy(metaclass=ABCMeta):
     def retention(self) -> Optional[Dict[str, int]]:
         """The rule as data, {"keep_latest": n} or {"keep_interval": n}; None: clean_up has to be called.
 
-        A rule as data is carried out by whoever commits, from the manifests on disk. It outlives the process.
+        A rule as data is executed at each commit, from the manifests on disk. It outlives the process.
         """
         return None
 
@@ -252,7 +252,7 @@ def get_checkpoint_storage(deletion_strategy: Optional[CheckpointDeletionStrateg
 def deletion_strategy_of(storage: Optional[CheckpointStorage]) -> Optional[CheckpointDeletionStrategy]:
     """The deletion strategy of a storage that the engine can stand in for; None: it has none.
 
-    Raises TypeError for a storage of the caller's own, whose files would end up elsewhere than its author meant.
+    Raises TypeError for a storage of the caller's own: its files would be written elsewhere than its author meant.
     """
     if storage is None or type(storage) is PosixDiskStorage:
         return None
@@ -285,7 +285,7 @@ def _step(text: str, otherwise: int) -> int:
 
 
 def _replace(path: Path, write: Callable[[str], Any]) -> None:
-    """Has a file written beside path, then gives it that name."""
+    """Has a temporary file written in the directory of path, then renames it to path."""
     path = os.path.abspath(path)
     fd, tmp = tempfile.mkstemp(prefix=".%s." % os.path.basename(path), suffix=".tmp", dir=os.path.dirname(path))
     os.close(fd)

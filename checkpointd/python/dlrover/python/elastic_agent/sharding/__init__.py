@@ -1,4 +1,4 @@
-"""Data shards, which a launcher's store hands out. Under DLRover's own master its own client comes first, if it is
+"""Data shards, which a launcher's store hands out. Under DLRover's own master its own client takes precedence, if it is
 installed: there the workers serve the store themselves."""
 
 import os

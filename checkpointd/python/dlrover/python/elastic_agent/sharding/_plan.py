@@ -1,4 +1,4 @@
-"""Which shards a dataset has, and in which order: pure arithmetic, so that every rank comes to the same."""
+"""The shards of a dataset, and their order: pure arithmetic, with the same result on every rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shard(NamedTuple):
 
 
 class Order:
-    """A random order of 0 to size - 1, of which any place can be asked for: nothing of that size is kept."""
+    """A random permutation of 0 to size - 1 that can be read at any place, in constant memory."""
 
     def __init__(self, seed: str, size: int) -> None:
         self._size = size
@@ -44,7 +44,7 @@ class Order:
 
 
 class Dataset(NamedTuple):
-    """What a script says of it."""
+    """A script's settings of a dataset."""
 
     name: str
     size: int  # records
@@ -111,7 +111,7 @@ class Plan:
         return len(self.left) + rest + max(self.data.epochs - self.epoch - 1, 0) * self.data.count(self.data.shard)
 
     def after(self, handed: int, done: Callable[[int], bool]) -> "Plan":
-        """What is still to be done when so many shards were handed out. Those that are not done come first."""
+        """The rest of a plan after so many shards were handed out. Those that are not done are first."""
         total = self.total()
         handed = handed if total is None else min(handed, total)
         undone = [s for s in (self.at(n) for n in range(handed) if not done(n)) if s]

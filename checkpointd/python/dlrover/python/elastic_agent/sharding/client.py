@@ -1,4 +1,4 @@
-"""Hands out shards of a dataset to whichever rank asks next, as DLRover's master does.
+"""Hands out shards of a dataset to the next rank that asks, as DLRover's master does.
 
 The ranks do it among themselves, with counters in the store that the launcher of rank 0 serves to them.
 """
@@ -21,7 +21,7 @@ from typing import Any, Deque, Dict, Iterator, List, Optional
 from dlrover.python.elastic_agent.sharding import _plan
 
 _log = logging.getLogger(__name__)
-_KEYS = "dlrover_shards/"  # the launcher keeps what has this prefix when it starts the workers anew
+_KEYS = "dlrover_shards/"  # the launcher keeps keys with this prefix when it restarts the workers
 _BITS = 62  # of a counter, each added once
 _RETRIES = 3
 _NAME = 1024  # characters
@@ -45,7 +45,7 @@ class Task:
 
     def __init__(self, task_id: int, shard: Shard, type: Any, plan: "_Shared") -> None:
         self.task_id, self.shard, self.type, self.plan, self.failures = task_id, shard, type, plan, 0
-        self.error = ""  # that was told of a batch
+        self.error = ""  # that has reported a batch
 
 
 class _Shared:
@@ -79,19 +79,19 @@ class _Shared:
 @functools.lru_cache(maxsize=1)
 def _connect(pid: int) -> Any:
     """The store of the workers, by one connection for all clients of a process. It is not that of the process group, in
-    which others wait, and nobody waits in it."""
+    which other calls block; no call blocks in it."""
     import torch.distributed as dist
 
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not address or not port:
-        return dist.HashStore()  # nobody else is there
+        return dist.HashStore()  # there is no other rank
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and not dist.is_initialized():
         raise RuntimeError("data shards need the store that rank 0 serves: call init_process_group before")
     return dist.TCPStore(address, int(port), is_master=False, timeout=_WAIT, wait_for_workers=False)
 
 
 class ShardingClient:
-    """Fetches shards, and tells when their records were trained on.
+    """Fetches shards, and reports when their records were trained on.
 
         client = ShardingClient(dataset_name="train", batch_size=64, num_epochs=1, dataset_size=10000)
         while True:
@@ -102,8 +102,8 @@ class ShardingClient:
                 train(batch)
                 client.report_batch_done()
 
-    A shard that was fetched and is not done goes to others when the workers start anew; so does everything that
-    get_shard_checkpoint tells of, when restore_shard_from_checkpoint is given that.
+    A shard that was fetched and is not done is handed out again when the workers restart; so are the shards of
+    get_shard_checkpoint's result, after restore_shard_from_checkpoint.
     """
 
     def __init__(self, dataset_name: str, batch_size: int, num_epochs: int, dataset_size: int, shuffle: bool = False,
@@ -129,11 +129,11 @@ class ShardingClient:
         self._shared = self._agree("%s/%s" % (self._name, self._begin), self._left_by_others)
 
     def _agree(self, name: str, plan: Any) -> _Shared:
-        """The plan of this name; the first who asks makes it, and all others take that."""
+        """The plan of this name; the first caller makes it, and the others take that."""
         if self._store.add(name + "/claim", 1) == 1:
             made, before = plan(), self._current()
             self._store.set(name + "/plan", json.dumps({"data": self._data[1:], "plan": made.dump()}))
-            self._store.set(self._name + "/current", name)  # who ends before this has changed nothing
+            self._store.set(self._name + "/current", name)  # a process that ends before this has changed nothing
             self._store.set(name + "/ready", "1")
             if before and self._parts(before)[0] != self._begin:
                 self._remove(before)
@@ -162,7 +162,7 @@ class ShardingClient:
         return _plan.Plan.load(_plan.Dataset(self._data.name, *state["data"]), state["plan"])
 
     def _left_by_others(self) -> _plan.Plan:
-        """What earlier workers have not done, if the store still has their plan."""
+        """The unfinished shards of earlier workers, if the store still has their plan."""
         before = self._current()
         text = self._read(before + "/plan") if before else b""
         if not text:
@@ -173,12 +173,12 @@ class ShardingClient:
         return _plan.Plan.load(self._data, left.dump())  # the sizes may be others now
 
     def _parts(self, plan: str) -> "tuple[str, int]":
-        """Of which start of the workers a plan is, and how many there were in it before."""
+        """The start of the workers that a plan belongs to, and the number of earlier plans in it."""
         start, _, restores = plan[len(self._name) + 1:].partition("/")
         return start, int(restores or 0)
 
     def _remove(self, last: str) -> None:
-        """Removes what the store has of an earlier start, to its last plan."""
+        """Removes the entries of an earlier start from the store, up to its last plan."""
         start, restores = self._parts(last)
         for n in range(restores + 1):
             name = "%s/%s" % (self._name, start) + ("/%d" % n if n else "")
@@ -228,14 +228,14 @@ class ShardingClient:
         return task.shard if task else None
 
     def get_current_task(self) -> Optional[Task]:
-        """The one whose records are reported next."""
+        """The shard whose records are reported next."""
         with self._lock:
             return next(iter(self._pending.values()), None)
 
     def report_batch_done(self, batch_size: Optional[int] = None, err_msg: str = "",
                           task_ids: Optional[List[int]] = None) -> bool:
-        """Some records were trained on, the oldest shards' first. Returns whether a shard is done by that. A shard that
-        err_msg was told of has failed: this process gets it again, up to three times."""
+        """Some records were trained on, the oldest shards' first. Returns whether that finished a shard. A shard
+        reported with err_msg has failed: this process gets it again, up to three times."""
         with self._lock:
             records, finished = batch_size or self._batch_size, False
             for n in list(task_ids or self._pending):
@@ -272,13 +272,13 @@ class ShardingClient:
             self._reported.clear()
 
     def get_shard_checkpoint(self) -> str:
-        """What is not done, of all ranks, for the checkpoint of the model."""
+        """The unfinished shards of all ranks, for the checkpoint of the model."""
         with self._lock:
             return self._refresh().left().dump()
 
     def restore_shard_from_checkpoint(self, shard_checkpoint: str) -> bool:
-        """Goes on with that. One rank or all of them may do it, before the first shard is fetched: where one does, the
-        others have to wait for it, with a barrier."""
+        """Continues with those shards. One rank or all of them may call it, before the first shard is fetched. If only
+        one does, the others have to wait for it, with a barrier."""
         plan = _plan.Plan.load(self._data, shard_checkpoint)
         with self._lock:
             self._restart(lambda: plan)

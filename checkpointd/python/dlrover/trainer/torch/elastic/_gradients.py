@@ -9,7 +9,7 @@ class GradientState:
     """One state of a process, however many objects there are.
 
     A step of the optimizer takes the gradients of several batches, as many as gradient_accumulation_steps; each of
-    them is trained on in a context of ElasticTrainer.step. sync_gradients tells that this one is the last of them.
+    them is trained on in a context of ElasticTrainer.step. sync_gradients is True for the last of them.
     """
 
     _shared_state: Dict[str, Any] = {}
@@ -24,7 +24,7 @@ class GradientState:
         self.accumulation_steps = 1
         self.pending = 0  # batches that were begun and that no step of the optimizer has taken
         self.applied = True  # the step that the present batch completes is done
-        self.asked = False  # the optimizer was told to step since this batch began
+        self.asked = False  # the optimizer has stepped, or was about to, since this batch began
         self.inside = False  # of a context
 
     @property

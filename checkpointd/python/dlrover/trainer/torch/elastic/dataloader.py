@@ -1,4 +1,4 @@
-"""A loader whose batch size may change while it is used, and that tells ElasticDistributedSampler what it hands out."""
+"""A loader whose batch size may change while it is used, and that reports its batches to ElasticDistributedSampler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Batches(BatchSampler):
 
 
 class _Counted:
-    """What iterates over a loader, and tells the sampler of each batch.
+    """The iterator of a loader; it reports each batch to the sampler.
 
     outer is the iterator that was used before. If it is still in use when this one is gone, as after a look at the
     first batch within a loop, the sampler's place is that of outer again.

@@ -17,7 +17,7 @@ _REMEMBERED = 4096  # sizes of batches, more than one step of an optimizer takes
 
 
 class Pass:
-    """One pass of this rank over an epoch, or over what was left of it."""
+    """One pass of this rank over an epoch, or over the rest of it."""
 
     def __init__(self, epoch: int, start: int) -> None:
         self.epoch = epoch
@@ -38,10 +38,10 @@ class Pass:
 
 
 class ElasticDistributedSampler(DistributedSampler):
-    """Torch's DistributedSampler, with the same order, that can go on within an epoch with other ranks.
+    """Torch's DistributedSampler, with the same order, that can continue within an epoch with other ranks.
 
-    The ranks take the samples of an epoch in turn, so after each step what all of them have done is the beginning of
-    its order. The checkpoint has the length of that; the ranks that load it share the rest.
+    The ranks take the samples of an epoch in turn, so after each step the samples done by all ranks are the beginning
+    of its order. The checkpoint has the length of that; the ranks that load it share the rest.
     """
 
     def __init__(self, dataset: Any, num_replicas: Optional[int] = None, rank: Optional[int] = None,
@@ -71,7 +71,7 @@ class ElasticDistributedSampler(DistributedSampler):
             current.handed += 1
             yield index
         if self._resume and self._resume["epoch"] == current.epoch:
-            self._resume = None  # the next pass is a whole one, also for who never calls set_epoch
+            self._resume = None  # the next pass is a whole one, even if set_epoch is never called
 
     def _start(self) -> int:
         return self._resume["completed_num"] if self._resume and self._resume["epoch"] == self.epoch else 0

@@ -148,7 +148,7 @@ class ElasticTrainer:
             state.apply()  # by another optimizer, or by none, as its gradients were not finite
 
     def reset(self) -> None:
-        """Begins to count steps anew, as scripts do at each epoch."""
+        """Resets the count of steps, as scripts do at each epoch."""
         self.gradient_state.num_steps = 0
 
     @property
@@ -158,7 +158,7 @@ class ElasticTrainer:
 
 
 def _ranks() -> "tuple[int, int]":
-    """How many ranks there are, and how many in the largest world; all ranks say the same, whatever their nodes have."""
+    """The number of ranks, now and in the largest world; the same on all ranks, regardless of their nodes' settings."""
     ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     most = _number("WORKER_NUM") or _number("DLROVER_MAX_NODES")  # DLRover's pods have the first, our workers the other
     nodes = _number("GROUP_WORLD_SIZE") or -(-ranks // (_number("LOCAL_WORLD_SIZE") or 1))

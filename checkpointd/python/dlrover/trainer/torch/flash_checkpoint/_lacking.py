@@ -1,4 +1,4 @@
-"""Names of DLRover's that are made when somebody asks, or that have no place here."""
+"""Names of DLRover's that are made on demand, or that have no place here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict
 
 
 def lacking(module: str, names: Dict[str, str]) -> Callable[[str], Any]:
-    """A module's __getattr__ that says for each of these names what to use instead."""
+    """A module's __getattr__ that names a replacement for each of these names."""
     def get(name: str) -> Any:
         if name in names:
             raise ImportError("%s.%s is not part of dlrover-run: %s" % (module, name, names[name]))

@@ -6,5 +6,5 @@ import os
 from typing import Any, Dict, Mapping, Union
 
 Path = Union[str, "os.PathLike[str]"]  # ~ is the home directory
-StateDict = Mapping[str, Any]  # names to tensors, nested containers of them, and whatever can be pickled
+StateDict = Mapping[str, Any]  # names to tensors, nested containers of them, and objects that can be pickled
 Loaded = Dict[str, Any]  # the same, as it was loaded

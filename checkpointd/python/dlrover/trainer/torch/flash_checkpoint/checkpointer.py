@@ -1,4 +1,4 @@
-"""What all checkpointers have in common."""
+"""The common part of all checkpointers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Checkpointer(metaclass=ABCMeta):
                         storage_type: StorageType = StorageType.DISK) -> Any:
         """Saves a state dict.
 
-        step          the iteration; a later load returns what was saved last, be it a lower step
+        step          the iteration; a later load returns the last save, even with a lower step
         path          where the file will be; default: a place under the checkpoint directory
         storage_type  MEMORY: survives the process. DISK: written to disk as well, in the background
         """

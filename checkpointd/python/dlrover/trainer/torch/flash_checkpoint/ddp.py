@@ -29,7 +29,7 @@ class DdpCheckpointer(Checkpointer):
     global_shard_num   how many shards the state has in all; 1 = it is not sharded
     comm_backend       accepted for compatibility: the default process group is used
     deletion_strategy  which old checkpoints are deleted, from dlrover.python.common.storage
-    save_timeout       seconds after which a save that was not finished is given up
+    save_timeout       seconds after which a save that was not finished is aborted
     replica_count      on how many nodes a copy of a shard is kept in memory, 0 = no further node
     drop_superseded    whether a DISK save may take the place of an older one that waits for the disk, when there is no
                        room for both; else training waits
@@ -64,7 +64,7 @@ class DdpCheckpointer(Checkpointer):
         """Saves a state dict; to be called by all ranks.
 
         step          from 0 to 2**63 - 1; it may go back
-        state_dict    whatever torch.save takes; tensors may be on any device
+        state_dict    any object for torch.save; tensors may be on any device
         path          the file; default: <checkpoint_dir>/<step>/rank_<r>.pt, r being the rank that writes it
         storage_type  MEMORY: when this returns, the save is in shared memory and survives the process. DISK: that, and
                       it is on its way to the disk; wait_latest_checkpoint() returns when it is there
@@ -80,7 +80,7 @@ class DdpCheckpointer(Checkpointer):
         """Returns the newest state dict, or that of the file resume_path, on the CPU; {} when there is none.
 
         To be called by all ranks, after init_process_group: they load the same save. The tensors are views of private
-        memory, and may be changed. A damaged save is passed over for an older one, and the log says so. RuntimeError:
+        memory, and may be changed. Instead of a damaged save an older one is loaded, with a log line. RuntimeError:
         there are checkpoints, but of another number of shards, or not all nodes see them. With
         resume_path the errors are those of open and torch.load.
         """
@@ -114,7 +114,7 @@ class DdpCheckpointer(Checkpointer):
 
 
 def _check_parts(loaded: Any, files: List[str], shards: int) -> None:
-    """Whether a checkpoint of another program has as many parts as are loaded; only their names tell."""
+    """Whether a checkpoint of another program has as many parts as are loaded; only their names show it."""
     parts = {m.group(1) for m in (re.match(r"rank_(\d+)\.pt$", os.path.basename(f)) for f in files) if m}
     if (parts or shards > 1) and parts != {str(i) for i in range(shards)}:
         raise Unloadable("step %d in %s has %d files rank_<r>.pt, and this job has %d shards: load it with as many shards "

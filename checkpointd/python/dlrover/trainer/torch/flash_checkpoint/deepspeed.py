@@ -1,7 +1,7 @@
 """Flash checkpoints for DeepSpeed engines, ZeRO stages 0 to 3.
 
 DeepSpeed writes and reads its files through the object in ``engine.checkpoint_engine``. For the duration of a call that
-object is ours: it collects what DeepSpeed saves and answers what DeepSpeed loads, and passes on everything else.
+object is ours: it collects DeepSpeed's saves, answers its loads from memory, and passes on all other calls.
 
 DeepSpeed's tracker, ``latest``, moves when the checkpoint is committed and not before.
 """
@@ -38,11 +38,11 @@ TRACKER_FILE = "latest"
 class DeepSpeedCheckpointer(_Interface):
     """Saves and loads the state of a DeepSpeedEngine. Every rank makes one, and all make the same calls.
 
-    engine             what deepspeed.initialize returned
+    engine             the result of deepspeed.initialize
     checkpoint_dir     where checkpoints are saved
-    comm_backend       accepted for compatibility; the backend is chosen by what is to be sent
+    comm_backend       accepted for compatibility; the backend depends on the data to be sent
     deletion_strategy  a CheckpointDeletionStrategy; None keeps all checkpoints
-    save_timeout       seconds after which a save to disk that not all ranks have finished is given up
+    save_timeout       seconds after which a save to disk that not all ranks have finished is aborted
     replica_count      on how many nodes a checkpoint in memory is kept; 0 and 1: on its own only
     drop_superseded    whether a save to disk may take the place of an older one that waits for the disk, when there is
                        no room for both; else training waits
@@ -168,13 +168,13 @@ class DeepSpeedCheckpointer(_Interface):
 
 
 class AsyncCheckpointAgent:
-    """A checkpoint engine of DeepSpeed's that keeps what it is to save, for an engine to save it.
+    """A checkpoint engine of DeepSpeed's that keeps its state dicts, for an engine to save them.
 
-    state_dict  {name: what was saved}
+    state_dict  {name: state dict}
     paths       {name: the path of its file}
 
-    The name is that of the kind, CheckpointConstant.MODEL_STATES_NAME or OPTIM_STATES_NAME, else that of the file. What
-    DeepSpeed is to load from memory is put into state_dict. DeepSpeedCheckpointer does without.
+    The name is that of the kind, CheckpointConstant.MODEL_STATES_NAME or OPTIM_STATES_NAME, else that of the file.
+    Entries for DeepSpeed to load from memory are put into state_dict. DeepSpeedCheckpointer does not use it.
     """
 
     def __init__(self, storage: CheckpointStorage) -> None:
@@ -190,7 +190,7 @@ class AsyncCheckpointAgent:
         os.makedirs(path, exist_ok=exist_ok)
 
     def save(self, state_dict: StateDict, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Keeps a state dict. What is not for the path of a file is written by torch.save."""
+        """Keeps a state dict. One that is not for the path of a file is written by torch.save."""
         if not isinstance(path, str):
             from torch.serialization import save  # torch.save may be this very function
 
@@ -202,7 +202,7 @@ class AsyncCheckpointAgent:
             self.paths[name] = path
 
     def load(self, path: Any, map_location: Any = None) -> Any:
-        """What state_dict has of this kind, else the file; {} when there is none."""
+        """The state dict of this kind, else the file; {} when there is none."""
         from torch.serialization import load
 
         name = name_of(path)
@@ -236,7 +236,7 @@ class AsyncCheckpointAgent:
 
 
 class _Between:
-    """Stands before DeepSpeed's checkpoint engine and passes on what it does not do itself."""
+    """Wraps DeepSpeed's checkpoint engine and passes on the calls that it does not handle."""
 
     def __init__(self, own: Any) -> None:
         self._own = own

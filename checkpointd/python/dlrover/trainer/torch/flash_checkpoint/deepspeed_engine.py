@@ -16,7 +16,7 @@ __all__ = ["DeepSpeedCheckpointEngine"]
 
 class DeepSpeedCheckpointEngine(CheckpointEngine):
     """Saves the files of DeepSpeed; ``latest`` gets the name of their directory. global_shard_num and zero_stage are
-    accepted for compatibility: each rank contributes what it has."""
+    accepted for compatibility: each rank contributes its part."""
 
     framework = "deepspeed"
 

@@ -42,7 +42,7 @@ class CheckpointEngine:
     """Saves and loads the files that each rank contributes.
 
     storage       PosixDiskStorage, PosixStorageWithDeletion or None; TypeError for another
-    comm_backend  accepted for compatibility; the backend is chosen by what is to be sent
+    comm_backend  accepted for compatibility; the backend depends on the data to be sent
     The other arguments are those of the checkpointers.
     """
 
@@ -132,4 +132,4 @@ class CheckpointEngine:
         return int(self._checkpointer.engine.shards)
 
     def close(self) -> None:
-        """Does nothing: what is in memory is for the next process."""
+        """Does nothing: the saves in memory are for the next process."""

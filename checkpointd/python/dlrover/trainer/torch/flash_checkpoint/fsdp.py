@@ -33,7 +33,7 @@ __all__ = ["FsdpShardCheckpointer", "FsdpFullCheckpointer", "StorageType", "Fsdp
 
 
 class _FsdpCheckpointer(Checkpointer):
-    """What both have in common. All ranks make one, and all make the same calls."""
+    """The common part of both. All ranks make one, and all make the same calls."""
 
     _optimizer_key = ""
     checkpoint_dir: str  # absolute
@@ -96,7 +96,7 @@ class _FsdpCheckpointer(Checkpointer):
 
     @abstractmethod
     def _save(self, step: int, state_dict: Any, path: str, storage_type: StorageType) -> bool:
-        """Saves what was collected; an empty path is the default one."""
+        """Saves a collected state dict; an empty path is the default one."""
 
     def _relative(self, path: str) -> str:
         """Files below the checkpoint directory are named by their place in it, so that it can be moved."""
@@ -109,9 +109,9 @@ class FsdpShardCheckpointer(_FsdpCheckpointer):
     """Checkpoints to which every rank contributes its shards, as torch.distributed.checkpoint.
 
     checkpoint_dir     where checkpoints are, the same for all ranks; one goes to <checkpoint_dir>/<step> by default
-    comm_backend       accepted for compatibility: what has to be agreed on goes through a gloo group
+    comm_backend       accepted for compatibility: ranks agree through a gloo group
     deletion_strategy  which old checkpoints are deleted, from dlrover.python.common.storage
-    save_timeout       seconds after which a save that not all ranks have finished is given up
+    save_timeout       seconds after which a save that not all ranks have finished is aborted
     replica_count      on how many nodes a checkpoint in memory is kept; 0 and 1: on its own only
     drop_superseded    whether a DISK save may take the place of an older one that waits for the disk, when there is no
                        room for both; else training waits
@@ -142,7 +142,7 @@ class FsdpShardCheckpointer(_FsdpCheckpointer):
         """The StorageReader for torch.distributed.checkpoint.load; None when there is nothing to load.
 
         It reads the newest checkpoint, from memory if it is there; or that in the directory resume_path. All ranks call
-        it. What is in memory stays as it is for as long as the reader lives.
+        it. The save in memory does not change for as long as the reader lives.
         """
         if resume_path:
             from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -156,7 +156,7 @@ class FsdpShardCheckpointer(_FsdpCheckpointer):
         """Loads the newest checkpoint, or that in the directory resume_path, into model and optimizer.
 
         Returns the entries that extra_sd had; {} as well when there is no checkpoint. All ranks call it. A save that is
-        damaged on any rank is passed over for an older one. What torch raises for a state of other names or shapes is
+        damaged on any rank is skipped for an older one. Torch's exceptions for a state of other names or shapes are
         passed on.
         """
         reader = self.get_storage_reader(resume_path)

@@ -37,7 +37,7 @@ __all__ = ["FlashCkptTrainer", "StorageType", "HfFlashCheckpointer", "HfDdpCheck
            "AsyncCheckpointAgent", "CheckpointEngine", "DeepSpeedCheckpointEngine", "FullCheckpointEngine",
            "PosixDiskStorage"]
 
-_PREFIX = "checkpoint-"  # what transformers calls its checkpoints
+_PREFIX = "checkpoint-"  # the name of checkpoints in transformers
 _others = with_native(lacking(__name__, {}))
 
 
@@ -60,9 +60,9 @@ def __getattr__(name: str) -> Any:
 class _FlashCkptTrainer(_Trainer):
     """A transformers.Trainer that saves its checkpoints into shared memory and from there to disk.
 
-    A checkpoint-<step> directory is what Trainer would have written, and it appears complete or not at all. Training
-    waits only for the copy into memory. For a single process, DDP, PEFT and DeepSpeed; ValueError for FSDP and for
-    save_on_each_node.
+    A checkpoint-<step> directory has the files that Trainer would have written, and appears complete or not at all.
+    Training waits only for the copy into memory. For a single process, DDP, PEFT and DeepSpeed; ValueError for FSDP and
+    for save_on_each_node.
 
     resume_from_checkpoint=True resumes from the newest checkpoint, from memory if it is there. With save_total_limit,
     old checkpoints are deleted when a newer one is committed. With push_to_hub, training waits for the files as well.
@@ -178,7 +178,7 @@ class _FlashCkptTrainer(_Trainer):
                     self.remove_callback(after)
 
     def _find(self, asked: Any) -> Optional[Found]:
-        """What resume_from_checkpoint=asked means; None: what Trainer makes of it."""
+        """The checkpoint that resume_from_checkpoint=asked selects; None: Trainer decides."""
         run_dir = os.path.abspath(str(self.args.output_dir))
         name = os.path.relpath(os.path.abspath(asked), run_dir) if asked is not True else ""
         if name and not re.fullmatch(_PREFIX + r"\d+", name):
@@ -201,12 +201,12 @@ class _HfEngine(CheckpointEngine):
 
 
 class HfFlashCheckpointer:
-    """Saves what a trainer of the caller's own gives to ckpt_agent.save, one checkpoint at a time.
+    """Saves the state of a trainer of the caller's own, through ckpt_agent.save, one checkpoint at a time.
 
         checkpointer.ckpt_agent.save(model.state_dict(), os.path.join(directory, "checkpoint-5", "pytorch_model.bin"))
         checkpointer.save_checkpoint_to_storage(5)
 
-    All ranks make one, and all make the same calls. FlashCkptTrainer does without.
+    All ranks make one, and all make the same calls. FlashCkptTrainer does not use it.
     """
 
     def __init__(self, checkpoint_dir: Path, storage: Optional[CheckpointStorage] = None) -> None:
@@ -229,7 +229,7 @@ class HfFlashCheckpointer:
         return self.async_save_engine
 
     def _of(self, step: int) -> Tuple[Dict[str, Any], Dict[str, str]]:
-        """What the agent has of this step. A file that only an earlier step had is still there under its old path."""
+        """The agent's files of this step. A file that only an earlier step had is still there under its old path."""
         agent, top = self.ckpt_agent, "%s%d" % (_PREFIX, step)
         stale = [name for name, path in agent.paths.items() if re.search("/%s[0-9]+/" % _PREFIX, path)
                  and "/%s/" % top not in path]
@@ -259,7 +259,7 @@ class HfDeepSpeedCheckpointer(HfFlashCheckpointer):
 
 
 class _Caught:
-    """The files of a checkpoint, caught on their way to the stage. What is not caught is there as a file."""
+    """The files of a checkpoint, intercepted on their way to the stage. Other files are written there."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
@@ -268,7 +268,7 @@ class _Caught:
 
     @contextlib.contextmanager
     def saving(self, trainer: Any) -> Iterator[None]:
-        """Catches what Trainer saves during the block."""
+        """Intercepts the saves of Trainer during the block."""
         if trainer.args.push_to_hub:  # it sends files
             yield
             return
@@ -347,7 +347,8 @@ class _KeepBest(CheckpointDeletionStrategy):
 
 
 class _AfterStep:
-    """Calls a function after the first optimizer step: by then all ranks have read what they resume from."""
+    """Calls a function after the first optimizer step: by then all ranks have read the checkpoint that they resume
+    from."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Optional[Callable[[], None]] = call

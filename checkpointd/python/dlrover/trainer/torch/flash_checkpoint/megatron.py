@@ -51,8 +51,8 @@ def save_checkpoint(iteration: int, model: Any, optimizer: Any, opt_param_schedu
     The arguments up to num_floating_point_operations_so_far, and megatron_args, are those of Megatron's
     save_checkpoint. Arguments that this version of Megatron does not know yet are not passed on.
     storage        None, PosixDiskStorage or PosixStorageWithDeletion
-    comm_backend   accepted for compatibility; the backend is chosen by what is to be sent
-    save_timeout   seconds after which a save to disk that not all ranks have finished is given up
+    comm_backend   accepted for compatibility; the backend depends on the data to be sent
+    save_timeout   seconds after which a save to disk that not all ranks have finished is aborted
     replica_count  on how many nodes a checkpoint in memory is kept; 0 and 1: on its own only
     drop_superseded  whether a save to disk may take the place of an older one that waits for the disk, when there is no
                    room for both; else training waits
@@ -62,7 +62,7 @@ def save_checkpoint(iteration: int, model: Any, optimizer: Any, opt_param_schedu
     memory, a DISK save is written before this returns: then it is durable, or there is RuntimeError or OSError.
 
     Returns False when the save was skipped; the log says why. Raises ValueError for another checkpoint format than
-    torch, TypeError for another storage, and whatever Megatron raises.
+    torch, TypeError for another storage, and passes on Megatron's exceptions.
     """
     return save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, storage_type,
                 megatron_args, deletion_strategy=deletion_strategy_of(storage),
@@ -72,7 +72,7 @@ def save_checkpoint(iteration: int, model: Any, optimizer: Any, opt_param_schedu
 def load_checkpoint(model: Any, optimizer: Any, opt_param_scheduler: Any, load_arg: str = "load", strict: bool = True,
                     storage: Optional[CheckpointStorage] = None, comm_backend: str = "", save_timeout: float = 600,
                     replica_count: int = 0, **megatron_args: Any) -> Any:
-    """Loads the newest checkpoint, from memory if it is there, and returns what Megatron's load_checkpoint returns.
+    """Loads the newest checkpoint, from memory if it is there, and returns the result of Megatron's load_checkpoint.
 
     All ranks call it. The arguments are those of Megatron's load_checkpoint and of save_checkpoint. Checkpoints that
     were written without this module are loaded as Megatron does it.
@@ -144,14 +144,14 @@ class Singleton:
 
 
 class MegatronCheckpointer(Singleton):
-    """Catches what a program of its own saves in Megatron's way, and answers what it loads.
+    """Intercepts the saves and loads of a program that saves by itself, in Megatron's way.
 
         checkpointer.save(state_dict, path)     # in the place of torch.save, for Megatron's two kinds of files
         checkpointer.update_tracer_file(step)   # if Megatron has moved its tracker meanwhile
         checkpointer.engine.save_to_memory(step, checkpointer.state_dict, checkpointer.paths)   # or save_to_storage
         checkpointer.state_dict.clear()
 
-    The arguments are those of save_checkpoint. save_checkpoint and load_checkpoint do without.
+    The arguments are those of save_checkpoint. save_checkpoint and load_checkpoint do not use it.
     """
 
     def __init__(self, checkpoint_dir: Path, storage: Optional[CheckpointStorage] = None, comm_backend: str = "",
@@ -165,7 +165,7 @@ class MegatronCheckpointer(Singleton):
         self._unanswered: Set[str] = set()
 
     def save(self, state_dict: StateDict, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Keeps a state dict in state_dict, and its path in paths. What is not for a path goes to torch.save.
+        """Keeps a state dict in state_dict, and its path in paths. One that is not for a path is written by torch.save.
 
         ValueError: the path is that of neither kind.
         """
@@ -220,8 +220,8 @@ class MegatronCheckpointer(Singleton):
         return [name for name in names if place(name) == wanted]
 
     def update_tracer_file(self, iteration: int) -> None:
-        """Takes back what Megatron does for a save that is not on disk yet: its tracker says again what is committed,
-        and the empty directories of the iteration go. A file is never removed."""
+        """Reverts Megatron's changes for a save that is not on disk yet: its tracker names the committed step again,
+        and the empty directories of the iteration are removed. A file is never removed."""
         top = os.path.join(self.checkpoint_dir, "iter_%07d" % iteration)
         for directory, _, _ in os.walk(top, topdown=False):
             with contextlib.suppress(OSError):  # it is not empty
@@ -328,7 +328,7 @@ def _find(checkpointing: types.ModuleType, args: Any, load_arg: str, settings: D
         return None if getattr(args, "auto_detect_ckpt_format", False) else [
             checkpointing.get_checkpoint_name("", step)]
 
-    # Only the interrupted run itself has a checkpoint in memory: it goes on, wherever it was loaded from at first.
+    # Only the interrupted run itself has a checkpoint in memory: it continues, regardless of its first load directory.
     found = checkpointer.find(want, "memory" if elsewhere else "memory-first")
     if found is not None and found.loaded.source == "disk" and _foreign(load_dir):
         return None

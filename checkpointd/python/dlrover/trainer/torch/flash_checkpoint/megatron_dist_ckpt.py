@@ -68,7 +68,7 @@ def load_checkpoint(model: Any, optimizer: Any, opt_param_scheduler: Any, load_a
                     **megatron_args: Any) -> Tuple[int, float]:
     """Loads the newest checkpoint, from memory if it is there; all ranks call it.
 
-    Returns (iteration, num_floating_point_operations_so_far), with 0 for what this version of Megatron does not count.
+    Returns (iteration, num_floating_point_operations_so_far), with 0 for a value that this Megatron does not count.
     """
     result = megatron.load(model, optimizer, opt_param_scheduler, load_arg, strict, megatron_args,
                            deletion_strategy=deletion_strategy or _storage.deletion_strategy_of(storage),
@@ -80,7 +80,7 @@ class MegatronDistCheckpointer(megatron.Singleton):
     """The engine of a program that makes Megatron's state dicts by itself.
 
     use_distributed_optimizer says whether each rank has a part of the optimizer; the other arguments are those of
-    save_checkpoint, which does without this class.
+    save_checkpoint, which does not use this class.
     """
 
     def __init__(self, checkpoint_dir: Path, storage: Optional[CheckpointStorage] = None, comm_backend: str = "",
@@ -117,7 +117,7 @@ def get_chained_optimizer_parameter_state(chained_optimizer: Any) -> List[Option
 
 
 def load_parameter_state_from_state_dict(dist_optimizer: Any, state_dict: ParameterState) -> None:
-    """Copies what get_parameter_state returned into the optimizer. KeyError: the state is that of another one."""
+    """Copies the result of get_parameter_state into the optimizer. KeyError: the state is that of another one."""
     for bucket, group, place, tensors in _own_part(dist_optimizer):
         try:
             saved = state_dict[bucket][group][place]
@@ -133,7 +133,7 @@ def load_parameter_state_from_state_dict(dist_optimizer: Any, state_dict: Parame
 
 def load_chained_optimizer_parameter_state(chained_optimizer: Any,
                                            states: Optional[Sequence[Optional[ParameterState]]]) -> None:
-    """Copies what get_chained_optimizer_parameter_state returned into the optimizers of a chain. ValueError, KeyError:
+    """Copies the result of get_chained_optimizer_parameter_state into the optimizers of a chain. ValueError, KeyError:
     it is that of another chain."""
     optimizers = chained_optimizer.chained_optimizers
     if len(states or ()) != len(optimizers):

@@ -21,7 +21,7 @@ _checkpointers: Dict[str, Checkpointer] = {}  # by directory; Megatron's interfa
 
 
 def checkpointer_of(directory: Optional[Path], **settings: Any) -> Checkpointer:
-    """The checkpointer of a directory, the same for all who ask; settings count for the first."""
+    """The checkpointer of a directory, shared by all callers; the settings of the first call count."""
     if not directory:
         raise ValueError("Megatron has no checkpoint directory: pass --save")
     key = os.path.realpath(directory)
@@ -49,7 +49,7 @@ class MegatronCheckpointEngine(CheckpointEngine):
 
 
 class MegatronDistCheckpointEngine(MegatronCheckpointEngine):
-    """The same: each rank contributes what it has, be it the optimizer of all ranks or its part."""
+    """The same: each rank contributes its part, be it the optimizer of all ranks or a part of it."""
 
     def __init__(self, checkpoint_dir: Path, storage: Optional[CheckpointStorage], comm_backend: str = "",
                  save_timeout: float = 600) -> None:
