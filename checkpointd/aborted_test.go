@@ -108,7 +108,7 @@ func logged(t *testing.T, fail error) (*node, *faulty, *lines) {
 
 // A save that was given up is tried once more by a breakpoint, and then it stays given up: one line, whose reason is
 // that of the first, and nobody waits.
-func TestASaveThatIsGivenUp(t *testing.T) {
+func TestAbortedSave(t *testing.T) {
 	t.Parallel()
 	n, _, log := logged(t, syscall.EACCES)
 	dir := t.TempDir()
@@ -135,7 +135,7 @@ func TestASaveThatIsGivenUp(t *testing.T) {
 }
 
 // The second attempt gets to disk what is still there, of all shards.
-func TestASaveThatWasGivenUpIsTriedOnceMore(t *testing.T) {
+func TestAbortedSaveIsTriedOnceMore(t *testing.T) {
 	n, disk, _ := logged(t, syscall.EACCES)
 	dir := t.TempDir()
 	for r := range 3 {
@@ -154,7 +154,7 @@ func TestASaveThatWasGivenUpIsTriedOnceMore(t *testing.T) {
 }
 
 // What an earlier run left half does not hold the end of this one.
-func TestAnEarlierRunsHalfSaveIsOver(t *testing.T) {
+func TestPartialSaveOfAnEarlierRunIsOver(t *testing.T) {
 	n, dir := prepared(t)
 	for r := range 2 {
 		inMemory(shard(dir, 2, r, 2, 2)).Write(t, n.dir, fmt.Sprintf("seg/l%d-0.seg", r))
@@ -171,7 +171,7 @@ func TestAnEarlierRunsHalfSaveIsOver(t *testing.T) {
 }
 
 // Nor does one of the running workers of which a shard was saved over.
-func TestASaveWhoseOtherShardIsGoneIsOver(t *testing.T) {
+func TestSaveWithoutItsOtherShardIsOver(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	s := shard(dir, 1, 0, 2, 2)
 	s.Meta.Order = 1

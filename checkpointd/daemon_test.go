@@ -235,7 +235,7 @@ func TestBreakpointWithoutCompleteStep(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "dlrover_latest.txt"))
 }
 
-func TestBreakpointOfWhatTheDiskHas(t *testing.T) {
+func TestBreakpointOfASaveOnDisk(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	n.put(single(dir, 20), "seg/l0-0.seg")
 	require.Equal(t, true, n.wait(dir, 20)["ok"])
@@ -532,7 +532,7 @@ func TestBreakpointAcrossNodes(t *testing.T) {
 
 // A DISK save one shard of which died with its worker is given up when the nodes agree
 // on an older step: nobody waits for it.
-func TestHalfSaveIsGivenUp(t *testing.T) {
+func TestPartialSaveIsAborted(t *testing.T) {
 	ns, dir := nodes(t, 2), t.TempDir()
 	for i, n := range ns {
 		s := shard(dir, 10, i, 2, 1)
@@ -722,7 +722,7 @@ func TestDeadLauncherIsHeardLate(t *testing.T) {
 }
 
 // The launcher that comes back in time finds its daemon at work.
-func TestLauncherConnectsAnew(t *testing.T) {
+func TestLauncherReconnects(t *testing.T) {
 	n := newNode(t, func(c *checkpointd.Config) { c.Orphaned = func(int) { t.Error("the daemon gave up its launcher") } })
 	first := n.control()
 	require.NoError(t, first.Lead(t.Context(), "a"))

@@ -66,7 +66,7 @@ func TestWorkersWaitWhileASaveIsPublished(t *testing.T) {
 
 // A worker that writes a save by itself may take longer than the daemon lives: the next one does not take what is
 // written so far for leftovers.
-func TestWhatAWorkerWritesIsLeftToIt(t *testing.T) {
+func TestWorkersOwnSaveIsLeftToIt(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	n.put(single(dir, 10), "seg/l0-0.seg")
 	require.Equal(t, true, n.wait(dir, 10)["ok"])

@@ -87,7 +87,7 @@ func bigStep(dir string, step int64, keep int) shmtest.Save {
 
 // A disk that is too full for one more step: what is committed is not touched for what is not, nothing half is left,
 // and the reason is told. When somebody has made room, saves go on.
-func TestFullDiskKeepsWhatIsCommitted(t *testing.T) {
+func TestFullDiskKeepsCommittedSteps(t *testing.T) {
 	t.Parallel()
 	dir := smallDisk(t, 5*stepBytes/2)
 	disk := &tracking{FS: fsx.OS{}, dir: dir}
@@ -126,7 +126,7 @@ func stepsIn(t *testing.T, dir string) (steps []int64) {
 }
 
 // Many saves wait for a disk that is full, and each is tried again and again: that is one event.
-func TestTroubleIsToldOnceADirectory(t *testing.T) {
+func TestTroubleIsLoggedOncePerDirectory(t *testing.T) {
 	t.Parallel()
 	var log lines
 	disk := &faulty{FS: fsx.OS{}, err: syscall.ENOSPC, hit: make(chan struct{}, 1)}

@@ -259,7 +259,7 @@ func requirePlaced(t *testing.T, dir, pattern string) {
 }
 
 // A worker may put anything in the place of a record: the daemon does not wait for a reader of a pipe.
-func TestARecordReplacesWhatHasItsName(t *testing.T) {
+func TestRecordReplacesTheFileOfItsName(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	require.Equal(t, true, n.ask(map[string]any{"op": "status"})["ok"]) // from now on nothing is swept any more
 	s := shard(dir, 1, 0, 2, 2)

@@ -82,7 +82,7 @@ func (s testStore) inode(k string) os.FileInfo {
 	return fi
 }
 
-func TestReplicaStoreTurnsInPlace(t *testing.T) {
+func TestReplicaStoreReusesMemory(t *testing.T) {
 	s := newTestStore(t)
 	s.put(copyOf(1, "0", 1, 100))
 	s.put(copyOf(2, "0", 2, 100))
@@ -291,7 +291,7 @@ func TestHolders(t *testing.T) {
 }
 
 // A copy that cannot be read may be the newest one: it is replaced when the next one is complete, not written over.
-func TestReplicaStoreWithWhatCannotBeRead(t *testing.T) {
+func TestReplicaStoreWithUnreadableCopies(t *testing.T) {
 	s := newTestStore(t)
 	s.put(copyOf(1, "0", 1, 100))
 	s.put(copyOf(2, "0", 2, 100))

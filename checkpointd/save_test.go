@@ -58,7 +58,7 @@ func madeAt(second int64, id, epoch string, step int64, dir string) *save {
 	return newSave(nil, 1, time.Unix(second, 0), m)
 }
 
-func TestProgressIsToldEverMoreSeldom(t *testing.T) {
+func TestProgressIsLoggedEverMoreSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &lines{}
 		d := &Daemon{log: slog.New(log)}
@@ -110,7 +110,7 @@ func TestAHungStepIsLeftToItself(t *testing.T) {
 	}
 }
 
-func TestWhatWaitingDoesNotRepair(t *testing.T) {
+func TestPermanentErrors(t *testing.T) {
 	for _, err := range []error{
 		fs.ErrPermission, syscall.EROFS, syscall.EISDIR, syscall.ENAMETOOLONG, commit.ErrSuperseded, commit.ErrBegun,
 	} {
@@ -122,7 +122,7 @@ func TestWhatWaitingDoesNotRepair(t *testing.T) {
 	}
 }
 
-func TestTheTroubleOfADirectoryIsToldOnce(t *testing.T) {
+func TestTheTroubleOfADirectoryIsLoggedOnce(t *testing.T) {
 	d, _ := logged(t)
 	a, b := madeAt(1, "a", "1.0.0", 1, "/a"), madeAt(1, "b", "1.0.0", 1, "/b")
 	failed := func(path string, no syscall.Errno) error { return &fs.PathError{Op: "write", Path: path, Err: no} }
@@ -193,7 +193,7 @@ func TestASaveThatWorkersOfALaterEpochHavePassed(t *testing.T) {
 }
 
 // What other daemons have committed, or have gone past, ends a wait for the other shards.
-func TestWhatStorageShowsEndsAWait(t *testing.T) {
+func TestStorageEndsAWait(t *testing.T) {
 	for name, tc := range map[string]struct {
 		id, epoch string
 		want      error
@@ -221,7 +221,7 @@ func TestWhatStorageShowsEndsAWait(t *testing.T) {
 	}
 }
 
-func TestWhatWasMadeAfterThePlannedSave(t *testing.T) {
+func TestMadeAfterThePlannedSave(t *testing.T) {
 	held := func(id string, shard int, second int64) coordinator.Holding {
 		return coordinator.Holding{Save: id, Shard: shard, Shards: 2, Saved: time.Unix(second, 0)}
 	}
@@ -257,7 +257,7 @@ func TestWhereTheWritersOfASaveMeet(t *testing.T) {
 	require.Same(t, d.local, d.coordinatorOf(here))
 }
 
-func TestALoadIsToldOncePerEpoch(t *testing.T) {
+func TestALoadIsLoggedOncePerEpoch(t *testing.T) {
 	d, log := logged(t)
 	r := request{Dir: "/ckpt", Step: 3, Source: "memory"}
 	for range 3 {
@@ -288,7 +288,7 @@ func TestAgesLeaveOutCopies(t *testing.T) {
 }
 
 // Only whole saves can be loaded: they are fetched first, however new the others are.
-func TestHoldersOfWholeSavesComeFirst(t *testing.T) {
+func TestHoldersOfCompleteSavesAreFirst(t *testing.T) {
 	copied := func(save string, shard int, second int64) coordinator.Copy {
 		return coordinator.Copy{Rank: shard, Shard: shard, Save: save, Step: second, Dir: "/ckpt", SavedNS: second,
 			Shards: 2}

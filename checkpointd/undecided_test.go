@@ -46,7 +46,7 @@ func TestNoAgreementAtTheEnd(t *testing.T) {
 }
 
 // What is on disk already is not lost because the nodes could not agree on it, and an older save makes up for nothing.
-func TestNoAgreementOnWhatIsOnDisk(t *testing.T) {
+func TestNoAgreementOnASaveOnDisk(t *testing.T) {
 	n, dir := newNode(t, func(c *checkpointd.Config) { c.Remote = away{coordinator.Local(0)} }), t.TempDir()
 	n.join(1, 0, 2)
 	n.put(single(dir, 10), "seg/l0-0.seg")

@@ -49,7 +49,7 @@ func TestMemoryOutlivesASaveThatFailed(t *testing.T) {
 
 // What was given up here, others may have brought to the disk, or a later save: a copy of a shard, say, whose node came
 // back. It is not kept in memory.
-func TestWhatOthersCommittedIsNotLost(t *testing.T) {
+func TestSaveCommittedByOthersIsNotLost(t *testing.T) {
 	for name, step := range map[string]int64{"the same save": 10, "a later one": 20} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -73,7 +73,7 @@ func TestWhatOthersCommittedIsNotLost(t *testing.T) {
 
 // A worker that dies while it copies leaves the others' shards of that save without theirs: the next epoch does not
 // wait for it.
-func TestHalfASaveIsGivenUpWithItsEpoch(t *testing.T) {
+func TestPartialSaveIsAbortedWithItsEpoch(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	c := n.control()
 	w := checkpointd.World{Term: 1, Round: 1, GroupWorldSize: 1, WorldSize: 2, LocalWorldSize: 2}
@@ -261,7 +261,7 @@ func TestThousandsOfSaves(t *testing.T) {
 }
 
 // A node that was lost had just saved a step that nobody else has: what comes back is the step that all have.
-func TestWhatComesBackIsWhole(t *testing.T) {
+func TestFetchedCopyIsComplete(t *testing.T) {
 	ns, dir := nodes(t, 2, func(c *checkpointd.Config) { c.Replicas = 2 }), t.TempDir()
 	ns[0].put(inMemory(shard(dir, 50, 0, 2, 1)), "seg/l0-0.seg")
 	for k, step := range []int64{50, 51} {

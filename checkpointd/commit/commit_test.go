@@ -169,7 +169,7 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	require.NoDirExists(t, StageDir(root, s.ID))
 }
 
-func TestGivenUpSaveIsRemovedAfterTheNextCommit(t *testing.T) {
+func TestAbortedSaveIsRemovedAfterTheNextCommit(t *testing.T) {
 	_, store := modelStore()
 	s := saveOf(1, "0", 10, 2)
 	require.NoError(t, newJob(store, s, 0).prepare())

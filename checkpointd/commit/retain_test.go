@@ -87,7 +87,7 @@ func grown(t *testing.T, keep int, until int64) (*crashfs.FS, Store) {
 	return model, store
 }
 
-func TestRetainDoesNotReadWhatStays(t *testing.T) {
+func TestRetainDoesNotReadRemainingSteps(t *testing.T) {
 	model, store := grown(t, 4, 60)
 	read := map[string]bool{}
 	model.Fault(func(o crashfs.Op) error {

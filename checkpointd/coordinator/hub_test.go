@@ -377,7 +377,7 @@ func TestPeersAtAnEarlierHub(t *testing.T) {
 }
 
 // The copies of a node are told with all that tells them apart.
-func TestPeersTellWhatTheirCopiesAre(t *testing.T) {
+func TestPeersReportTheirCopies(t *testing.T) {
 	self := Peer{Addr: "10.0.0.1:1", Copies: []Copy{{Rank: 1, Shard: 1, Save: "x", Step: 4, Dir: "/d", SavedNS: 5,
 		Shards: 2}, {Save: "y"}}}
 	ps, err := newWire(t).client().Peers(t.Context(), "e", self, 1, 0)
@@ -406,7 +406,7 @@ func TestLostLauncherWithADaemon(t *testing.T) {
 	})
 }
 
-func TestNewHubLearnsWhoDoesNotSpeak(t *testing.T) {
+func TestNewHubLearnsParticipation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
 		a, b := w.client(), w.client()

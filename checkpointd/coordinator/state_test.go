@@ -94,7 +94,7 @@ func TestStateForgetsOldRounds(t *testing.T) {
 }
 
 // Saves that are over make room for others, and so do agreements that are answered.
-func TestStateDropsWhatIsOver(t *testing.T) {
+func TestStateDropsFinishedSaves(t *testing.T) {
 	st := newState()
 	for i := range 20 * maxSaves {
 		_, err := st.Step(start.Add(time.Duration(i)),

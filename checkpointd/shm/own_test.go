@@ -24,7 +24,7 @@ func locked(t *testing.T, dir string, how int, text string) *os.File {
 	return f
 }
 
-func TestOwnerThatLivesIsToldAtOnce(t *testing.T) {
+func TestLiveOwnerIsReportedAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	f, err := lockOwner(dir)
 	require.NoError(t, err)

@@ -110,7 +110,7 @@ func FuzzSeal(f *testing.F) {
 	})
 }
 
-func TestReadyDoesNotWaitForWhatComesLater(t *testing.T) {
+func TestReadyDoesNotWaitForLaterFixups(t *testing.T) {
 	s := simple(1)
 	s.Files[0].Data = make([]byte, 1000)
 	s.Fixups = []shmtest.Fixup{{Off: 500, Len: 100, First: 490}}

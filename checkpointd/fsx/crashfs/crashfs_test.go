@@ -26,7 +26,7 @@ func write(t *testing.T, f *FS, path, data string) {
 	require.NoError(t, f.WriteFrom(context.Background(), path, text(data)))
 }
 
-func TestWhatACrashLeaves(t *testing.T) {
+func TestStateAfterACrash(t *testing.T) {
 	old := map[string]string{"/d/": "", "/d/old": "old"}
 	with := func(more map[string]string) map[string]string {
 		for name, data := range old {

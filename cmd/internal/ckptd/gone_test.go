@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 }
 
 // What hangs does not keep the process.
-func TestEndAfter(t *testing.T) {
+func TestExitAfter(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), "CKPTD_HANGS=1")
 	require.Error(t, cmd.Run())
