@@ -100,14 +100,14 @@ func (l *lines) String() string {
 
 func (l *lines) config(c *checkpointd.Config) { c.Logger = slog.New(slog.NewTextHandler(l, nil)) }
 
-// logged is a node whose log is kept, with storage that fails.
+// logged is a node with a recorded log, and with storage that fails.
 func logged(t *testing.T, fail error) (*node, *faulty, *lines) {
 	log, disk := new(lines), &faulty{FS: fsx.OS{}, err: fail, hit: make(chan struct{}, 1)}
 	return newNode(t, withFS(disk), log.config), disk, log
 }
 
-// A save that was given up is tried once more by a breakpoint, and then it stays given up: one line, whose reason is
-// that of the first, and nobody waits.
+// A breakpoint tries an aborted save once more, and then it stays aborted: one line, with the first reason, and no
+// wait.
 func TestAbortedSave(t *testing.T) {
 	t.Parallel()
 	n, _, log := logged(t, syscall.EACCES)
@@ -134,7 +134,7 @@ func TestAbortedSave(t *testing.T) {
 	}
 }
 
-// The second attempt gets to disk what is still there, of all shards.
+// The second attempt writes the shards that are still there, of all shards.
 func TestAbortedSaveIsTriedOnceMore(t *testing.T) {
 	n, disk, _ := logged(t, syscall.EACCES)
 	dir := t.TempDir()
@@ -153,7 +153,7 @@ func TestAbortedSaveIsTriedOnceMore(t *testing.T) {
 	requireNoLeftovers(t, dir)
 }
 
-// What an earlier run left half does not hold the end of this one.
+// A partial save of an earlier run does not delay the end of this one.
 func TestPartialSaveOfAnEarlierRunIsOver(t *testing.T) {
 	n, dir := prepared(t)
 	for r := range 2 {
@@ -170,7 +170,7 @@ func TestPartialSaveOfAnEarlierRunIsOver(t *testing.T) {
 	require.Empty(t, n.preparedRecords())
 }
 
-// Nor does one of the running workers of which a shard was saved over.
+// Nor does a save of the running workers, if one of its shards was saved over.
 func TestSaveWithoutItsOtherShardIsOver(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	s := shard(dir, 1, 0, 2, 2)
@@ -187,7 +187,7 @@ func TestSaveWithoutItsOtherShardIsOver(t *testing.T) {
 	requireNoLeftovers(t, dir)
 }
 
-// A breakpoint save that was interrupted between two shards goes on.
+// A breakpoint save that was interrupted between two shards continues.
 func TestAnInterruptedBreakpointSaveGoesOn(t *testing.T) {
 	n, dir := prepared(t)
 	inMemory(shard(dir, 1, 1, 2, 2)).Write(t, n.dir, "seg/l1-0.seg")
@@ -195,7 +195,7 @@ func TestAnInterruptedBreakpointSaveGoesOn(t *testing.T) {
 	n.requireCommitted(dir)
 }
 
-// What is in memory is the latest, whatever its step: a save that is on its way is not dropped for a lower one.
+// The save in memory is the latest, regardless of its step: a save in flight is not dropped for a lower step.
 func TestABreakpointGoesByTime(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	for _, step := range []int64{10, 5} {
@@ -237,7 +237,7 @@ func TestASaveUnderWayIsNotDroppedForALaterLowerStep(t *testing.T) {
 	require.FileExists(t, dir+"/10/rank_0.pt")
 }
 
-// Saves that are written at the same time leave the trackers where the latest is, in whatever order they get there.
+// Saves that are written at the same time leave the trackers at the latest, in any order of their commits.
 func TestSavesAtTheSameTimeKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	n, dir := newNode(t), t.TempDir()

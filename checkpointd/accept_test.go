@@ -29,7 +29,7 @@ func (f *fullTable) Accept() (net.Conn, error) {
 
 func (f *fullTable) Close() error { return nil }
 
-// A full table of descriptors passes, and what is in memory needs the daemon.
+// A full table of descriptors passes, and the saves in memory need the daemon.
 func TestServeOutlivesAFullTable(t *testing.T) {
 	dir, err := shm.Create(t.TempDir(), "job")
 	require.NoError(t, err)

@@ -110,7 +110,7 @@ func content(step int64, rank int) []byte {
 
 func single(dir string, step int64) shmtest.Save { return shard(dir, step, 0, 1, 1) }
 
-// put writes the save into a worker's segment and tells the daemon.
+// put writes the save into a worker's segment and notifies the daemon.
 func (n *node) put(s shmtest.Save, name string) {
 	n.t.Helper()
 	s.Write(n.t, n.dir, name)
@@ -135,7 +135,7 @@ func requireStep(t *testing.T, dir string, step int64, ranks int) {
 	require.Len(t, m.Files, ranks)
 }
 
-// requireNoLeftovers: nothing temporary is left beside the checkpoints.
+// requireNoLeftovers checks that no temporary files are left in the directory.
 func requireNoLeftovers(t *testing.T, dir string) {
 	t.Helper()
 	require.NoError(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
@@ -250,7 +250,7 @@ func TestBreakpointOfASaveOnDisk(t *testing.T) {
 	require.True(t, os.SameFile(before, after), "it was written again")
 }
 
-// putTorn puts the segment of a worker that died while it was copying. At no moment is there a complete save in it.
+// putTorn puts the segment of a worker that died while it was copying. It never holds a complete save.
 func (n *node) putTorn(s shmtest.Save, name string) {
 	n.t.Helper()
 	b := s.Bytes(n.t)
@@ -272,7 +272,7 @@ func TestTornSaveIsNeverWritten(t *testing.T) {
 	requireStep(t, dir, 10, 1)
 }
 
-// The next daemon finds in the headers alone what is to be done.
+// The next daemon finds its work in the headers alone.
 func TestDaemonTakesOver(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	n.stop()
@@ -287,7 +287,7 @@ func TestDaemonTakesOver(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(dir, "30"), "a committed save is not written again")
 }
 
-// A worker that dies after it has completed a save but before it has told anybody.
+// A worker dies after it has completed a save but before it has notified the daemon.
 func TestSaveWithoutAWord(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	c, err := net.Dial("unix", n.sock)
@@ -371,7 +371,7 @@ func (h *hanging) WriteFrom(ctx context.Context, path string, src fsx.Source) er
 	return h.FS.WriteFrom(ctx, path, src)
 }
 
-// Storage that hangs costs its own saves, and nobody else's.
+// Storage that hangs delays its own saves only.
 func TestHangingStorage(t *testing.T) {
 	t.Parallel()
 	stuck, good := t.TempDir(), t.TempDir()
@@ -454,7 +454,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// A peer that sends half a line and closes its side must not keep anybody busy.
+// A peer that sends half a line and closes its side must not block the daemon.
 func TestHalfClosedPeer(t *testing.T) {
 	n := newNode(t)
 	c, err := net.Dial("unix", n.sock)
@@ -490,7 +490,7 @@ func nodesOf(t *testing.T, h *coordinator.Hub, n int, change ...func(*checkpoint
 	return out
 }
 
-// join tells the daemon that it is node i of n in a round, with one worker.
+// join makes the daemon node i of n in a round, with one worker.
 func (n *node) join(round, i, nodes int) {
 	n.t.Helper()
 	w := checkpointd.World{Term: 7, Round: round, GroupRank: i, GroupWorldSize: nodes, RankBase: i, WorldSize: nodes,
@@ -530,8 +530,8 @@ func TestBreakpointAcrossNodes(t *testing.T) {
 	requireStep(t, dir, 10, 2)
 }
 
-// A DISK save one shard of which died with its worker is given up when the nodes agree
-// on an older step: nobody waits for it.
+// One shard of a DISK save died with its worker. The save is aborted when the nodes agree on an older step, without a
+// further wait.
 func TestPartialSaveIsAborted(t *testing.T) {
 	ns, dir := nodes(t, 2), t.TempDir()
 	for i, n := range ns {
@@ -566,8 +566,7 @@ func TestBreakpointOfAFullStateWithoutItsWriter(t *testing.T) {
 	requireStep(t, dir, 10, 1)
 }
 
-// A node that is replaced finds its shard on its peer, byte for byte, and nobody's own
-// shard is touched.
+// A node that is replaced finds its shard on its peer, byte for byte, and the shards of other nodes are not touched.
 func TestShardComesBackFromItsPeer(t *testing.T) {
 	ns, dir := nodes(t, 2, func(c *checkpointd.Config) { c.Replicas = 2 }), t.TempDir()
 	for i, n := range ns {
@@ -602,7 +601,7 @@ func TestShardComesBackFromItsPeer(t *testing.T) {
 	require.Equal(t, "seg/l0-0.seg", own[0].(map[string]any)["seg"])
 }
 
-// When the launcher dies, what is in memory goes to disk, and then the daemon ends.
+// When the launcher dies, the saves in memory are written, and then the daemon ends.
 func TestOrphanedDaemonSaves(t *testing.T) {
 	t.Parallel()
 	gone := make(chan int, 1)
@@ -617,8 +616,8 @@ func TestOrphanedDaemonSaves(t *testing.T) {
 	requireStep(t, dir, 10, 1)
 }
 
-// A launcher that is killed while it waits for its last checkpoints is missed like any other, and so is one whose end
-// of the connection somebody else holds.
+// The death of a launcher is noticed while it waits for its last checkpoints, and while another process still holds its
+// connection.
 func TestOrphanedAtTheEndOfTheJob(t *testing.T) {
 	t.Parallel()
 	for name, die := range map[string]func(c net.Conn, dead chan struct{}){
@@ -663,8 +662,8 @@ func TestOrphanedAfterTheGoodBye(t *testing.T) {
 	require.Zero(t, <-gone)
 }
 
-// Nobody can find what a daemon holds whose runtime directory was removed: without a launcher it ends, whatever is
-// left.
+// The segments of a daemon whose runtime directory was removed cannot be found: without a launcher it ends, even with
+// unwritten saves.
 func TestOrphanWithoutItsDirectory(t *testing.T) {
 	gone := make(chan int, 1)
 	disk := &faulty{FS: fsx.OS{}, err: syscall.EIO, hit: make(chan struct{}, 1)}
@@ -680,7 +679,7 @@ func TestOrphanWithoutItsDirectory(t *testing.T) {
 	require.Equal(t, 1, <-gone)
 }
 
-// A launcher that lives has locked the directory, and may take its time to connect anew: nobody has taken over.
+// A live launcher has locked the directory, and may reconnect late: no other launcher has taken over.
 func TestDaemonStaysWithALauncherThatLives(t *testing.T) {
 	t.Parallel()
 	gone, dead := make(chan int, 1), make(chan struct{})
@@ -695,7 +694,7 @@ func TestDaemonStaysWithALauncherThatLives(t *testing.T) {
 	select {
 	case <-gone:
 		t.Fatal("the daemon has ended, and its launcher lives")
-	case <-time.After(time.Second): // twice the patience where nothing tells of a launcher's death
+	case <-time.After(time.Second): // twice the grace where only the connection shows a launcher's death
 	}
 	n.put(inMemory(single(dir, 10)), "seg/l0-0.seg")
 	require.NoError(t, release())
@@ -704,7 +703,7 @@ func TestDaemonStaysWithALauncherThatLives(t *testing.T) {
 	requireStep(t, dir, 10, 1)
 }
 
-// What a launcher has sent before its death may be read after it, and keeps nobody alive.
+// Messages that a launcher sent before its death may be read after it, and do not count as a sign of life.
 func TestDeadLauncherIsHeardLate(t *testing.T) {
 	t.Parallel()
 	gone, dead := make(chan int, 1), make(chan struct{})
@@ -721,7 +720,7 @@ func TestDeadLauncherIsHeardLate(t *testing.T) {
 	requireStep(t, dir, 10, 1)
 }
 
-// The launcher that comes back in time finds its daemon at work.
+// The launcher that reconnects in time finds its daemon at work.
 func TestLauncherReconnects(t *testing.T) {
 	n := newNode(t, func(c *checkpointd.Config) { c.Orphaned = func(int) { t.Error("the daemon gave up its launcher") } })
 	first := n.control()

@@ -17,7 +17,7 @@ import (
 	"dlrover-run/checkpointd/fsx"
 )
 
-// watched calls a function before it writes a file whose name ends like that.
+// watched calls a function before it writes a file whose name has that suffix.
 type watched struct {
 	fsx.FS
 	suffix string
@@ -64,8 +64,7 @@ func TestWorkersWaitWhileASaveIsPublished(t *testing.T) {
 	require.Equal(t, true, n.wait(dir, 20)["ok"])
 }
 
-// A worker that writes a save by itself may take longer than the daemon lives: the next one does not take what is
-// written so far for leftovers.
+// A worker that writes a save by itself may outlive the daemon: the next daemon does not take its files for leftovers.
 func TestWorkersOwnSaveIsLeftToIt(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	n.put(single(dir, 10), "seg/l0-0.seg")

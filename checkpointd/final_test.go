@@ -16,7 +16,7 @@ import (
 	"dlrover-run/checkpointd/fsx"
 )
 
-// picky fails to write what belongs to one step.
+// picky fails to write the files of one step.
 type picky struct {
 	fsx.FS
 	step string
@@ -35,8 +35,8 @@ func (f *picky) WriteFrom(ctx context.Context, path string, src fsx.Source) erro
 	return f.FS.WriteFrom(ctx, path, src)
 }
 
-// A save that cannot be written is dropped when a later one is committed, whatever the numbers of their steps are, and
-// the end of the job does not wait for it.
+// A save that cannot be written is dropped when a later one is committed, regardless of step numbers, and the end of
+// the job does not wait for it.
 func TestOvertakenSaveIsDropped(t *testing.T) {
 	for later, step := range map[string]int64{"a later step": 20, "back to an earlier step": 5} {
 		t.Run(later, func(t *testing.T) {
@@ -96,7 +96,7 @@ func TestFullDiskIsTriedAgain(t *testing.T) {
 	requireStep(t, dir, 20, 1)
 }
 
-// What waiting does not repair is final at once.
+// Errors that waiting does not repair are final at once.
 func TestFinalErrors(t *testing.T) {
 	for _, final := range []syscall.Errno{
 		syscall.EISDIR, syscall.ENOTDIR, syscall.EINVAL, syscall.ENAMETOOLONG, syscall.EROFS, syscall.ELOOP, syscall.EACCES,

@@ -36,7 +36,7 @@ func smallDisk(t *testing.T, bytes int) string {
 	return dir
 }
 
-// tracking looks after each change of a directory whether the tracker names a step that is there.
+// tracking checks after each change of a directory that the tracker names an existing step.
 type tracking struct {
 	fsx.FS
 	dir string
@@ -85,8 +85,8 @@ func bigStep(dir string, step int64, keep int) shmtest.Save {
 	return s
 }
 
-// A disk that is too full for one more step: what is committed is not touched for what is not, nothing half is left,
-// and the reason is told. When somebody has made room, saves go on.
+// A disk is too full for one more step: committed steps are not touched, no partial step is left, and the reason is
+// logged. When there is room again, saves continue.
 func TestFullDiskKeepsCommittedSteps(t *testing.T) {
 	t.Parallel()
 	dir := smallDisk(t, 5*stepBytes/2)

@@ -9,7 +9,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// sideBySide bounds the tests that run beside each other: they wait for seconds, and compute little.
+// sideBySide bounds the tests that run in parallel: they wait for seconds, and compute little.
 const sideBySide = 8
 
 func TestMain(m *testing.M) {

@@ -11,7 +11,7 @@ import (
 	"dlrover-run/checkpointd/shm/shmtest"
 )
 
-// short is a save that is given up soon.
+// short is a save with a short timeout.
 func short(dir string, step int64) shmtest.Save {
 	s := single(dir, step)
 	s.Meta.TimeoutS = 2
@@ -25,8 +25,8 @@ func requireEmpty(t *testing.T, dir string) {
 	require.Empty(t, left)
 }
 
-// Whatever becomes of its connections and of the daemon, a job does not write to the mount point of storage that has
-// vanished. The job of another launcher may begin there.
+// A job does not write to the mount point of storage that is no longer mounted, even after reconnects and with a new
+// daemon. The job of another launcher may begin there.
 func TestVanishedStorageIsRemembered(t *testing.T) {
 	t.Parallel()
 	n, dir := newNode(t), filepath.Join(t.TempDir(), "ckpts")
@@ -76,7 +76,7 @@ func TestUnmountedStorage(t *testing.T) {
 	}
 }
 
-// A directory that somebody deletes while the job runs is made anew, with the directories above it.
+// A directory that is deleted while the job runs is created again, with its parents.
 func TestDeletedDirectory(t *testing.T) {
 	n, top := newNode(t), t.TempDir()
 	dir := filepath.Join(top, "run", "ckpts")

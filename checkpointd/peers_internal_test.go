@@ -11,7 +11,7 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// A worker tells of a save, and so does the exchange of addresses: the partner gets one copy, not two.
+// A worker reports a save, and so does the exchange of addresses: the partner gets one copy, not two.
 func TestASaveIsCopiedOnce(t *testing.T) {
 	now := time.Now()
 	p := &peers{pending: map[origin]pendingCopy{}, copied: map[origin]pendingCopy{}, unreachable: map[int]backoff{},

@@ -58,8 +58,8 @@ func (n *node) saves(dir string, step int64, rank, ranks, k int) {
 	n.put(inMemory(shard(dir, step, rank, ranks, 1)), fmt.Sprintf("seg/l0-%d.seg", k))
 }
 
-// A daemon that is started again listens elsewhere: copies to it and from it go on in the same epoch, and of those that
-// it missed the newest comes.
+// A daemon that is started again listens elsewhere: copies to it and from it continue in the same epoch. Of the copies
+// that it missed it gets the newest.
 func TestCopiesGoOnWithANewDaemon(t *testing.T) {
 	t.Parallel()
 	ns, dir := nodes(t, 2, twice), t.TempDir()
@@ -94,7 +94,7 @@ func TestNewPartnersGetTheNewestCopy(t *testing.T) {
 	ns[2].awaitCopies(dir, 1)
 	ns[0].join(3, 0, 2)
 	ns[2].join(3, 1, 2)
-	ns[2].saves(dir, 1, 2, 3, 0) // copied after whatever else the new epoch asks for
+	ns[2].saves(dir, 1, 2, 3, 0) // copied after the new epoch's other copies
 	ns[0].awaitCopies(dir, 1)
 	st, err := ns[0].control().Status(t.Context())
 	require.NoError(t, err)
@@ -113,7 +113,7 @@ func (b *counting) Peers(ctx context.Context, key string, self coordinator.Peer,
 	return b.Coordinator.Peers(ctx, key, self, nodes, patience)
 }
 
-// Nobody asks for addresses while all is well, and a partner that is away is not asked for without end.
+// Addresses are not requested while all nodes are reachable, and an unreachable partner is not retried without end.
 func TestAddressesAreAskedForWhenNeeded(t *testing.T) {
 	var coordinators []*counting
 	ns, dir := nodes(t, 2, twice), t.TempDir()
@@ -142,7 +142,7 @@ func TestAddressesAreAskedForWhenNeeded(t *testing.T) {
 	require.LessOrEqual(t, coordinators[0].asked.Load(), int64(5), "after 0, 250, 750 and 1750 ms")
 }
 
-// What a worker loads comes from where its holder is now, also when that is still being started.
+// A worker's fetch reaches the holder at its present address, even while it is still being started.
 func TestFetchFromANewDaemon(t *testing.T) {
 	for name, late := range map[string]bool{"it is there": false, "it comes": true} {
 		t.Run(name, func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestFetchFromANewDaemon(t *testing.T) {
 	}
 }
 
-// A rank whose other directory is ahead gets the shard of the directory that it asks for.
+// A rank with two directories gets the shard of the directory that it asks for, even if the other is ahead.
 func TestFetchIsForTheDirectory(t *testing.T) {
 	ns, ahead, behind := nodes(t, 2, twice), t.TempDir(), t.TempDir()
 	for k, s := range []shmtest.Save{inMemory(shard(ahead, 50, 1, 2, 1)), inMemory(shard(behind, 30, 1, 2, 1))} {
@@ -201,7 +201,7 @@ func TestFetchIsForTheDirectory(t *testing.T) {
 	}
 }
 
-// forgetful is a coordinator between daemons of which one does not tell directories.
+// forgetful is a coordinator between daemons, one of which does not report directories.
 type forgetful struct{ coordinator.Coordinator }
 
 func (b forgetful) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int,
@@ -213,8 +213,7 @@ func (b forgetful) Peers(ctx context.Context, key string, self coordinator.Peer,
 	return b.Coordinator.Peers(ctx, key, self, nodes, patience)
 }
 
-// A node that does not say which directory its copies belong to may be asked for any, and what is not wanted stays
-// there.
+// A node that does not report the directory of its copies may be asked for any. Unwanted ones stay there.
 func TestFetchFromANodeWithoutDirectories(t *testing.T) {
 	ns, ahead, behind := nodes(t, 2, twice), t.TempDir(), t.TempDir()
 	for k, s := range []shmtest.Save{inMemory(shard(ahead, 50, 1, 2, 1)), inMemory(shard(behind, 30, 1, 2, 1))} {
@@ -237,8 +236,8 @@ func TestFetchFromANodeWithoutDirectories(t *testing.T) {
 	require.Equal(t, []int64(nil), ns[1].copies(ahead))
 }
 
-// A node that the master knows to be dead is not waited for, neither when it is lost before the others look what they
-// have nor while they wait. What is left in memory, with copies, goes to disk.
+// A node that the master knows to be dead is not waited for, whether it dies before the agreement or during it. The
+// saves left in memory, with copies, are written.
 func TestBreakpointDoesNotWaitForTheDead(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]bool{"lost before": true, "lost meanwhile": false} {
@@ -281,7 +280,7 @@ func TestBreakpointDoesNotWaitForTheDead(t *testing.T) {
 	}
 }
 
-// listed remembers what a daemon says that it agrees on, and what it does agree on.
+// listed records the announced agreements of a daemon, and the agreements that it calls.
 type listed struct {
 	coordinator.Coordinator
 	spoken  chan coordinator.Participation
@@ -299,8 +298,7 @@ func (b listed) Agree(_ context.Context, key string, _, _ int, _ []coordinator.H
 	return coordinator.Plan{}, false, nil
 }
 
-// A daemon says beforehand which agreements it takes part in, those of a launcher that is told to end among them: it
-// may be told so later.
+// A daemon announces its agreements, including those after a signal to its launcher, which may come later.
 func TestBreakpointIsAnnounced(t *testing.T) {
 	b := listed{coordinator.Local(1), make(chan coordinator.Participation, 2), make(chan string, 4)}
 	n, one, two := newNode(t, func(c *checkpointd.Config) { c.Remote = b }), t.TempDir(), t.TempDir()
@@ -323,8 +321,8 @@ func TestBreakpointIsAnnounced(t *testing.T) {
 	require.Empty(t, b.spoken, "once")
 }
 
-// The daemon of a node that replaces another holds nothing: what is saved is the newest step that the others hold all
-// shards of, with their copies.
+// The daemon of a node that replaces another holds nothing: the newest step of which the others hold all shards, with
+// their copies, is saved.
 func TestBreakpointAfterANodeWasReplaced(t *testing.T) {
 	ns, dir := nodes(t, 3, twice), t.TempDir()
 	for i, n := range ns {
@@ -362,7 +360,7 @@ func TestBreakpointAfterANodeWasReplaced(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(dir, "20"))
 }
 
-// A process of another user that gets hold of the socket is not spoken to, whatever the mode of the socket.
+// A process of another user that opens the socket is refused, regardless of the mode of the socket.
 func TestAnotherUserIsRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be somebody else, so a request of another user is NOT tested")
@@ -380,7 +378,7 @@ func TestAnotherUserIsRefused(t *testing.T) {
 	require.Contains(t, reply(t, n.sock, 0), `"ok":true`)
 }
 
-// reply is what a thread of the given effective user reads from the socket, until it is closed.
+// reply is the data that a thread of the given effective user reads from the socket, until it is closed.
 func reply(t *testing.T, path string, uid int) string {
 	t.Helper()
 	type result struct {

@@ -177,7 +177,7 @@ func TestHalfWrittenPreparedRecordIsRemoved(t *testing.T) {
 	n.requireCommitted(dir)
 }
 
-// The leader has died after the intent, and whoever would answer: the save can be completed from storage alone.
+// The leader and all nodes that could answer have died after the intent: the save can be completed from storage alone.
 func TestPreparedSaveWithAnIntent(t *testing.T) {
 	n, dir := nodes(t, 2)[0], t.TempDir()
 	s := shard(dir, 1, 0, 2, 1)

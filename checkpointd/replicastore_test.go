@@ -31,7 +31,7 @@ func newTestStore(t *testing.T) testStore {
 	return testStore{replicaStore{d}, t}
 }
 
-// copyOf is what rank 3 saved in the given second.
+// copyOf is the save of rank 3 in the given second.
 func copyOf(step int64, epoch string, second int64, kib int) shmtest.Save {
 	m := shmtest.Meta("/ckpt", step)
 	m.Rank, m.WorldSize, m.Epoch = 3, 4, epoch
@@ -209,7 +209,7 @@ func TestPlaceWithoutRoom(t *testing.T) {
 	require.Equal(t, "0", pickSlot(slots, "/b", false).name)
 }
 
-// What another rank of the node has fetched is not fetched again, and is not held for ever.
+// A save that another rank of the node has fetched is not fetched again, and is not held for ever.
 func TestFetchedBefore(t *testing.T) {
 	s := newTestStore(t)
 	s.put(copyOf(1, "0", 1, 100))
@@ -244,7 +244,7 @@ func TestAddressesOutliveTheBoard(t *testing.T) {
 	require.Empty(t, p.partners, "of another epoch")
 }
 
-// Whole saves come first, then the newest, whatever its step: the line of saves may have gone back.
+// Complete saves are first, then the newest, regardless of steps: training may have been rolled back.
 func TestHolders(t *testing.T) {
 	c := func(rank, of int, save string, step, at int64) coordinator.Copy {
 		return coordinator.Copy{Rank: rank, Shard: max(rank, 0), Shards: of, Save: save, Step: step, Dir: "/a",

@@ -40,7 +40,7 @@ func (l *lines) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// logged returns a daemon that serves nothing, and what it logs.
+// logged returns a daemon that serves nothing, and its log.
 func logged(t *testing.T) (*Daemon, *lines) {
 	t.Helper()
 	dir, err := shm.Create(t.TempDir(), "job")
@@ -192,7 +192,7 @@ func TestASaveThatWorkersOfALaterEpochHavePassed(t *testing.T) {
 	}
 }
 
-// What other daemons have committed, or have gone past, ends a wait for the other shards.
+// A save that other daemons have committed, or gone past, stops waiting for the other shards.
 func TestStorageEndsAWait(t *testing.T) {
 	for name, tc := range map[string]struct {
 		id, epoch string

@@ -20,7 +20,8 @@ func (away) Agree(context.Context, string, int, int, []coordinator.Holding, time
 	return coordinator.Plan{}, false, errors.New("the checkpoint coordinator is away")
 }
 
-// What the nodes could not agree on at the end counts as not saved, and stays in memory, until a later save is on disk.
+// A save that the nodes could not agree on at the end counts as not saved, and stays in memory, until a later save is
+// on disk.
 func TestNoAgreementAtTheEnd(t *testing.T) {
 	n, dir := newNode(t, func(c *checkpointd.Config) { c.Remote = away{coordinator.Local(0)} }), t.TempDir()
 	n.join(1, 0, 2)
@@ -45,7 +46,7 @@ func TestNoAgreementAtTheEnd(t *testing.T) {
 	require.Empty(t, names)
 }
 
-// What is on disk already is not lost because the nodes could not agree on it, and an older save makes up for nothing.
+// A save on disk is not lost because the nodes could not agree on it, and an older save does not replace it.
 func TestNoAgreementOnASaveOnDisk(t *testing.T) {
 	n, dir := newNode(t, func(c *checkpointd.Config) { c.Remote = away{coordinator.Local(0)} }), t.TempDir()
 	n.join(1, 0, 2)

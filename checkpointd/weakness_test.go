@@ -25,7 +25,7 @@ func inMemory(s shmtest.Save) shmtest.Save {
 	return s
 }
 
-// What the disk refused is the only copy: the good-bye of the launcher does not remove it.
+// A save that the disk refused is the only copy: the good-bye of the launcher does not remove it.
 func TestMemoryOutlivesASaveThatFailed(t *testing.T) {
 	disk := &faulty{FS: fsx.OS{}, err: syscall.EACCES, hit: make(chan struct{}, 1)}
 	n, dir := newNode(t, withFS(disk)), t.TempDir()
@@ -47,8 +47,8 @@ func TestMemoryOutlivesASaveThatFailed(t *testing.T) {
 	require.Zero(t, left, "a later step is on disk")
 }
 
-// What was given up here, others may have brought to the disk, or a later save: a copy of a shard, say, whose node came
-// back. It is not kept in memory.
+// A save that was aborted here may be on disk all the same, or a later one, by other nodes: a copy of a shard, for
+// example, whose node came back. It is not kept in memory.
 func TestSaveCommittedByOthersIsNotLost(t *testing.T) {
 	for name, step := range map[string]int64{"the same save": 10, "a later one": 20} {
 		t.Run(name, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestBreakpointSaveOutlivesItsEpoch(t *testing.T) {
 	requireStep(t, dir, 20, 2)
 }
 
-// late is a coordinator that answers one exchange of addresses only when it is told to.
+// late is a coordinator that answers one exchange of addresses only on command.
 type late struct {
 	coordinator.Coordinator
 	key  string
@@ -169,7 +169,7 @@ func TestLateAddressesAreOld(t *testing.T) {
 	}
 }
 
-// Of several saves that a daemon finds at once, the newest is what other nodes get, whatever its segment is called.
+// If a daemon finds several saves at once, other nodes get the newest, regardless of its segment's name.
 func TestTheNewestSaveIsCopied(t *testing.T) {
 	dir := t.TempDir()
 	ns := nodes(t, 2, func(c *checkpointd.Config) { c.Replicas = 2 })
@@ -260,7 +260,7 @@ func TestThousandsOfSaves(t *testing.T) {
 	require.LessOrEqual(t, fds(), before+8)
 }
 
-// A node that was lost had just saved a step that nobody else has: what comes back is the step that all have.
+// A lost node had just saved a step that no other node has: it fetches the step that all have.
 func TestFetchedCopyIsComplete(t *testing.T) {
 	ns, dir := nodes(t, 2, func(c *checkpointd.Config) { c.Replicas = 2 }), t.TempDir()
 	ns[0].put(inMemory(shard(dir, 50, 0, 2, 1)), "seg/l0-0.seg")
@@ -288,7 +288,7 @@ func TestFetchedCopyIsComplete(t *testing.T) {
 	require.Equal(t, 50.0, offers[0].(map[string]any)["step"])
 }
 
-// Two directories of one rank, of which one is steps behind the other: both are copied.
+// Two directories of one rank, one of them steps behind the other: both are copied.
 func TestTwoDirectoriesAreCopied(t *testing.T) {
 	ns, ahead, behind := nodes(t, 2, func(c *checkpointd.Config) { c.Replicas = 2 }), t.TempDir(), t.TempDir()
 	for k, s := range []shmtest.Save{inMemory(shard(ahead, 50, 0, 2, 1)), inMemory(shard(behind, 30, 0, 2, 1))} {
@@ -324,7 +324,7 @@ func TestVanishedStorage(t *testing.T) {
 	require.Equal(t, true, n.wait(dir, 30)["ok"])
 	requireStep(t, dir, 30, 1)
 
-	require.NoError(t, os.RemoveAll(dir)) // somebody begins anew
+	require.NoError(t, os.RemoveAll(dir)) // a job begins again
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, ".dlrover"), 0o755))
 	n.put(single(dir, 40), "seg/l0-0.seg")
 	require.Equal(t, true, n.wait(dir, 40)["ok"])

@@ -465,8 +465,8 @@ func TestEpochsCountMoreThanClocks(t *testing.T) {
 	require.ErrorIs(t, store.Intent(late, []Entry{j.entry}), ErrSuperseded, "the step is that of the later epoch")
 }
 
-// A job that begins again with a new rendezvous has another term, which may be any: its saves replace those of the same
-// steps, whatever the numbers of rounds and epochs.
+// A job that begins again with a new rendezvous has another, arbitrary term: its saves replace those of the same steps,
+// regardless of the numbers of rounds and epochs.
 func TestSavesOfAnotherHistoryAreTaken(t *testing.T) {
 	for _, epoch := range []string{"6.1.0", "8.1.0", "0", ""} {
 		for nth, step := range map[int]int64{5: 20, 3: 10, 2: 20} { // 3 and 2: with a clock that is behind

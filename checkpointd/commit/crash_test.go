@@ -19,17 +19,17 @@ var choices = []crashfs.Choice{crashfs.Process, crashfs.Lost, crashfs.Kept, cras
 // nested are those after which the recovery is cut too, and the ways to cut it.
 var nested = []crashfs.Choice{crashfs.Process, crashfs.Lost, 1}
 
-// run is one run of a scenario, and what it has promised so far.
+// run is one run of a scenario, and its promises so far.
 type run struct {
 	fs        *crashfs.FS
 	store     Store
 	saves     map[string]Save
-	committed Save // the last save of which Publish has returned
+	committed Save // the last save whose Publish has returned
 	only      bool // only the tracked step must be intact: steps share files
 	seen      map[seen]bool
 }
 
-// seen is what need not be looked at again.
+// seen are the results that were checked already.
 type seen struct {
 	state     uint64
 	committed string
@@ -189,8 +189,8 @@ func shared(r *run, s Save) error {
 	return nil
 }
 
-// TestCrash cuts every scenario at every operation, in several ways of losing what was not synced, and looks at what is
-// found before and after the recovery. Recoveries that change something are cut in the same way.
+// TestCrash cuts every scenario at every operation, with several losses of unsynced changes, and checks the state
+// before and after the recovery. Recoveries that change something are cut in the same way.
 func TestCrash(t *testing.T) {
 	for name, script := range scenarios {
 		t.Run(name, func(t *testing.T) {
@@ -220,8 +220,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestCrashThenGoOn cuts what comes after a recovery: the process died, nothing was lost, its successor saves the same
-// step again, and then the power fails. What the first process had not synced may come to light only now.
+// TestCrashThenGoOn cuts the work after a recovery: the process died, nothing was lost, its successor saves the same
+// step again, and then the power fails. Only now may unsynced changes of the first process appear.
 func TestCrashThenGoOn(t *testing.T) {
 	firsts := map[string]func(*run) error{
 		"in a new directory": func(*run) error { return nil },
@@ -258,7 +258,7 @@ func newRun() *run {
 	return &run{fs: fs, store: store, saves: map[string]Save{}, seen: map[seen]bool{}}
 }
 
-// cut calls visit before each change that r makes from now on, for each of the choices, with what a crash there leaves.
+// cut calls visit before each change of r from now on, for each of the choices, with the state after a crash there.
 func (r *run) cut(visit func(crashfs.Op, crashfs.Choice, *run), choices ...crashfs.Choice) {
 	r.fs.Fault(func(at crashfs.Op) error {
 		if !at.Reads() {
@@ -270,8 +270,8 @@ func (r *run) cut(visit func(crashfs.Op, crashfs.Choice, *run), choices ...crash
 	})
 }
 
-// checkBefore checks what a reader finds that does not recover first. The tracker names a step with a manifest, and
-// until an intent is written that is the last committed save, whole.
+// checkBefore checks the view of a reader that does not recover first. The tracker names a step with a manifest, and
+// until an intent is written that is the last committed save, complete.
 func (r *run) checkBefore(t *testing.T, where string) {
 	d, err := r.store.at(dir)
 	require.NoError(t, err, where)
@@ -336,7 +336,7 @@ func (r *run) checkRecovery(t *testing.T, where string) {
 	r.checkTrackers(t, ms, where)
 }
 
-// checkLater checks that a recovery some hours later leaves no file that nobody knows.
+// checkLater checks that a recovery some hours later leaves no unknown file.
 func (r *run) checkLater(t *testing.T, where string) {
 	ctx := context.Background()
 	r.fs.Advance(2 * orphanAge)
@@ -347,7 +347,7 @@ func (r *run) checkLater(t *testing.T, where string) {
 	r.checkNothingLeft(t, ms, where)
 }
 
-// trackedSave returns what dlrover_latest.txt names, after checking it.
+// trackedSave returns the save that dlrover_latest.txt names, after checking it.
 func (r *run) trackedSave(t *testing.T, where string) Manifest {
 	step, ok := r.store.Tracked(dir)
 	require.True(t, ok, where)
@@ -383,7 +383,7 @@ func (r *run) checkTrackers(t *testing.T, ms []Manifest, where string) {
 	}
 }
 
-// checkNothingLeft checks that there is no file that nobody knows.
+// checkNothingLeft checks that there is no unknown file.
 func (r *run) checkNothingLeft(t *testing.T, ms []Manifest, where string) {
 	known := map[string]bool{dir + "/latest": true, dir + "/" + Latest: true}
 	for _, m := range ms {

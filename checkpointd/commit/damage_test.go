@@ -15,7 +15,7 @@ import (
 	"dlrover-run/checkpointd/fsx/crashfs"
 )
 
-// begun leaves save 1, of step 10, behind its intent, and returns what is written there.
+// begun leaves save 1, of step 10, behind its intent, and returns the path and text of the intent.
 func begun(t *testing.T, fs *crashfs.FS, store Store) (intent, text string) {
 	t.Helper()
 	s := saveOf(1, "0", 10, 1)
@@ -25,8 +25,8 @@ func begun(t *testing.T, fs *crashfs.FS, store Store) (intent, text string) {
 	return intent, fs.Tree()[intent]
 }
 
-// A commit that was interrupted and cannot be completed is set aside, told of once, and in nobody's way: neither in
-// that of another step nor in that of the same.
+// An interrupted commit that cannot be completed is set aside and logged once. It blocks neither another step nor the
+// same one.
 func TestDamagedIntent(t *testing.T) {
 	for name, damage := range map[string]func(fs *crashfs.FS, intent, text string){
 		"empty":       func(fs *crashfs.FS, intent, _ string) { fs.Put(intent, "") },
@@ -106,8 +106,7 @@ func TestUnreadableIntentStays(t *testing.T) {
 	mustWrite(t, store, saveOf(4, "0", 10, 1))
 }
 
-// A file elsewhere may be on storage that is only not mounted now: what names it stays, and stops those of the same
-// step alone.
+// A file elsewhere may be on storage that is only unmounted: its intent stays, and stops only saves of the same step.
 func TestIntentWithAFileElsewhere(t *testing.T) {
 	fs, store := modelStore()
 	intent, text := begun(t, fs, store)

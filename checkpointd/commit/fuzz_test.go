@@ -19,8 +19,8 @@ func manifestSeed() []byte {
 	return b
 }
 
-// FuzzManifest: what is accepted stays the same when written again, and neither a recovery with it as an intent nor the
-// removal of a step with it as the manifest touches a file outside of the directory.
+// FuzzManifest checks that an accepted manifest stays the same when written again. Neither a recovery with it as an
+// intent nor the removal of a step with it as the manifest touches a file outside of the directory.
 func FuzzManifest(f *testing.F) {
 	f.Add(manifestSeed())
 	for _, path := range []string{"../x", "/etc/x", "a/../../x", "/data/run/10/a.pt", ".dlrover/20.json"} {
@@ -76,7 +76,7 @@ func stayInside(t *testing.T, m Manifest, b []byte) {
 	require.Equal(t, before, outside())
 }
 
-// FuzzPlan: whatever a plan says, only temporary files of its own save are removed.
+// FuzzPlan checks that any plan removes only temporary files of its own save.
 func FuzzPlan(f *testing.F) {
 	f.Add([]byte(`["10/.a.pt.s1.tmp"]`), "s1")
 	f.Add([]byte(`["../.a.pt.s1.tmp", "/data/.b.s1.tmp"]`), "s1")

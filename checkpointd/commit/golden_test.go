@@ -22,14 +22,14 @@ var update = flag.Bool("update", false, "write the golden directories anew")
 // has the format.
 const goldenDir = "../testdata/stage"
 
-// goldenState is what a reader finds in a directory.
+// goldenState is the view of a reader in a directory.
 type goldenState struct {
 	Tracked *int64  `json:"tracked"`
 	Steps   []int64 `json:"steps"`
 	Good    []int64 `json:"good"`
 }
 
-// goldenOutcome is what is left after a recovery of stages that were quiet for so long.
+// goldenOutcome is the result of a recovery of stages that were quiet for so long.
 type goldenOutcome struct {
 	StageAge int `json:"stage_age_s"`
 	goldenState
@@ -95,7 +95,7 @@ func (c crashed) prepare(s Save) {
 	}
 }
 
-// intend goes as far as the intent, and gives so many shards their final names.
+// intend writes the intent, and gives so many shards their final names.
 func (c crashed) intend(s Save, placed int) {
 	c.prepare(s)
 	jobs, entries := c.jobs(s)
@@ -245,7 +245,7 @@ func writeGolden(t *testing.T, path string, g golden) {
 	require.NoError(t, os.WriteFile(path, append(b, '\n'), 0o644))
 }
 
-// recovered is what a recovery makes of a copy of tree, and another one leaves as it is.
+// recovered is the result of a recovery in a copy of tree; another recovery changes nothing.
 func recovered(t *testing.T, tree string, age int) goldenOutcome {
 	dir := filepath.Join(t.TempDir(), "copy")
 	require.NoError(t, os.CopyFS(dir, os.DirFS(tree)))

@@ -27,7 +27,7 @@ func (c content) Len() int64                         { return int64(len(c)) }
 func (c content) Bytes() []byte                      { return c }
 func (c content) Ready(context.Context, int64) error { return nil }
 
-// bytesOf is what save id has at path: all files have the same size, so that only their content tells them apart.
+// bytesOf is the content of save id at path: all files have the same size, so that only their content differs.
 func bytesOf(id, path string) content {
 	return bytes.Repeat([]byte(id+":"+path+"|"), 100)[:64]
 }
@@ -84,7 +84,7 @@ func (j *job) place() error {
 	return j.store.Placed(j.s, j.entry.Shard)
 }
 
-// write commits a save whose shards come in the given order.
+// write commits a save, with its shards in the given order.
 func write(t Store, s Save, order ...int) error {
 	var entries []Entry
 	jobs := make([]*job, s.Shards)

@@ -71,7 +71,7 @@ func TestReplacedManifestIsReadAgain(t *testing.T) {
 	}
 }
 
-// grown is a directory in which a minute passes between two commits, and whose manifests a cache knows.
+// grown is a directory with a minute between commits, and with all manifests in a cache.
 func grown(t *testing.T, keep int, until int64) (*crashfs.FS, Store) {
 	model, store := modelStore()
 	for step := int64(10); step <= until; step += 10 {
@@ -112,7 +112,8 @@ func TestManifestDamagedAfterItWasKnown(t *testing.T) {
 	require.Empty(t, removed, "three are left")
 }
 
-// TestManifestLostWhileRetaining: what is to stay is looked at, not remembered, before anything goes.
+// TestManifestLostWhileRetaining checks that remaining steps are read again, not taken from the cache, before any is
+// removed.
 func TestManifestLostWhileRetaining(t *testing.T) {
 	for name, c := range map[string]struct {
 		lost int64
@@ -188,7 +189,7 @@ func (h history) files(step int64) (files []FileEntry) {
 	return files
 }
 
-// commit writes what a commit leaves; with files, those too.
+// commit writes the files of a commit; with files, those too.
 func (h history) commit(step int64) {
 	at := time.Unix(1e9, 0).Add(time.Duration(step) * time.Minute)
 	m := Manifest{Version: version, Committed: at, Files: h.files(step), Save: Save{
@@ -210,7 +211,7 @@ func (h history) fill(step int64) {
 	}
 }
 
-// BenchmarkRetain is what a commit pays when a thousand steps stay and one goes.
+// BenchmarkRetain measures a commit that keeps a thousand steps and removes one.
 func BenchmarkRetain(b *testing.B) {
 	for _, each := range []int{1, 64, 512} {
 		b.Run(fmt.Sprintf("1000 steps of %d files", each), func(b *testing.B) {

@@ -43,7 +43,7 @@ type world struct {
 	t            *testing.T
 	coordinators [2]Coordinator
 	save         Save
-	store        bool // whoever posts leaves the files that commit.Store would
+	store        bool // a poster leaves the files that commit.Store would
 }
 
 func newWorld(t *testing.T, coordinators [2]Coordinator) world {
@@ -91,7 +91,7 @@ func posting(ctx context.Context, b Coordinator, r Report) <-chan result {
 	return done
 }
 
-// leave writes the file that goes before a phase.
+// leave writes the file of a phase.
 func (w world) leave(p Phase, shard int) {
 	stage := commit.StageDir(w.save.Dir, w.save.ID)
 	require.NoError(w.t, os.MkdirAll(stage, 0o755))

@@ -106,7 +106,7 @@ func TestHubRestarts(t *testing.T) {
 				require.NoError(t, (<-follower).err)
 				reached(6)
 				require.NoError(t, x.coordinators[0].Ages(t.Context(), 0,
-					nil)) // the leader's next word, whatever it is
+					nil)) // any later message of the leader
 				x.now(Placed, 1)
 			})
 		})
@@ -275,7 +275,7 @@ func TestPeers(t *testing.T) {
 	})
 }
 
-// A hub that has lost its memory hears again where everybody is, from whoever next says anything.
+// A hub that has lost its memory learns the addresses of all nodes again, from their next requests.
 func TestNewHubLearnsOfPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
@@ -304,7 +304,7 @@ func TestNewHubLearnsOfPeers(t *testing.T) {
 	})
 }
 
-// An epoch may last for days: where everybody is is not forgotten meanwhile, neither by the hub nor for the next one.
+// An epoch may last for days: the addresses of its nodes are not forgotten, neither by the hub nor for the next one.
 func TestPeersAreRememberedWhileTheEpochRuns(t *testing.T) {
 	for name, restart := range map[string]bool{"the same hub": false, "a new hub": true} {
 		t.Run(name, func(t *testing.T) {
@@ -335,7 +335,7 @@ func TestPeersAreRememberedWhileTheEpochRuns(t *testing.T) {
 	}
 }
 
-// A hub of an earlier release refuses fields that it does not know: what it knows is enough.
+// A hub of an earlier release refuses unknown fields: the fields that it knows are enough.
 func TestPeersAtAnEarlierHub(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
@@ -376,7 +376,7 @@ func TestPeersAtAnEarlierHub(t *testing.T) {
 	})
 }
 
-// The copies of a node are told with all that tells them apart.
+// The copies of a node are reported with all fields that identify them.
 func TestPeersReportTheirCopies(t *testing.T) {
 	self := Peer{Addr: "10.0.0.1:1", Copies: []Copy{{Rank: 1, Shard: 1, Save: "x", Step: 4, Dir: "/d", SavedNS: 5,
 		Shards: 2}, {Save: "y"}}}
@@ -385,7 +385,7 @@ func TestPeersReportTheirCopies(t *testing.T) {
 	require.Equal(t, []Peer{self}, ps)
 }
 
-// The daemon of a launcher that has died still says what it holds.
+// The daemon of a dead launcher still announces its holdings.
 func TestLostLauncherWithADaemon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
@@ -630,7 +630,7 @@ func TestClientAgainstAnotherService(t *testing.T) {
 	}
 }
 
-// Two thousand nodes commit a save, each over its own client: only the leader is told much.
+// Two thousand nodes commit a save, each over its own client: only the leader gets a large reply.
 func TestManyNodes(t *testing.T) {
 	const n = 2000
 	synctest.Test(t, func(t *testing.T) {

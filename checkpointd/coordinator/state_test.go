@@ -78,7 +78,7 @@ func TestStateLimits(t *testing.T) {
 	}
 }
 
-// Who speaks is remembered of the newest rounds and epochs only.
+// Participation is remembered for the newest rounds and epochs only.
 func TestStateForgetsOldRounds(t *testing.T) {
 	st := newState()
 	for i := range 2 * maxKeys {
@@ -117,7 +117,7 @@ func TestStateRefusesAnotherSaveOfTheName(t *testing.T) {
 	require.ErrorIs(t, err, errBadRequest)
 }
 
-// An empty state learns a later phase, and what it implies, from any node.
+// An empty state learns a later phase, and the earlier ones that it implies, from any node.
 func TestStateIsRebuilt(t *testing.T) {
 	s := Save{ID: "a", Step: 1, Shards: 2}
 	for name, c := range map[string]struct {
@@ -144,8 +144,8 @@ func TestStateIsRebuilt(t *testing.T) {
 	}
 }
 
-// Two thousand nodes with eight shards each save again and again: four wakings a save, and memory for what is in
-// flight only.
+// Two thousand nodes with eight shards each save again and again: four wake-ups a save, and memory only for saves in
+// flight.
 func TestStateOfManyNodes(t *testing.T) {
 	const nodes, per, saves = 2000, 8, 5
 	st, now := newState(), start
@@ -193,13 +193,13 @@ func TestStateOfManyNodes(t *testing.T) {
 type node struct {
 	shard   int
 	phase   Phase
-	retold  []Report // what a new hub is told
+	retold  []Report // messages for a new hub
 	aborted bool
 	done    bool
 }
 
-// Whatever is lost, repeated or reordered: nobody passes the intent before all are prepared, the outcome is the same
-// for all, and everybody gets there.
+// Messages may be lost, repeated or reordered: no node passes the intent before all are prepared, the outcome is the
+// same for all, and all nodes finish.
 func TestStateInARoughWorld(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -238,7 +238,7 @@ func over(nodes []*node) bool {
 	return true
 }
 
-// act is one request of the node, whose answer may be lost.
+// act sends one request of the node. Its answer may be lost.
 func (n *node) act(t *testing.T, rng *rand.Rand, st *state, s Save, nodes []*node, failing int) {
 	for _, r := range n.retold {
 		_, err := st.Step(start, reportEvent{r})

@@ -110,7 +110,7 @@ func TestRefusedBlock(t *testing.T) {
 	if err := setDirect(f, true); err != nil {
 		t.Skipf("SKIPPED: no O_DIRECT in %s: %v", os.TempDir(), err)
 	}
-	data := newSource(t, align+1).data[1:] // what a device of other alignment would say EINVAL to
+	data := newSource(t, align+1).data[1:] // a device of other alignment would return EINVAL
 	w := writer{f: f, data: data, direct: true}
 	require.NoError(t, w.write(data, 0))
 	got, err := os.ReadFile(f.Name())
@@ -318,7 +318,7 @@ func TestNotARegularFile(t *testing.T) {
 	dir := tempDir(t)
 	fifo := filepath.Join(dir, "fifo")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
-	_, err := OS{}.ReadFile(fifo, 1) // at once, although nobody writes to it
+	_, err := OS{}.ReadFile(fifo, 1) // at once, although the FIFO has no writer
 	require.ErrorIs(t, err, ErrNotRegular)
 	_, _, err = OS{}.Checksum(t.Context(), dir)
 	require.ErrorContains(t, err, "not a regular file")

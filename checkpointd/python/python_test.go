@@ -19,8 +19,8 @@ import (
 
 const (
 	systemPython = torchpython.System
-	// moduleTimeout is what no module of tests needs: at a load of 14 per CPU, where each of dozens of processes takes 40
-	// seconds to import torch, the longest has been seen to need more than five minutes.
+	// moduleTimeout is longer than any module of tests needs. At a load of 14 per CPU each of dozens of processes takes 40
+	// seconds to import torch; the longest module has needed more than five minutes.
 	moduleTimeout = 15 * time.Minute
 	shownBytes    = 16 << 10
 )
@@ -34,7 +34,7 @@ func TestPython(t *testing.T) {
 	runModules(t, systemPython)
 }
 
-// TestPlainDirectory: what a worker without a launcher makes, Go takes for what it is.
+// TestPlainDirectory checks that Go recognizes the directory of a worker without a launcher.
 func TestPlainDirectory(t *testing.T) {
 	base := t.TempDir()
 	out, err := python(t, systemPython,
@@ -78,8 +78,8 @@ func runModules(t *testing.T, interpreter string) {
 	}
 }
 
-// python runs an interpreter that finds the client, and returns what it prints. When its time is over that ends with
-// where it was.
+// python runs an interpreter with the client on its path, and returns its output. After a timeout the output ends with
+// the stack.
 func python(t *testing.T, interpreter string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), moduleTimeout)
@@ -97,7 +97,7 @@ func python(t *testing.T, interpreter string, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// tail returns the end of what unittest prints: the failures and the summary.
+// tail returns the end of unittest's output: the failures and the summary.
 func tail(out string) string {
 	if len(out) > shownBytes {
 		return "[...]" + out[len(out)-shownBytes:]

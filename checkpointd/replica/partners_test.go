@@ -56,7 +56,7 @@ func TestPartners(t *testing.T) {
 	require.Equal(t, []Peer{{Node: 1, Addr: "10.0.0.1:1"}}, Partners(0, twice, 2), "a peer that is listed twice")
 }
 
-// checkAssignment checks what always holds, and returns the number of pairs on one switch.
+// checkAssignment checks the invariants, and returns the number of pairs on one switch.
 func checkAssignment(t *testing.T, peers []Peer, copies int) (inside int) {
 	t.Helper()
 	chosen := map[int]int{}

@@ -59,7 +59,7 @@ func TestPushAndFetch(t *testing.T) {
 	}
 }
 
-// requireCopy checks that got holds what want does, and that the disk does not wait for it.
+// requireCopy checks that got has the content of want, and that the disk does not wait for it.
 func requireCopy(t *testing.T, want, got *shm.Pinned) {
 	t.Helper()
 	require.True(t, bytes.Equal(want.Used()[headerSize:], got.Used()[headerSize:]))
@@ -233,7 +233,7 @@ func TestFurtherConnectionsAreNotNeeded(t *testing.T) {
 	require.NoError(t, cl.Push(t.Context(), partner.addr, p))
 }
 
-// TestFurtherConnectionHangs: what hangs before it has a chunk is not waited for.
+// TestFurtherConnectionHangs checks that a connection that hangs before it has a chunk is not waited for.
 func TestFurtherConnectionHangs(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says a word
 	require.NoError(t, err)
@@ -269,7 +269,8 @@ func TestFurtherConnectionHangs(t *testing.T) {
 	}
 }
 
-// TestPushInPlace pushes a rank's shard again and again. From the third on, the copy takes over what it replaces.
+// TestPushInPlace pushes a rank's shard again and again. From the third on, the copy reuses the memory of the one it
+// replaces.
 func TestPushInPlace(t *testing.T) {
 	owner, partner := newMemory(t), serve(t, token)
 	cl := &Client{Token: token}
@@ -323,7 +324,7 @@ func TestPushInPlaceThatBreaks(t *testing.T) {
 	require.True(t, bytes.Equal(next.Used()[headerSize:], got.Used()[headerSize:]))
 }
 
-// TestFetchThatBreaks has a proxy that damages or cuts what the server sends.
+// TestFetchThatBreaks has a proxy that damages or cuts the server's bytes.
 func TestFetchThatBreaks(t *testing.T) {
 	for _, tc := range []struct {
 		name   string

@@ -15,7 +15,7 @@ import (
 	"dlrover-run/checkpointd/shm/shmtest"
 )
 
-// script is a connection whose other end says what is in r, and hears w.
+// script is a connection whose other end sends r, and receives w.
 type script struct {
 	r io.Reader
 	w bytes.Buffer
@@ -24,7 +24,7 @@ type script struct {
 func (s *script) Read(b []byte) (int, error)  { return s.r.Read(b) }
 func (s *script) Write(b []byte) (int, error) { return s.w.Write(b) }
 
-// record runs an honest handshake, and returns what each end said.
+// record runs an honest handshake, and returns the bytes of each end.
 func record(t *testing.T) (client, server []byte) {
 	t.Helper()
 	a, b := net.Pipe()
@@ -54,7 +54,7 @@ func TestHandshakeAttacks(t *testing.T) {
 		require.ErrorIs(t, greet(&script{r: bytes.NewReader(server)}, token), errToken)
 	})
 	t.Run("reflection to a client", func(t *testing.T) {
-		// The attacker answers with what the client says itself, as a server would.
+		// The attacker echoes the client's own bytes, as a server would answer.
 		a, b := net.Pipe()
 		defer b.Close()
 		go func() {
@@ -153,7 +153,7 @@ func TestReadMessage(t *testing.T) {
 	require.ErrorContains(t, err, "limit")
 }
 
-// segmentOffer is the offer of a small segment: its message, and what follows it.
+// segmentOffer is the offer of a small segment: its message, and its body.
 func segmentOffer(t testing.TB) (message, []byte) {
 	t.Helper()
 	b := shmtest.Save{Meta: shmtest.Meta("/ckpt", 20),

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// locked holds the lock of a directory as somebody else would, signed by text.
+// locked holds the lock of a directory like another process, with text as the owner.
 func locked(t *testing.T, dir string, how int, text string) *os.File {
 	f, err := os.OpenFile(filepath.Join(dir, ownerFile), os.O_RDWR|os.O_CREATE, 0o600)
 	require.NoError(t, err)
@@ -29,7 +29,7 @@ func TestLiveOwnerIsReportedAtOnce(t *testing.T) {
 	f, err := lockOwner(dir)
 	require.NoError(t, err)
 	defer f.Close()
-	synctest.Test(t, func(t *testing.T) { // its clock moves only when somebody sleeps
+	synctest.Test(t, func(t *testing.T) { // its clock moves only in sleeps
 		begun := time.Now()
 		_, err := lockOwner(dir)
 		require.ErrorIs(t, err, ErrOwned)

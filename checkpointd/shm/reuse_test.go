@@ -131,7 +131,7 @@ func TestReuseSizes(t *testing.T) {
 	}
 }
 
-// TestReuseRefuses: whatever is in the way, what the segment holds stays.
+// TestReuseRefuses checks that a refused Reuse leaves the segment unchanged.
 func TestReuseRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -272,7 +272,7 @@ func TestReuseThatFails(t *testing.T) {
 	})
 }
 
-// TestReuseThatDies kills a process between Reuse and Publish. What else there is stays complete.
+// TestReuseThatDies kills a process between Reuse and Publish. Other segments stay complete.
 func TestReuseThatDies(t *testing.T) {
 	if path := os.Getenv("SHM_TEST_REUSE"); path != "" {
 		d, err := shm.OpenDir(path)

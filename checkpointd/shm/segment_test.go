@@ -63,7 +63,7 @@ func TestPin(t *testing.T) {
 	require.NoError(t, seg.Close())
 }
 
-// Peek reads what Pin reads, and its writer need not wait for it.
+// Peek reads the same as Pin, and the writer need not wait for it.
 func TestPeek(t *testing.T) {
 	seg := opened(t, simple(7))
 	h, m, err := seg.Peek()
@@ -241,7 +241,7 @@ func copies(t testing.TB, d *shm.Dir) int {
 	return len(entries)
 }
 
-// worker is a writer in another process, which does as it is told.
+// worker is a writer in another process that executes commands.
 type worker struct {
 	t   *testing.T
 	cmd *exec.Cmd

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// What hangs does not keep the process.
+// A call that hangs does not keep the process.
 func TestExitAfter(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), "CKPTD_HANGS=1")

@@ -22,7 +22,7 @@ import (
 	"dlrover-run/checkpointd"
 )
 
-// fakes are daemons that answer everything and note what they were told.
+// fakes are daemons that answer everything and record their requests.
 type fakes struct {
 	t    *testing.T
 	left int   // saves that End leaves
@@ -128,8 +128,8 @@ func (d *fake) what(op string, w checkpointd.World, reason string, early bool) s
 	return ""
 }
 
-// hears waits until the daemon was told these things, in this order. Each counts when it is told first: what is on its
-// way while a connection is made may be told twice.
+// hears waits until the daemon has received these requests, in this order. Only the first of each counts: a request may
+// be sent twice while a connection is made.
 func (d *fake) hears(want ...string) {
 	d.of.t.Helper()
 	var told []string
@@ -151,7 +151,7 @@ func (d *fake) hears(want ...string) {
 	}
 }
 
-// die is the death of the process. The socket, which is not its own, goes on.
+// die simulates the death of the process. The socket, which belongs to the launcher, stays.
 func (d *fake) die() {
 	_ = d.ln.Close()
 	d.mu.Lock()
@@ -191,7 +191,7 @@ type rig struct {
 // newRig has a supervisor that serves nothing yet.
 func newRig(t *testing.T, change func(*SupervisorConfig)) *rig {
 	t.Helper()
-	base, err := os.MkdirTemp("", "ckptd") // short: a socket goes there
+	base, err := os.MkdirTemp("", "ckptd") // short: the path of a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
 	r := &rig{fakes: &fakes{t: t}, log: &lines{}}
@@ -279,7 +279,7 @@ func TestTheFirstCallStartsADaemon(t *testing.T) {
 	require.NotContains(t, r.log.String(), "level=WARN")
 }
 
-// A daemon that takes the place of one that died is told what that one may not have finished.
+// The successor of a dead daemon receives the requests that the dead one may not have finished.
 func TestADaemonThatDiesIsReplaced(t *testing.T) {
 	r := newRig(t, nil)
 	r.Serve(Network{})
@@ -299,7 +299,7 @@ func TestADaemonThatDiesIsReplaced(t *testing.T) {
 	require.NoError(t, r.finish())
 }
 
-// What is to be told while no daemon runs reaches the next one.
+// Requests while no daemon runs reach the next one.
 func TestOrdersWaitForTheNextDaemon(t *testing.T) {
 	r := newRig(t, nil)
 	r.Serve(Network{})
@@ -344,7 +344,7 @@ func TestNoDaemonIsStartedOnceTheLauncherEnds(t *testing.T) {
 	goleak.VerifyNone(t)
 }
 
-// What a launcher that was killed left in memory may wait for the disk: nobody has to call.
+// The memory of a killed launcher may wait for the disk: the daemon starts without a worker's call.
 func TestMemoryOfADeadLauncherNeedsADaemon(t *testing.T) {
 	r := newRig(t, nil)
 	segment(t, r.Dir())
@@ -416,7 +416,7 @@ func TestNoDirectory(t *testing.T) {
 	require.ErrorContains(t, err, "/proc/dlrover-")
 }
 
-// A sidecar's daemon is somebody else's: it is told the same, and never started or ended.
+// A sidecar's daemon has another owner: it gets the same requests, and is never started or ended.
 func TestSidecar(t *testing.T) {
 	r := newRig(t, func(c *SupervisorConfig) { c.Sidecar = "pod" })
 	r.Serve(Network{})
