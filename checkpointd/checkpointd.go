@@ -46,7 +46,7 @@ type Config struct {
 	Addr, Token string
 	// Switch is the switch that this node hangs on, if known.
 	Switch string
-	// Spawned says that a launcher has started this daemon, which ends with it.
+	// Spawned is set if a launcher has started this daemon, which ends with it.
 	Spawned bool
 	// Gone is closed when the launcher that has started this daemon has died. Then open connections of the launcher no
 	// longer count, and until then closed ones do not. nil: only the connections show whether it lives.

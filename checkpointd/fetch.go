@@ -91,7 +91,7 @@ func newer(c coordinator.Copy, have []restorable) bool {
 	})
 }
 
-// compareAge is positive if a is newer. Not every node says when something was saved.
+// compareAge is positive if a is newer. Not every node reports the time of a save.
 func compareAge(a, b coordinator.Copy) int {
 	if a.SavedNS != 0 && b.SavedNS != 0 {
 		return cmp.Or(cmp.Compare(a.SavedNS, b.SavedNS), cmp.Compare(a.Step, b.Step))

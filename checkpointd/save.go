@@ -381,7 +381,7 @@ func (d *Daemon) logOnce(j *save, level slog.Level, text string, more ...any) {
 		more...)...)
 }
 
-// progress writes a line about a long write now and then, and ever more seldom while nothing moves.
+// progress logs a long write from time to time, and less often while nothing moves.
 func (d *Daemon) progress(j *save) (stop func()) {
 	ctx, cancel := context.WithCancel(j.ctx)
 	gone := make(chan struct{})

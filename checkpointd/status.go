@@ -61,7 +61,7 @@ func (d *Daemon) Status() Status {
 	return st
 }
 
-// agesLocked says, by rank, which of its saves are in memory and on disk.
+// agesLocked returns the newest saves of each rank in memory and on disk.
 func (d *Daemon) agesLocked(segs []SegmentStatus) []coordinator.Age {
 	ranks := map[int]coordinator.Age{}
 	for rank, s := range d.durable {

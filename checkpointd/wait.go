@@ -72,13 +72,13 @@ func (d *Daemon) lostLocked() (lost []*save) {
 }
 
 // replaced reports whether the disk has j, or a later save. Other nodes may have completed a save that was aborted
-// here. A node that came back writes its own shards, of which this node had copies.
+// here. A node that came back writes its own shards; this node only had copies.
 func (d *Daemon) replaced(j *save) bool {
 	m, ok := d.tracked(j.meta.Dir)
 	return d.already(j) || ok && m.Overtakes(j.made(), true)
 }
 
-// wait answers when the save is committed, or says why it will not be.
+// wait returns when the save is committed, or the reason why it will not be.
 func (d *Daemon) wait(ctx context.Context, r request) (int64, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout(),
 		fmt.Errorf("step %d was not committed within %s", r.Step, r.timeout()))

@@ -37,7 +37,7 @@ func (d *Daemon) prepare(ctx context.Context, j *save) (entry commit.Entry, rele
 	return entry, release, nil
 }
 
-// write writes the files of p and says that the shard is prepared. It may go on after its ctx has ended: see bounded.
+// write writes the files of p and marks the shard as prepared. It may continue after its ctx has ended: see bounded.
 func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (entry commit.Entry, err error) {
 	s := saveOf(j)
 	entry.Shard = j.meta.Shard

@@ -31,7 +31,7 @@ type Tracker struct {
 	Text string `json:"text"`
 }
 
-// Retention says which committed steps stay on disk. With both zero all do.
+// Retention is the policy for committed steps on disk. With both zero all do.
 type Retention struct {
 	KeepLatest   int   `json:"keep_latest,omitempty"`   // the newest n
 	KeepInterval int64 `json:"keep_interval,omitempty"` // the multiples of n
@@ -49,7 +49,7 @@ type Save struct {
 	Late bool
 }
 
-// FileEntry is one file of a save. Path is relative to the directory, or absolute when it lies elsewhere.
+// FileEntry is one file of a save. Path is relative to the directory, or absolute when it is elsewhere.
 type FileEntry struct {
 	Path  string `json:"path"`
 	Size  int64  `json:"size"`
@@ -108,10 +108,10 @@ var (
 	ErrBegun = errors.New("the commit of this save has begun")
 	// ErrSuperseded is the refusal to begin the commit of a save after that of a later one of the same step or files.
 	ErrSuperseded = errors.New("a later save is committed")
-	// errDamaged says of a file of this package that its content makes no sense.
+	// errDamaged reports that the content of a file of this package is invalid.
 	errDamaged = errors.New("damaged")
 	// ErrKept is the refusal to remove a step that is still needed.
 	ErrKept = errors.New("this step must stay")
-	// ErrNone says that a directory has no checkpoint that can be used.
+	// ErrNone reports that a directory has no checkpoint that can be used.
 	ErrNone = errors.New("no usable checkpoint")
 )

@@ -46,7 +46,7 @@ func (d directory) numbered(step int64, ext string) string {
 	return filepath.Join(d.meta(), strconv.FormatInt(step, 10)+ext)
 }
 
-// relative returns the path by which this package knows a file that a save has named: relative when it lies in the
+// relative returns the path by which this package knows a file that a save has named: relative when it is in the
 // directory, however it was named.
 func (d directory) relative(path string) (string, error) {
 	if filepath.IsAbs(path) {
@@ -280,7 +280,7 @@ func (d directory) tracked() (int64, bool) {
 	return step, err == nil
 }
 
-// tracker says why dlrover_latest.txt names no step.
+// tracker returns the reason why dlrover_latest.txt names no step.
 func (d directory) tracker() (int64, error) {
 	b, err := d.fs.ReadFile(filepath.Join(d.root, Latest), trackerLimit)
 	if err != nil {

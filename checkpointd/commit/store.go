@@ -96,7 +96,7 @@ func (d directory) entry(e Entry) (Entry, error) {
 	return Entry{Shard: e.Shard, Files: files}, checkFiles(files, e.Shard+1)
 }
 
-// Prepared says that the temporary files of a shard are complete. It makes their names durable; their content is.
+// Prepared records that the temporary files of a shard are complete. It makes their names durable; their content is.
 func (t Store) Prepared(s Save, e Entry) error {
 	d, err := t.open(s, e.Shard)
 	if err != nil {

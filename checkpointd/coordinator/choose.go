@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// choice is a save of which all shards are held, and the writer of each shard.
+// choice is a complete save, and the writer of each shard.
 type choice struct {
 	Save, Dir string
 	Step      int64

@@ -33,7 +33,7 @@ const (
 	maxBody   = 2 << 20  // one request
 )
 
-// forgetAfter is how long a save, an agreement, an exchange or an age is remembered after it was last heard of. Waiting
+// forgetAfter is how long a save, an agreement, an exchange or an age is remembered after its last event. Waiting
 // daemons repeat themselves far more often than that. The newest exchange is remembered for as long as ages come.
 const forgetAfter = 10 * time.Minute
 
@@ -112,7 +112,7 @@ type Peer struct {
 }
 
 // Copy is a shard of a save that a node can give to others. Coordinators of earlier releases know nothing of the fields
-// after Step: their zero values say that it may be any.
+// after Step: their zero values stand for any.
 type Copy struct {
 	Rank    int    `json:"rank"`
 	Shard   int    `json:"shard"`
@@ -135,7 +135,7 @@ type Age struct {
 // Coordinator connects the daemons of a run. Every method may be called concurrently and ends when ctx does. It may be
 // called again with the same arguments, even after the coordinator has lost its memory. Results must not be modified.
 type Coordinator interface {
-	// Post says that this node has reached a phase with the shards of r, and returns when it may go on:
+	// Post reports that this node has reached a phase with the shards of r, and returns when it may continue:
 	//   - Prepared: the leader when all shards are prepared, with all entries in order of shards; the others, with no
 	//     entries, when the leader has posted Intent.
 	//   - Placed: the leader when all shards are placed; the others when the leader has posted Published.
@@ -151,7 +151,7 @@ type Coordinator interface {
 	// agreement, such as "word.term.round.epoch.more"; nodes that are dead in the round are not waited for. If an aborted
 	// save is chosen, it may be written again.
 	Agree(ctx context.Context, key string, node, nodes int, hs []Holding, patience time.Duration) (Plan, bool, error)
-	// Announce says under which keys this node will call Agree, so that others do not wait for it under another.
+	// Announce lists the keys under which this node will call Agree, so that others do not wait for it under another.
 	// Coordinators of earlier releases do not know it; then their patience has to do.
 	Announce(ctx context.Context, s Participation) error
 	// Peers exchanges addresses and copies. It waits until all nodes (numbered from 0) are there, at most for patience

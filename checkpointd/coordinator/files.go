@@ -190,7 +190,7 @@ func (s stage) lookPlaced() (*answer, error) {
 	return nil, nil
 }
 
-// abort passes the failure of a shard on to everyone.
+// abort publishes the failure of a shard to all writers.
 func (s stage) abort(shard int, is error) (*answer, error) {
 	f, err := s.failure(marker(shard, "failed"))
 	if err != nil {

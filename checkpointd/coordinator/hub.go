@@ -40,7 +40,7 @@ func (h *Hub) switchOf(host string) string {
 	return (*m)[host]
 }
 
-// Close ends every held request. Clients take the hub for one that is away, and go on trying.
+// Close ends every held request. Clients treat the hub as one that is away, and keep trying.
 func (h *Hub) Close() { h.runs.Close() }
 
 // lostGrace is the time that the daemon of a dead launcher needs to notice the death and to announce its holdings.
@@ -66,7 +66,7 @@ func (h *Hub) Summary(run string) summary {
 	return newState().Summary()
 }
 
-// Runs are the names of the runs that have been heard of lately, in no order.
+// Runs are the names of the runs with recent requests, in no order.
 func (h *Hub) Runs() []string { return slices.Collect(maps.Keys(h.runs.All())) }
 
 // run returns that of a name, a new one if need be.

@@ -32,7 +32,7 @@ type waiters struct {
 
 func newRun() *run { return &run{state: newState(), waiting: map[topic]*waiters{}} }
 
-// ask steps ev in until answer says that it is done, at most for hold.
+// ask steps ev in until answer returns true, at most for hold.
 func (r *run) ask(ctx context.Context, ev event, t topic, answer func(*state) (bool, error)) error {
 	expired := time.NewTimer(hold)
 	defer expired.Stop()

@@ -59,7 +59,7 @@ type tick struct{}
 // sweepEvery is the time between two sweeps.
 const sweepEvery = 10 * time.Second
 
-// Step takes an event in and returns the topics about which there is something to say now. An event that is
+// Step applies an event and returns the topics that have an answer now. An event that is
 // refused changes nothing but time; errors wrap errBadRequest, ErrLimit or ErrDecided.
 func (st *state) Step(now time.Time, ev event) ([]topic, error) {
 	if err := ev.check(); err != nil {

@@ -125,7 +125,7 @@ func (o OS) SyncDir(dir string) error {
 	return o.synced(dir, d.Sync())
 }
 
-// synced is the error of an fsync, unless it says that there is none here.
+// synced is the error of an fsync, unless there is no fsync here.
 func (o OS) synced(path string, err error) error {
 	for _, none := range []error{unix.EINVAL, unix.ENOTSUP, unix.ENOSYS, unix.EBADF} {
 		if errors.Is(err, none) {

@@ -201,7 +201,7 @@ func (c *conn) during(f func() error) error {
 				return
 			case <-tick.C:
 				if c.send(message{Busy: true}) != nil {
-					return // the next use of the connection says why
+					return // the next use of the connection returns the error
 				}
 			}
 		}

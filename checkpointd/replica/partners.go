@@ -33,7 +33,7 @@ func Partners(self int, peers []Peer, copies int) []Peer {
 	return partners
 }
 
-// shifts says how far round the ring of peers, which are sorted by switch, the partners of every node are: about half
+// shifts are the distances of all partners on the ring of peers, which are sorted by switch: about half
 // way, where no group is met again that has at most half of all nodes. Around a larger group they lie further apart, so
 // that more of its nodes have one copy elsewhere; any shift between the sizes of the group and of the rest is as good.
 // None is 0, and no two are the same.

@@ -21,7 +21,7 @@ const (
 	idleTime = 30 * time.Second
 	// beat is how often a busy end sends a sign of life.
 	beat = 5 * time.Second
-	// lastWordTime is how long an end waits to hear, or to say, why a transfer failed.
+	// lastWordTime bounds the exchange of the reason of a failed transfer.
 	lastWordTime = time.Second
 	// lateTime is how long a finished transfer waits for a connection that still is in its handshake.
 	lateTime = 250 * time.Millisecond
@@ -31,17 +31,17 @@ const (
 )
 
 var (
-	// errToken says that the other end does not know the token, or does not believe that we do.
+	// errToken reports that the other end does not know the token, or that it rejects our proof.
 	errToken = errors.New("the tokens differ")
 	// errVersion reports that the other end has another version of the protocol.
 	errVersion = errors.New("protocol version differs")
-	// ErrRefused says that the receiver does not want the copy: no memory, or it has a newer one.
+	// ErrRefused reports that the receiver does not want the copy: no memory, or it has a newer one.
 	ErrRefused = errors.New("peer refuses the copy")
-	// ErrMissing says that the peer does not hold the copy.
+	// ErrMissing reports that the peer does not hold the copy.
 	ErrMissing = errors.New("peer does not hold the copy")
-	// errDamaged says that bytes changed on the way, or contradict each other.
+	// errDamaged reports that bytes changed on the way, or contradict each other.
 	errDamaged = errors.New("transfer is damaged")
-	// errClosed says that the server was closed.
+	// errClosed reports that the server was closed.
 	errClosed = errors.New("replica server is closed")
 
 	errOver       = errors.New("no such transfer, it is over, or it has enough connections")

@@ -69,7 +69,7 @@ func (t *transfer) wait() error {
 	return context.Cause(t.ctx)
 }
 
-// done says whether no more connections are admitted.
+// done reports whether no more connections are admitted.
 func (t *transfer) done() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -141,7 +141,7 @@ func (o *outgoing) send(c *conn) error {
 	}
 }
 
-// sendEnd says that no more chunks come on this connection.
+// sendEnd marks the end of the chunks on this connection.
 func sendEnd(c *conn) error {
 	head := newChunkHead(endOfChunks, nil)
 	_, err := c.Write(head[:])
@@ -197,7 +197,7 @@ func newIncoming(file *shm.Incoming, o offer) (*incoming, error) {
 	return &incoming{file: file, data: data, offer: o, seen: make([]bool, n), left: n}, nil
 }
 
-// receive takes chunks until the sender says that no more come on this connection.
+// receive takes chunks until the sender marks their end.
 func (in *incoming) receive(c *conn) error {
 	for {
 		var head chunkHead

@@ -88,7 +88,7 @@ var codes = []struct {
 type offer struct {
 	size   int64
 	header shm.Header
-	raw    []byte // the description as it lies in the segment
+	raw    []byte // the description as in the segment
 	meta   shm.Meta
 }
 
@@ -193,7 +193,7 @@ func (h *chunkHead) matches(data []byte) bool {
 	return h.sum(data) == binary.LittleEndian.Uint32(h[12:])
 }
 
-// parse says which chunk of a segment follows; end: none does.
+// parse returns the chunk of a segment that follows; end: none does.
 func (h *chunkHead) parse(size int64) (index int64, end bool, err error) {
 	i, n := binary.LittleEndian.Uint64(h[:]), int64(binary.LittleEndian.Uint32(h[8:]))
 	if i == endOfChunks && n == 0 && h.matches(nil) {

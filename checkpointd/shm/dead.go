@@ -95,7 +95,7 @@ func pidNamespace() string {
 	return strconv.FormatUint(st.Ino, 10)
 }
 
-// vacant says whether no plain worker has the directory open: each holds a shared lock on it.
+// vacant reports whether no plain worker has the directory open: each holds a shared lock on it.
 func (d *Dir) vacant() bool {
 	fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -21,8 +21,8 @@ const (
 	peerDir   = "peer"
 )
 
-// ValidKey says whether key can be the name of a runtime directory: 1 to 128 letters, digits and ._- that begin with a
-// letter, a digit or _.
+// ValidKey reports whether key can be the name of a runtime directory: 1 to 128 letters, digits and ._- that begin with
+// a letter, a digit or _.
 func ValidKey(key string) bool {
 	if key == "" || len(key) > 128 || key[0] == '.' || key[0] == '-' {
 		return false
@@ -35,7 +35,7 @@ func ValidKey(key string) bool {
 	return true
 }
 
-// validName says whether name is that of a segment: seg/l<rank>-<k>.seg or peer/r<rank>-<k>.seg.
+// validName reports whether name is that of a segment: seg/l<rank>-<k>.seg or peer/r<rank>-<k>.seg.
 func validName(name string) bool {
 	rest, ok := strings.CutPrefix(name, ownDir+"/l")
 	if !ok {
@@ -46,12 +46,12 @@ func validName(name string) bool {
 	return ok && seg && both && digits(rank, 9) && digits(k, 9)
 }
 
-// digits says whether s is 1 to most decimal digits.
+// digits reports whether s is 1 to most decimal digits.
 func digits(s string, most int) bool {
 	return s != "" && len(s) <= most && strings.Trim(s, "0123456789") == ""
 }
 
-// Dir is the runtime directory of one run: its segments, and the lock that says that the run is alive. Its methods may
+// Dir is the runtime directory of one run: its segments, and the lock that shows that the run is alive. Its methods may
 // be called from several goroutines.
 type Dir struct {
 	path string

@@ -116,7 +116,7 @@ func (h Header) Append(b []byte) []byte {
 	return append(b, make([]byte, start+headerSize-len(b))...)
 }
 
-// SetMeta says where the description lies.
+// SetMeta sets the place and checksum of the description.
 func (h *Header) SetMeta(off int64, meta []byte) {
 	h.MetaOff, h.MetaLen, h.MetaCRC = off, int64(len(meta)), crc32.ChecksumIEEE(meta)
 }

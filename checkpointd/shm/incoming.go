@@ -122,7 +122,7 @@ func (s *Segment) takeLocked(size int64, seq uint64) error {
 	return nil
 }
 
-// named says whether the file has its name still, no other one, and its size.
+// named reports whether the file has its name still, no other one, and its size.
 func (s *Segment) named() bool {
 	st, err := s.stat()
 	return err == nil && st.Nlink == 1 && !s.Replaced()

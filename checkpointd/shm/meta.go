@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// File is one file of a checkpoint, as it lies in the image of a segment.
+// File is one file of a checkpoint, as part of the image of a segment.
 type File struct {
 	Path string `json:"path"` // absolute, or relative to the checkpoint directory; clean
 	Off  int64  `json:"off"`  // from the start of the image
@@ -23,7 +23,7 @@ type Tracker struct {
 	Text string `json:"text"`
 }
 
-// Retention says which old checkpoints are kept.
+// Retention is the policy for old checkpoints.
 type Retention struct {
 	KeepLatest   int   `json:"keep_latest,omitempty"`
 	KeepInterval int64 `json:"keep_interval,omitempty"`

@@ -52,7 +52,7 @@ func lockOwner(dir string) (*os.File, error) {
 	}
 }
 
-// sameFile says whether path still names the file: the directory may have been removed before the lock was ours.
+// sameFile reports whether path still names the file: the directory may have been removed before the lock was ours.
 func sameFile(f *os.File, path string) bool {
 	a, errA := f.Stat()
 	b, errB := os.Lstat(path)
@@ -93,7 +93,8 @@ func readOwner(f *os.File) ownerState {
 	return alive
 }
 
-// ending says whether the process of a /proc/<pid>/stat is on its way out: a zombie, exiting, or with SIGKILL pending.
+// ending reports whether the process of a /proc/<pid>/stat is on its way out: a zombie, exiting, or with SIGKILL
+// pending.
 func ending(stat string) bool {
 	const (
 		state, flags, pending = 0, 6, 28

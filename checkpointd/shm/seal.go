@@ -27,7 +27,7 @@ type Sealing struct {
 	more chan struct{} // closed when rows grows; nil: no waiter
 }
 
-// need says that the bytes behind off are final only when the first rows fix-ups are in.
+// need is a dependency: the bytes after off are final only when the first rows fix-ups are in.
 type need struct {
 	off  int64
 	rows int

@@ -162,7 +162,7 @@ func (s *Segment) store(h Header) error {
 	})
 }
 
-// Replaced says whether the name is another file now, or none.
+// Replaced reports whether the name is another file now, or none.
 func (s *Segment) Replaced() bool {
 	replaced := true
 	_ = s.dir.at(s.name, func(dirfd int, base string) error {

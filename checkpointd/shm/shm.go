@@ -22,17 +22,17 @@ const (
 )
 
 var (
-	// ErrOwned says that a living process owns the runtime directory.
+	// ErrOwned reports that a living process owns the runtime directory.
 	ErrOwned = errors.New("a running process owns it")
-	// ErrBusy says that the worker is writing the segment, or to a writer that it is being read.
+	// ErrBusy reports that the worker is writing the segment, or to a writer that it is being read.
 	ErrBusy = errors.New("segment is in use")
-	// ErrIncomplete says that there is no complete save in the segment: it is new, or its writer died in the middle.
+	// ErrIncomplete reports that there is no complete save in the segment: it is new, or its writer died in the middle.
 	ErrIncomplete = errors.New("segment holds no complete save")
-	// ErrDamaged says that the content of the segment contradicts itself.
+	// ErrDamaged reports that the content of the segment contradicts itself.
 	ErrDamaged = errors.New("segment is damaged")
-	// ErrUnfit says that a copy cannot take over the file of a segment.
+	// ErrUnfit reports that a copy cannot take over the file of a segment.
 	ErrUnfit = errors.New("segment has another size or content, or its file has lost its name")
-	// ErrClosed says that the segment was closed.
+	// ErrClosed reports that the segment was closed.
 	ErrClosed = errors.New("segment is closed")
 )
 

@@ -8,7 +8,7 @@ import (
 	"dlrover-run/checkpointd"
 )
 
-// request says something to a daemon. It may be called again, with the next daemon.
+// request is a message to a daemon. It may be called again, with the next daemon.
 type request func(ctx context.Context, c *checkpointd.Control) error
 
 // deliver executes requests one after the other, in the background.
@@ -66,7 +66,7 @@ func (s *Supervisor) call(ctx context.Context, order request) error {
 	}
 }
 
-// daemonNow is the connection to the daemon, if there is one now; expected says whether there should be.
+// daemonNow is the connection to the daemon, if there is one now; expected reports whether there should be.
 func (s *Supervisor) daemonNow() (c *checkpointd.Control, expected bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -142,7 +142,7 @@ func (s *Supervisor) Status(ctx context.Context) (*checkpointd.Status, error) {
 	return &st, err
 }
 
-// World says which epoch's workers are about to start. It does not wait for the daemon.
+// World sets the epoch whose workers are about to start. It does not wait for the daemon.
 func (s *Supervisor) World(w checkpointd.World) {
 	s.mu.Lock()
 	s.world = w
@@ -154,7 +154,7 @@ func (s *Supervisor) World(w checkpointd.World) {
 // saves in memory are to be written. It does not wait for the daemon.
 func (s *Supervisor) Breakpoint(reason string, early bool) {
 	s.mu.Lock()
-	w := s.world // a daemon that has to be started again hears of the next one first
+	w := s.world // a daemon that has to be started again gets the next one first
 	order := func(ctx context.Context, c *checkpointd.Control) error { return c.Breakpoint(ctx, w, reason, early) }
 	s.lastBreakpoint, s.resendUntil = order, time.Now().Add(resendFor)
 	s.mu.Unlock()
