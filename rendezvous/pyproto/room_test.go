@@ -108,7 +108,10 @@ func TestRoomForLargeAnswers(t *testing.T) {
 	const size, each = 24 << 20, 6 << 20 // more than a kernel takes
 	ask := frame2(0, 1, 1, string(frame(Envelope{Data: pickle.Encode(Comm.New("KeyValuePair"))}.marshal())))
 	both(t, func(t *testing.T, overHTTP bool) {
-		r := newRoom(size)
+		r, cost := newRoom(size), int64(each)
+		if overHTTP {
+			cost = each * 4 / 3 // as base64
+		}
 		addr := serve(t, handler(large(each), r))
 		c := client(t, ClientConfig{Addr: addr, HTTP: overHTTP})
 		var asked []net.Conn
@@ -124,7 +127,7 @@ func TestRoomForLargeAnswers(t *testing.T) {
 		}
 		require.Eventually(t, func() bool {
 			taken := r.taken.Load()
-			return taken > size-2*each && taken <= size
+			return taken+cost > size && taken <= size
 		}, 20*time.Second, time.Millisecond)
 		_, err := c.Get(soon(t), c.New("KeyValuePair"))
 		require.ErrorContains(t, err, map[bool]string{true: "503", false: errRoom.Error()}[overHTTP])
