@@ -24,7 +24,7 @@ const (
 // 2.15, those of DLRover and its MetaX fork, and our own.
 func Options() []Option {
 	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), dlroverOptions(), restartOptions(),
-		holdOptions(), checkpointOptions(), logOptions(), checkOptions(), hangOptions(), otherOptions())
+		budgetOptions(), holdOptions(), checkpointOptions(), logOptions(), checkOptions(), hangOptions(), otherOptions())
 	for i := range opts {
 		o := &opts[i]
 		switch o.Name {
@@ -170,6 +170,12 @@ func restartOptions() []Option {
 			Meta: "POLICY", Category: restartSection, Extra: true,
 			Usage: "exit status when the job fails: torchrun (always 1), reason (one status for each cause) or dlrover " +
 				"(statuses that DLRover's master takes for a hardware error, an OOM kill or a stop)"}),
+	}
+}
+
+// budgetOptions bound the restarts, and say when a job has succeeded.
+func budgetOptions() []Option {
+	return []Option{
 		{Name: "backoff-limit", Type: Int, Default: "100", Meta: "N", Category: restartSection, Extra: true,
 			Usage: "restarts in a row without progress that the whole job may spend, including those that --max-restarts " +
 				"does not count; -1: no limit; with --policy=t9k all restarts count"},

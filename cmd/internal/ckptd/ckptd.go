@@ -184,6 +184,11 @@ func serve(c *cli.Context, stdout io.Writer) error {
 			exitAfter(checkpointd.MaxOrphan, cfg.Logger)
 		}()
 	}
+	return daemon(c, cfg, hangs)
+}
+
+// daemon serves until a signal, or until the launcher is gone and its checkpoints are on disk.
+func daemon(c *cli.Context, cfg checkpointd.Config, hangs *hangside.Config) error {
 	ln, err := listener(c, cfg.Dir)
 	if err != nil {
 		return &runError{err}
