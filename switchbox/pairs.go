@@ -81,7 +81,7 @@ type Limits struct {
 	MinChannels int
 	// Given: a user has named the pairs. Default pairs may lack a device, given ones may not.
 	Given bool
-	// Ring: the pairs are a ring of all devices, whose number is known only when these are.
+	// Ring: the pairs are a ring of all devices; their number is known later.
 	Ring bool
 }
 

@@ -112,7 +112,7 @@ func (d *device) Memory() (switchbox.Memory, error) {
 	return m, nil
 }
 
-// memory is what is used. Only the newer call keeps apart what the driver has reserved.
+// memory returns the memory in use. Only the newer call keeps apart what the driver has reserved.
 func (d *device) memory() (switchbox.Memory, error) {
 	if d.usable("nvmlDeviceGetMemoryInfo_v2") == nil {
 		if m, ret := d.handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
@@ -175,7 +175,7 @@ func (d *device) Remap() (switchbox.Remap, error) {
 	return d.retiredPages()
 }
 
-// retiredPages is what GPUs before Ampere have instead of remapped rows.
+// retiredPages counts retired pages: GPUs before Ampere have these instead of remapped rows.
 func (d *device) retiredPages() (switchbox.Remap, error) {
 	if err := d.usable("nvmlDeviceGetRetiredPagesPendingStatus"); err != nil {
 		return switchbox.Remap{}, err

@@ -1,9 +1,9 @@
 // Package nvml turns NVIDIA's management library into switchbox.Devices. It needs cgo; without it there is nothing
 // here.
 //
-// The library is opened at run time. What an older driver lacks is looked up before it is called, because a call of a
-// missing function ends the process; the device then says switchbox.ErrNotSupported. A call may block for as long as
-// the driver does: only gpucheck, a process of its own under a deadline, uses this package.
+// The library is opened at run time. Functions that an older driver may lack are looked up before they are called,
+// because a call of a missing function ends the process; the device then says switchbox.ErrNotSupported. A call may
+// block for as long as the driver does: only gpucheck, a process of its own under a deadline, uses this package.
 package nvml
 
 import "errors"

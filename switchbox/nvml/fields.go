@@ -12,7 +12,8 @@ import (
 // allLinks is the scope of a field that is summed over all links.
 const allLinks = math.MaxUint32
 
-// fields asks for several values at once; scope is a link, or allLinks. What the device does not have is missing.
+// fields asks for several values at once; scope is a link, or allLinks. Values that the device does not have are
+// missing.
 func (d *device) fields(scope uint32, ids ...uint32) (map[uint32]uint64, error) {
 	if err := d.usable("nvmlDeviceGetFieldValues"); err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ type Library struct {
 }
 
 // Open loads and initialises the system's NVML (libnvidia-ml.so.1) and finds its devices. From here on the driver's
-// errors (Xids) are noted. The error is ErrNoDriver, or says what is wrong with the driver.
+// errors (Xids) are noted. The error is ErrNoDriver, or the driver's own.
 func Open() (*Library, error) { return open(nvml.New()) }
 
 func open(api nvml.Interface) (*Library, error) {
@@ -125,7 +125,7 @@ func (l *Library) listen() {
 	l.events = set
 }
 
-// maxEvents bounds what is taken at once from a driver that tells of errors without end.
+// maxEvents bounds the events that are read at once from a driver that reports errors without end.
 const maxEvents = 64
 
 // collect takes the events that have come and files them by device.
@@ -143,7 +143,7 @@ func (l *Library) collect() {
 	}
 }
 
-// failure makes an error of what NVML returned; nil for success.
+// failure makes an error of NVML's result; nil for success.
 func failure(ret nvml.Return) error {
 	switch ret {
 	case nvml.SUCCESS:
@@ -176,7 +176,7 @@ func absent(ret nvml.Return) error {
 	return failure(ret)
 }
 
-// xidText says what the more frequent Xids mean; "" for others.
+// xidText explains the more frequent Xids; "" for others.
 func xidText(number uint64) string {
 	return map[uint64]string{
 		13:  "graphics engine exception, usually of the program",

@@ -30,7 +30,7 @@ func (d *device) Links() (int, error) {
 	return nvml.NVLINK_MAX_LINKS, nil
 }
 
-// Link fails only when the state cannot be read; what else the driver does not say is left unknown.
+// Link fails only when the state cannot be read. Other values that the driver does not return stay unknown.
 func (d *device) Link(link int) (switchbox.Link, error) {
 	if err := d.usable("nvmlDeviceGetNvLinkState"); err != nil {
 		return switchbox.Link{}, err

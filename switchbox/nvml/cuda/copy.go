@@ -12,8 +12,8 @@ import (
 	"slices"
 )
 
-// Copy copies the pattern of one GPU to another one, or within one device, measures that, and then compares what has
-// arrived. The error is a *Corruption or the driver's. Both GPUs must be idle: copies that share a device take turns.
+// Copy copies the pattern of one GPU to another one, or within one device, measures that, and then compares the data.
+// The error is a *Corruption or the driver's. Both GPUs must be idle: copies that share a device take turns.
 func Copy(from, to *GPU) (Rate, error) {
 	r := Rate{Bytes: min(from.bytes, to.bytes)}
 	if err := to.spoil(r.Bytes); err != nil {

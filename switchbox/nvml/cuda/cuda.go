@@ -10,7 +10,7 @@ import (
 	"fmt"
 )
 
-// Library is what Open usually opens; where it lies is the dynamic loader's business.
+// Library is the name that Open usually opens. The dynamic loader finds it.
 const Library = "libcuda.so.1"
 
 // The errors that say why there is nothing to measure.
@@ -23,7 +23,7 @@ var (
 	ErrNoMemory = errors.New("too little memory is free")
 )
 
-// Error is what a call into the driver said.
+// Error is the result of a call into the driver that failed.
 type Error struct {
 	Call string // cuMemAlloc
 	Code int
@@ -56,7 +56,7 @@ const (
 // loops is the number of copies of a sample when one copy takes so many seconds.
 func loops(seconds float64) int { return max(MinLoops, min(Loops, int(MaxSample/seconds))) }
 
-// Rate is what one directed copy reached.
+// Rate is the speed of one directed copy.
 type Rate struct {
 	MBps  float64 // 10^6 byte/s of payload, the median of the samples
 	Low   float64 // the worst sample

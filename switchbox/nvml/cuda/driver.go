@@ -26,7 +26,7 @@ const (
 	alreadyEnabled = 704
 )
 
-// check makes an error of a result. name is what the driver calls the function.
+// check makes an error of a result. name is the driver's name of the function.
 func check(name string, code C.cu_result) error {
 	if code == 0 {
 		return nil

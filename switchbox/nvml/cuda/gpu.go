@@ -15,7 +15,7 @@ import (
 	"unsafe"
 )
 
-// spare is what is left free beside the buffers: the driver's own allocations take some.
+// spare is the memory that stays free beside the buffers: the driver needs some itself.
 const spare = 64 << 20
 
 // GPU is one device with a context and two buffers: one to send from, filled with the device's own pattern, and one to
@@ -29,8 +29,8 @@ type GPU struct {
 	seed    uint64 // of its pattern
 }
 
-// GPU opens the device at a PCI address (0000:1b:00.0), whatever CUDA numbers it. name is for messages. The error is
-// ErrHidden, ErrNoMemory or the driver's.
+// GPU opens the device at a PCI address (0000:1b:00.0), independent of CUDA's numbers. name is for messages. The error
+// is ErrHidden, ErrNoMemory or the driver's.
 func (d *Driver) GPU(name, pci string) (*GPU, error) {
 	g := &GPU{name: name}
 	if err := g.find(pci); err != nil {
@@ -186,8 +186,8 @@ func (g *GPU) fill() error {
 	return g.settle()
 }
 
-// settle waits for all that was asked of the device: what fills memory may return before it is done, and streams that
-// measure do not wait for it.
+// settle waits for all work of the device: calls that fill memory may return early, and streams that measure do not
+// wait for them.
 func (g *GPU) settle() error { return check("cuCtxSynchronize", C.cuda_context_wait()) }
 
 // verify compares the first bytes of the receiving buffer with the pattern of the GPU that sent them.
@@ -216,7 +216,7 @@ func (g *GPU) verify(from *GPU, bytes int64) error {
 	return nil
 }
 
-// spoil overwrites the receiving buffer, so that what an earlier copy left cannot pass for this one's.
+// spoil overwrites the receiving buffer, so that data of an earlier copy cannot pass for this one's.
 func (g *GPU) spoil(bytes int64) error {
 	leave, err := g.enter()
 	if err != nil {

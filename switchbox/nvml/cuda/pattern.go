@@ -5,10 +5,10 @@ import (
 	"hash/fnv"
 )
 
-// Corruption says that a copy delivered something else than what was sent.
+// Corruption is the error of a copy whose data differs from the source.
 type Corruption struct {
 	Words, Bytes int64 // differing words of 8 bytes, of so many bytes
-	// The first one: where (in bytes), what was sent, what came.
+	// The first difference: its offset in bytes, the value sent, the value received.
 	At         int64
 	Sent, Came uint64
 }

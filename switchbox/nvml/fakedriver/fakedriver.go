@@ -1,5 +1,5 @@
-// Package fakedriver builds stand-ins for NVIDIA's libraries, for tests: shared libraries whose GPUs exist in memory
-// only. What they do wrong is set in the environment (FAKE_...); the C sources name the variables.
+// Package fakedriver builds stand-ins for NVIDIA's libraries, for tests: shared libraries with GPUs that exist in
+// memory only. Their faults are set in the environment (FAKE_...); the C sources name the variables.
 package fakedriver
 
 import (
