@@ -3,7 +3,7 @@
 # PyTorch for tests, demo and bench.
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GOTAGS    := urfave_cli_no_docs
-LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
+LDFLAGS   := -s -w -X dlrover-run/internal/version.Version=$(VERSION)
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
 FOLDERS   := cmd hang internal launcher rendezvous checkpointd netcheck switchbox
 FUZZTIME  ?= 10s

@@ -9,7 +9,7 @@ import (
 	"net/http"
 
 	"dlrover-run/checkpointd/commit"
-	"dlrover-run/rendezvous/api/httperr"
+	"dlrover-run/internal/httperr"
 )
 
 // termHeader of a reply names the Hub. When it changes, a client repeats the messages that the new Hub cannot know.

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/checkpointd/conns"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/conns"
 	"dlrover-run/internal/retry"
 )
 

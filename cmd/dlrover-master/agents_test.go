@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/freeports"
 	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/internal/freeports"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
 )

@@ -19,16 +19,16 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/checkpointd/conns"
-	"dlrover-run/cmd/internal/console"
-	"dlrover-run/cmd/internal/eventlog"
-	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/marks"
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/cmd/internal/token"
-	"dlrover-run/cmd/internal/version"
+	"dlrover-run/internal/conns"
+	"dlrover-run/internal/console"
 	"dlrover-run/internal/duration"
+	"dlrover-run/internal/eventlog"
+	"dlrover-run/internal/help"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/version"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"syscall"
 
-	"dlrover-run/cmd/internal/console"
-	"dlrover-run/cmd/internal/inbox"
+	"dlrover-run/internal/console"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/proc/inbox"
 )
 
 // become runs the workers' Python in place of a job, and passes signals on to it. The guard ends the processes that

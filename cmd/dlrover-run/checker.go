@@ -9,11 +9,11 @@ import (
 	"os"
 	"time"
 
-	"dlrover-run/cmd/internal/checkview"
 	"dlrover-run/cmd/internal/nodecheck"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/netcheck"
+	"dlrover-run/netcheck/checkview"
 	"dlrover-run/netcheck/node"
 	"dlrover-run/netcheck/python"
 	"dlrover-run/netcheck/serve"

@@ -7,7 +7,7 @@ import (
 
 	"dlrover-run/checkpointd"
 	"dlrover-run/cmd/internal/ckptd"
-	"dlrover-run/cmd/internal/exposition"
+	"dlrover-run/internal/exposition"
 )
 
 // scrapeBudget bounds how long a scrape waits for the checkpoint daemon.

@@ -8,9 +8,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/help"
-	"dlrover-run/cmd/internal/version"
+	"dlrover-run/internal/help"
 	"dlrover-run/internal/text"
+	"dlrover-run/internal/version"
 	"dlrover-run/launcher/argv"
 )
 

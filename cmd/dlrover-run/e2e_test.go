@@ -26,7 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"dlrover-run/cmd/internal/freeports"
+	"dlrover-run/internal/freeports"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/torchpython"
 )

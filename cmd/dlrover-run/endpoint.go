@@ -13,9 +13,9 @@ import (
 	"syscall"
 	"time"
 
-	"dlrover-run/checkpointd/conns"
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/conns"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/tcpstore"

@@ -3,8 +3,8 @@ package main
 import (
 	"log/slog"
 
-	"dlrover-run/cmd/internal/console"
-	"dlrover-run/cmd/internal/eventlog"
+	"dlrover-run/internal/console"
+	"dlrover-run/internal/eventlog"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	logrule "dlrover-run/launcher/logs/rule"

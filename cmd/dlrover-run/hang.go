@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/guarded"
-	"dlrover-run/cmd/internal/hangtell"
 	"dlrover-run/hang"
+	"dlrover-run/hang/hangtell"
 	"dlrover-run/hang/report"
 	"dlrover-run/launcher"
 )

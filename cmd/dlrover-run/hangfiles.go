@@ -4,8 +4,8 @@ import (
 	"context"
 	"os"
 
-	"dlrover-run/cmd/internal/hangtell"
 	"dlrover-run/hang"
+	"dlrover-run/hang/hangtell"
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/xpu"
 	"dlrover-run/internal/job"

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/cmd/internal/exposition"
 	"dlrover-run/hang"
+	"dlrover-run/internal/exposition"
 )
 
 // hangMetrics holds the metrics of hangs on this node, as of the newest look. The methods of nil do nothing.

@@ -15,14 +15,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/exposition"
-	"dlrover-run/cmd/internal/hangtell"
 	"dlrover-run/hang"
 	"dlrover-run/hang/dump"
+	"dlrover-run/hang/hangtell"
 	"dlrover-run/hang/pystack"
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/xpu"
+	"dlrover-run/internal/exposition"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 )

@@ -14,9 +14,9 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/cmd/internal/pyenv"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/pyenv"
 	"dlrover-run/rendezvous"
 )
 

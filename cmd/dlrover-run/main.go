@@ -16,9 +16,8 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/ckptd"
-	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/guarded"
-	"dlrover-run/cmd/internal/inbox"
+	"dlrover-run/internal/console"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/text"
@@ -29,6 +28,7 @@ import (
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/proc/guard"
+	"dlrover-run/launcher/proc/inbox"
 	"dlrover-run/launcher/remote"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"

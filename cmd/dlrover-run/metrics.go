@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/checkpointd/conns"
-	"dlrover-run/cmd/internal/exposition"
+	"dlrover-run/internal/conns"
+	"dlrover-run/internal/exposition"
 	"dlrover-run/launcher"
 )
 

@@ -17,7 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/freeports"
+	"dlrover-run/internal/freeports"
 )
 
 // hosts are two network namespaces joined by a cable: two machines, as far as the

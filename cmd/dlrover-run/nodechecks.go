@@ -7,12 +7,12 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/guarded"
-	"dlrover-run/cmd/internal/healthcheck"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/netcheck"
+	"dlrover-run/netcheck/healthcheck"
 	"dlrover-run/switchbox"
 )
 

@@ -19,9 +19,9 @@ import (
 
 	"dlrover-run/checkpointd"
 	"dlrover-run/checkpointd/coordinator"
-	"dlrover-run/cmd/internal/eventlog"
-	"dlrover-run/cmd/internal/exposition"
 	"dlrover-run/hang"
+	"dlrover-run/internal/eventlog"
+	"dlrover-run/internal/exposition"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"dlrover-run/cmd/internal/console"
+	"dlrover-run/internal/console"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"dlrover-run/cmd/internal/freeports"
+	"dlrover-run/internal/freeports"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/tempdir"

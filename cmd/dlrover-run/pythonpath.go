@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/shm"
-	"dlrover-run/cmd/internal/pytree"
+	"dlrover-run/internal/pytree"
 	"dlrover-run/internal/tempdir"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/pytree"
+	"dlrover-run/internal/pytree"
 	"dlrover-run/internal/tempdir"
 )
 

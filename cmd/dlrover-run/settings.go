@@ -13,9 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"dlrover-run/cmd/internal/console"
-	"dlrover-run/cmd/internal/pyenv"
 	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/console"
 	"dlrover-run/internal/duration"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
@@ -25,6 +24,7 @@ import (
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/pyenv"
 	"dlrover-run/launcher/scheduler"
 	"dlrover-run/rendezvous"
 )

@@ -3,7 +3,7 @@ package main
 import (
 	"time"
 
-	"dlrover-run/cmd/internal/startpages"
+	"dlrover-run/internal/startpages"
 	"dlrover-run/launcher"
 )
 

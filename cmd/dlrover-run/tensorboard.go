@@ -15,11 +15,11 @@ import (
 	"syscall"
 	"time"
 
-	"dlrover-run/cmd/internal/pyenv"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/pyenv"
 )
 
 // board holds the settings of --tensorboard.

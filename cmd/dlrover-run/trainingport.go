@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 
-	"dlrover-run/cmd/internal/freeports"
+	"dlrover-run/internal/freeports"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 )

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/freeports"
+	"dlrover-run/internal/freeports"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 )

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/shm"
-	"dlrover-run/cmd/internal/pytree"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/pytree"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/proc"

@@ -14,9 +14,9 @@ import (
 
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/ckptd"
-	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/hang/report"
+	"dlrover-run/internal/console"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
 )

@@ -6,8 +6,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/checkview"
 	"dlrover-run/netcheck"
+	"dlrover-run/netcheck/checkview"
 	"dlrover-run/rendezvous/api"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
-	"dlrover-run/cmd/internal/table"
+	"dlrover-run/internal/table"
 	"dlrover-run/internal/text"
 )
 

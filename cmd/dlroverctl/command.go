@@ -8,7 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/help"
+	"dlrover-run/internal/help"
 	"dlrover-run/internal/text"
 )
 

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strconv"
 
-	"dlrover-run/cmd/internal/table"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/table"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )

@@ -13,10 +13,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/help"
 	"dlrover-run/hang"
 	"dlrover-run/hang/dump"
 	"dlrover-run/hang/xpu"
+	"dlrover-run/internal/help"
 	"dlrover-run/internal/text"
 )
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/console"
+	"dlrover-run/internal/console"
 	"dlrover-run/internal/duration"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher/streams"

@@ -9,10 +9,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/table"
 	"dlrover-run/hang"
 	"dlrover-run/hang/serve"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/table"
 	"dlrover-run/internal/text"
 )
 

@@ -15,9 +15,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/console"
-	"dlrover-run/cmd/internal/help"
-	"dlrover-run/cmd/internal/version"
+	"dlrover-run/internal/console"
+	"dlrover-run/internal/help"
+	"dlrover-run/internal/version"
 )
 
 const description = `RUN is the --rdzv-id of a job. COMMAND --help explains a command. Options may stand

@@ -11,7 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/marks"
-	"dlrover-run/cmd/internal/table"
+	"dlrover-run/internal/table"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"

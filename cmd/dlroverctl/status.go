@@ -10,7 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/table"
+	"dlrover-run/internal/table"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )

@@ -13,8 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"dlrover-run/cmd/internal/version"
 	"dlrover-run/internal/duration"
+	"dlrover-run/internal/version"
 	"dlrover-run/switchbox"
 )
 

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
-	"dlrover-run/rendezvous/api/httperr"
+	"dlrover-run/internal/httperr"
 )
 
 // Caller makes requests below /v1/runs/{run}/: an api.Client is one.

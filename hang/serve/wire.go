@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"dlrover-run/hang"
-	"dlrover-run/rendezvous/api/httperr"
+	"dlrover-run/internal/httperr"
 )
 
 // Errors of a Transport.

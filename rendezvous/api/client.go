@@ -12,10 +12,10 @@ import (
 	"strconv"
 	"time"
 
+	"dlrover-run/internal/httperr"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/plainhttp"
 	"dlrover-run/rendezvous"
-	"dlrover-run/rendezvous/api/httperr"
 )
 
 // requestTimeout bounds every request but Watch and Events, and watchTimeout those, which

@@ -14,8 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/httperr"
 	"dlrover-run/rendezvous"
-	"dlrover-run/rendezvous/api/httperr"
 )
 
 const testToken = "0123456789abcdef"

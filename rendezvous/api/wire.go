@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"dlrover-run/internal/httperr"
 	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
-	"dlrover-run/rendezvous/api/httperr"
 )
 
 // maxBody bounds a request body: the largest is a Join with maxFailures failures,

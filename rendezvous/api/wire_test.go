@@ -11,9 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/httperr"
 	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
-	"dlrover-run/rendezvous/api/httperr"
 )
 
 // testdata/wire/old holds what the first version of the protocol writes, and is never written again; testdata/wire/new

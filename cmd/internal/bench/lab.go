@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"dlrover-run/cmd/internal/freeports"
+	"dlrover-run/internal/freeports"
 )
 
 // now is CLOCK_MONOTONIC in nanoseconds, the same clock for all processes.

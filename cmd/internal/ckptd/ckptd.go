@@ -29,13 +29,13 @@ import (
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/checkpointd/shm"
-	"dlrover-run/cmd/internal/console"
-	"dlrover-run/cmd/internal/hangside"
-	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/token"
-	"dlrover-run/cmd/internal/version"
 	"dlrover-run/hang"
+	"dlrover-run/hang/hangside"
+	"dlrover-run/internal/console"
+	"dlrover-run/internal/help"
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/version"
 	"dlrover-run/launcher/argv"
 )
 

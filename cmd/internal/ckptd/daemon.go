@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd"
-	"dlrover-run/cmd/internal/console"
+	"dlrover-run/internal/console"
 )
 
 // supervise runs daemons one after the other.

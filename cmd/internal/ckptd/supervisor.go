@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd"
-	"dlrover-run/cmd/internal/console"
+	"dlrover-run/internal/console"
 )
 
 // ErrClosed is returned by SupervisorConfig.Start once no more processes may be started.

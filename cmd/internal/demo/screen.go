@@ -6,7 +6,7 @@ import (
 	"os"
 	"time"
 
-	"dlrover-run/cmd/internal/console"
+	"dlrover-run/internal/console"
 )
 
 // screen shows the scenario: lines, and on a terminal one more line at the bottom that moves. It is used by one

@@ -1,7 +1,7 @@
 // Package guarded divides dlrover-run into guard and launcher before the other packages of the program are
 // initialised. Only its main imports it.
 //
-// Apart from cmd/internal/console, which reads TZ, only this package has an init function. In the guard it lasts as
+// Apart from internal/console, which reads TZ, only this package has an init function. In the guard it lasts as
 // long as the job. The guard waits, and needs none of the program's packages. Their initialisation would take
 // milliseconds before the launcher is started, and memory as long as the job runs. Go initialises packages in the
 // order of their import paths as soon as their imports are ready (https://go.dev/ref/spec#Package_initialization),

@@ -7,8 +7,8 @@ import (
 	"net/http"
 	"time"
 
+	"dlrover-run/internal/httperr"
 	"dlrover-run/internal/text"
-	"dlrover-run/rendezvous/api/httperr"
 	"dlrover-run/rendezvous/nodes"
 )
 

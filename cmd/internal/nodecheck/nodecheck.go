@@ -15,9 +15,9 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/cmd/internal/healthcheck"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/netcheck"
+	"dlrover-run/netcheck/healthcheck"
 	"dlrover-run/netcheck/node"
 	"dlrover-run/netcheck/probe"
 	"dlrover-run/netcheck/serve"

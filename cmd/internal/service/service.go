@@ -17,12 +17,12 @@ import (
 
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/cmd/internal/streamhub"
-	"dlrover-run/cmd/internal/topology"
 	hangs "dlrover-run/hang/serve"
 	"dlrover-run/internal/job"
 	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/topology"
 )
 
 // Config holds the differences between the programs that serve.

@@ -22,10 +22,10 @@ import (
 	"go.uber.org/goleak"
 
 	"dlrover-run/checkpointd/coordinator"
-	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/topology"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/httperr"
 	"dlrover-run/launcher/streams"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
-	"dlrover-run/rendezvous/api/httperr"
 )
 
 // requestTime is how long a request may take to arrive.

@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"dlrover-run/cmd/internal/hangtell"
 	"dlrover-run/hang"
+	"dlrover-run/hang/hangtell"
 	"dlrover-run/hang/pystack"
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/sockets"

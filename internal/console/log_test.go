@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"dlrover-run/cmd/internal/console"
+	"dlrover-run/internal/console"
 )
 
 // terminal returns the two sides of a terminal.

@@ -3,8 +3,8 @@ package hangside
 import (
 	"fmt"
 
-	"dlrover-run/cmd/internal/hangtell"
 	"dlrover-run/hang"
+	"dlrover-run/hang/hangtell"
 )
 
 // How hangs are found.

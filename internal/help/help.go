@@ -11,7 +11,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/console"
+	"dlrover-run/internal/console"
 )
 
 // Print writes name, usage line, description and options of app. arguments stands

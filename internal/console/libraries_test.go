@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/console"
+	"dlrover-run/internal/console"
 )
 
 // library makes what is written to the standard logger visible, at level and above.

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"dlrover-run/cmd/internal/table"
+	"dlrover-run/internal/table"
 	"dlrover-run/internal/text"
 	"dlrover-run/netcheck"
 )
