@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"dlrover-run/internal/job"
@@ -393,7 +394,7 @@ const (
 )
 
 // longNumber matches numbers of processes and ports, in which failures of one kind differ.
-var longNumber = regexp.MustCompile(`[0-9]{4,}`)
+var longNumber = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`[0-9]{4,}`) })
 
 // failures parses an agent's report of its workers: an object by global rank. A truncated one is a failure still.
 func failures(name string, place job.Place, text string) []job.Failure {
@@ -421,7 +422,7 @@ func failures(name string, place job.Place, text string) []job.Failure {
 			why += ", " + line(f.Message)
 		}
 		fs = append(fs, job.Failure{Rank: rank, GroupRank: group, At: at, Detail: detail,
-			Fingerprint: longNumber.ReplaceAllString(why, "#"),
+			Fingerprint: longNumber().ReplaceAllString(why, "#"),
 			Text:        fmt.Sprintf("rank %d (node %s, local rank %d) failed: %s", rank, name, f.LocalRank, why)})
 	}
 	if len(fs) == 0 {
