@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -54,6 +55,19 @@ func requireNarrow(t *testing.T, path, except string) {
 		if !strings.HasPrefix(line, except) {
 			require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), 120, "%s:%d", path, n)
 		}
+	}
+}
+
+// A page is read in one sitting. The reference is looked up.
+func TestPagesAreShort(t *testing.T) {
+	for _, file := range documents(t) {
+		if filepath.Join(root, pagePath) == file {
+			continue
+		}
+		data, err := os.ReadFile(file)
+		require.NoError(t, err)
+		words := slices.DeleteFunc(strings.Fields(string(data)), func(w string) bool { return w == "|" })
+		require.LessOrEqual(t, len(words), 2000, file)
 	}
 }
 
