@@ -111,9 +111,9 @@ func (o orders) passed(j *save, here map[shardOf]bool) bool {
 	return false
 }
 
-// Breakpoint saves, in the background, the newest step of which all shards are in memory, unless the disk has it or a
-// newer one. Launchers of all nodes call it when the workers of an epoch have ended. early means that the workers still
-// run, and have been sent a signal to end.
+// Breakpoint saves in the background: it writes the newest step whose shards are all in memory, unless the disk has
+// that step or a newer one. Launchers of all nodes call it when the workers of an epoch have ended. early means that
+// the workers still run, and have been sent a signal to end.
 func (d *Daemon) Breakpoint(reason string, early bool) {
 	d.breakpointOf(World{}, reason, early)
 }
@@ -150,8 +150,8 @@ func (d *Daemon) breakpointOf(w World, reason string, early bool) {
 	})
 }
 
-// announce spares the other nodes the wait for directories of which this node holds nothing; it may have just replaced
-// another.
+// announce reports the directories of this node, so that other nodes do not wait for the rest. A node that has just
+// replaced another holds nothing.
 func (d *Daemon) announce(w World, dirs []string) {
 	if w.GroupWorldSize < 2 {
 		return

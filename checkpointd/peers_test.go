@@ -201,7 +201,7 @@ func TestFetchIsForTheDirectory(t *testing.T) {
 	}
 }
 
-// forgetful is a coordinator between daemons, one of which does not report directories.
+// forgetful is a coordinator between daemons. One of them does not report directories.
 type forgetful struct{ coordinator.Coordinator }
 
 func (b forgetful) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int,
@@ -321,8 +321,8 @@ func TestBreakpointIsAnnounced(t *testing.T) {
 	require.Empty(t, b.spoken, "once")
 }
 
-// The daemon of a node that replaces another holds nothing: the newest step of which the others hold all shards, with
-// their copies, is saved.
+// The daemon of a node that replaces another holds nothing. The others save the newest step whose shards they hold all,
+// with their copies.
 func TestBreakpointAfterANodeWasReplaced(t *testing.T) {
 	ns, dir := nodes(t, 3, twice), t.TempDir()
 	for i, n := range ns {

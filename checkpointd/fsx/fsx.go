@@ -17,7 +17,7 @@ var (
 	ErrTooLong = errors.New("too long")
 )
 
-// Source is the content of a file to be written: bytes in shared memory, some of which are still being completed.
+// Source is the content of a file to be written: bytes in shared memory. Copies into it may still be going on.
 type Source interface {
 	// Len is the size of the file.
 	Len() int64

@@ -124,7 +124,7 @@ func object(raw json.RawMessage) (map[string]json.RawMessage, bool) {
 	return m, err == nil && m != nil
 }
 
-// text is a JSON string's value, nothing for null and missing values, and the JSON text of anything else.
+// jsonText is a JSON string's value, nothing for null and missing values, and the JSON text of anything else.
 func jsonText(raw json.RawMessage) string {
 	var s string
 	if len(raw) == 0 || json.Unmarshal(raw, &s) == nil {

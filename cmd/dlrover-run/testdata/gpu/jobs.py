@@ -154,7 +154,7 @@ def fail(how):
     if how == "illegal":
         store_to_nowhere()
         synchronize()
-    if how == "illegal-in-training":  # CUDA tells of it in whatever is called next
+    if how == "illegal-in-training":  # CUDA reports it in a later call
         join("nccl")
         training = Training()
         training.step()
