@@ -15,7 +15,7 @@ DLROVER   ?= $(HOME)/.cache/dlrover-run/dlrover-packages
 KUBE      ?= $(HOME)/.cache/dlrover-run/kube
 IMAGE     ?= dlrover-run:$(VERSION)
 # A line for each package; at the end what was skipped and why, and what failed and why.
-GOTEST    := go tool -modfile=tools/go.mod gotestsum --format=pkgname --format-hide-empty-pkg --
+GOTEST    := go tool -modfile=tools/gotestsum/go.mod gotestsum --format=pkgname --format-hide-empty-pkg --
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
@@ -35,7 +35,7 @@ gpucheck: # where there is a C compiler for glibc
 	else rm -f bin/gpucheck; echo "bin/gpucheck is skipped: there is no C compiler ($(or $(CC),cc)) for glibc"; fi
 
 demo: build ## an elastic PyTorch job on this machine that loses a worker, loses a node and gains one
-	CGO_ENABLED=0 go build -trimpath -o bin/demo ./cmd/internal/demo
+	CGO_ENABLED=0 go build -trimpath -o bin/demo ./tools/demo
 	bin/demo $(DEMOFLAGS)
 
 test: torch build lint race ## lint, and the tests under the race detector with real PyTorch: less than ten minutes
@@ -51,7 +51,7 @@ lint: ## gofmt and go vet
 	go vet ./...
 
 docs: ## write docs/reference/reference.md from the tables in the code
-	go run ./cmd/internal/reference
+	go run ./tools/reference
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@go list ./... | while read p; do \
@@ -59,7 +59,7 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
 
 bench: torch build ## ours and torchrun, measured in one run
-	go run ./cmd/internal/bench $(BENCHFLAGS)
+	go run ./tools/bench $(BENCHFLAGS)
 
 chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves checkpoints
 	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./cmd/dlrover-run
@@ -134,14 +134,14 @@ $(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
 	  packaging pydantic
 	touch $@
 
-APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' rendezvous/kube/apiserver/go.mod)
+APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' internal/app/kube/apiserver/go.mod)
 
 e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes in a real kube-apiserver, built below KUBE
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) $(GOTEST) -count=1 -timeout 10m -run TestKubernetes \
-	  ./rendezvous/kube
+	  ./internal/app/kube
 
 $(KUBE)/kube-apiserver-%:
-	cd rendezvous/kube/apiserver && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ .
+	cd internal/app/kube/apiserver && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ .
 
 # Unpacked and not installed: the package would start etcd on this machine.
 $(KUBE)/etcd:

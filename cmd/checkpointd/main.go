@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"dlrover-run/cmd/internal/ckptd"
+	"dlrover-run/internal/app/ckptd"
 )
 
 func main() { os.Exit(ckptd.Main(os.Args[1:], os.Stdout)) }

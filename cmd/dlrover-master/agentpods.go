@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/rendezvous/kube"
+	"dlrover-run/internal/app/kube"
 )
 
 // agentPods finds the Kubernetes nodes of DLRover's agents. Agents report only the address of their host, so their pods

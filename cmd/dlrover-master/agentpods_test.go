@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/marks"
-	"dlrover-run/rendezvous/kube"
+	"dlrover-run/internal/app/kube"
+	"dlrover-run/internal/app/marks"
 	"dlrover-run/rendezvous/pyproto"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/service"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api"

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/freeports"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"

@@ -19,9 +19,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/marks"
-	"dlrover-run/cmd/internal/service"
-	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/conns"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/duration"

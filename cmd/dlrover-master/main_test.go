@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/flagtest"
+	"dlrover-run/tools/flagtest"
 )
 
 func TestExposure(t *testing.T) {

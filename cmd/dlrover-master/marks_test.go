@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/internal/app/marks"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )

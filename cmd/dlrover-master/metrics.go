@@ -11,10 +11,10 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"dlrover-run/checkpointd/coordinator"
-	"dlrover-run/cmd/internal/marks"
-	"dlrover-run/cmd/internal/service"
 	"dlrover-run/hang"
 	hangs "dlrover-run/hang/serve"
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/service"
 	checks "dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/marks"
-	"dlrover-run/cmd/internal/service"
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/rendezvous"
 )
 

@@ -13,10 +13,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/internal/app/kube"
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/nodes"
 	"dlrover-run/internal/duration"
-	"dlrover-run/rendezvous/kube"
-	"dlrover-run/rendezvous/nodes"
 )
 
 // Bounds of --node-mark-time.

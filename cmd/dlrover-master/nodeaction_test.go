@@ -17,12 +17,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/internal/app/kube"
+	"dlrover-run/internal/app/kube/kubetest"
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/nodes"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
-	"dlrover-run/rendezvous/kube"
-	"dlrover-run/rendezvous/kube/kubetest"
-	"dlrover-run/rendezvous/nodes"
 )
 
 // helperVariable makes the test's program a dlrover-master of its arguments.

@@ -9,7 +9,7 @@ import (
 	"os"
 	"time"
 
-	"dlrover-run/cmd/internal/nodecheck"
+	"dlrover-run/internal/app/nodecheck"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/netcheck"

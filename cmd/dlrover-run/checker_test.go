@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/service"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/netcheck/python"

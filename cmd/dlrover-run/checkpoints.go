@@ -15,7 +15,7 @@ import (
 	"dlrover-run/checkpointd"
 	"dlrover-run/checkpointd/python"
 	"dlrover-run/checkpointd/shm"
-	"dlrover-run/cmd/internal/ckptd"
+	"dlrover-run/internal/app/ckptd"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/pytree"
 	"dlrover-run/launcher"

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/ckptd"
+	"dlrover-run/internal/app/ckptd"
 )
 
 // smallMemory mounts a file system in memory of that many bytes.

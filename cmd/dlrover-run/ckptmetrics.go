@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd"
-	"dlrover-run/cmd/internal/ckptd"
+	"dlrover-run/internal/app/ckptd"
 	"dlrover-run/internal/exposition"
 )
 

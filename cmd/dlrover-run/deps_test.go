@@ -27,7 +27,11 @@ func list(t *testing.T, args ...string) []string {
 }
 
 // foundation is what every library may import: these packages import nothing of ours but each other.
-func foundation(t *testing.T) []string { return list(t, "dlrover-run/internal/...") }
+func foundation(t *testing.T) []string {
+	return slices.DeleteFunc(list(t, "dlrover-run/internal/..."), func(pkg string) bool {
+		return strings.HasPrefix(pkg, "dlrover-run/internal/app/")
+	})
+}
 
 // Arrows point down: the libraries know neither each other nor the command line.
 func TestImportPolicy(t *testing.T) {
@@ -40,27 +44,27 @@ func TestImportPolicy(t *testing.T) {
 		{"dlrover-run/rendezvous", "dlrover-run/rendezvous/pyproto", "a Round knows no wire"},
 		{"dlrover-run/rendezvous/api/...", "dlrover-run/rendezvous/pyproto", "agents of DLRover are nodes as all others"},
 		{"dlrover-run/rendezvous/pyproto/agents", "dlrover-run/rendezvous/pyproto/upstream", "cmd joins them"},
-		{"dlrover-run/launcher/...", "dlrover-run/cmd", "libraries do not import mains"},
-		{"dlrover-run/rendezvous/...", "dlrover-run/cmd", "libraries do not import mains"},
+		{"dlrover-run/launcher/...", "dlrover-run/internal/app", "libraries do not import programs"},
+		{"dlrover-run/rendezvous/...", "dlrover-run/internal/app", "libraries do not import programs"},
 		{"dlrover-run/launcher/...", "github.com/urfave/cli", "only cmd knows the command line"},
 		{"dlrover-run/launcher/...", "github.com/prometheus", "only cmd knows metrics"},
 		{"dlrover-run/checkpointd/...", "dlrover-run/launcher", "checkpoints know no launcher"},
 		{"dlrover-run/checkpointd/...", "dlrover-run/rendezvous", "the daemons meet through a Coordinator"},
-		{"dlrover-run/checkpointd/...", "dlrover-run/cmd", "libraries do not import mains"},
+		{"dlrover-run/checkpointd/...", "dlrover-run/internal/app", "libraries do not import programs"},
 		{"dlrover-run/checkpointd", "github.com/", "checkpoints are the standard library's alone"},
 		{"dlrover-run/launcher/...", "dlrover-run/checkpointd", "the launcher declares the small interface that it needs"},
 		{"dlrover-run/rendezvous/...", "dlrover-run/checkpointd", "cmd joins them"},
 		{"dlrover-run/rendezvous/...", "github.com/", "the rendezvous is the standard library's alone"},
-		{"dlrover-run/rendezvous/kube", "dlrover-run/rendezvous/api", "marking nodes needs no rendezvous"},
-		{"dlrover-run/rendezvous/kube", "testing", "what tests use stays out of programs"},
-		{"dlrover-run/cmd/dlrover-run", "dlrover-run/rendezvous/kube", "the master marks nodes, launchers do not"},
+		{"dlrover-run/internal/app/kube", "dlrover-run/rendezvous/api", "marking nodes needs no rendezvous"},
+		{"dlrover-run/internal/app/kube", "testing", "what tests use stays out of programs"},
+		{"dlrover-run/cmd/dlrover-run", "dlrover-run/internal/app/kube", "the master marks nodes, launchers do not"},
 		{"dlrover-run/launcher/...", "dlrover-run/netcheck", "the launcher declares the small interface that it needs"},
 		{"dlrover-run/launcher/...", "dlrover-run/switchbox", "the launcher declares the small interface that it needs"},
 		{"dlrover-run/rendezvous/...", "dlrover-run/netcheck", "cmd joins them"},
 		{"dlrover-run/rendezvous/...", "dlrover-run/switchbox", "cmd joins them"},
 		{"dlrover-run/checkpointd/...", "dlrover-run/netcheck", "checkpoints know no checks"},
 		{"dlrover-run/checkpointd/...", "dlrover-run/switchbox", "checkpoints know no checks"},
-		{"dlrover-run/netcheck/...", "dlrover-run/cmd", "libraries do not import mains"},
+		{"dlrover-run/netcheck/...", "dlrover-run/internal/app", "libraries do not import programs"},
 		{"dlrover-run/netcheck/...", "dlrover-run/launcher", "checks of nodes know no launcher"},
 		{"dlrover-run/netcheck/...", "dlrover-run/rendezvous", "a Transport is all that they need"},
 		{"dlrover-run/netcheck/...", "dlrover-run/checkpointd", "checks of nodes know no checkpoints"},
@@ -68,14 +72,14 @@ func TestImportPolicy(t *testing.T) {
 		{"dlrover-run/netcheck/...", "github.com/urfave/cli", "only cmd knows the command line"},
 		{"dlrover-run/netcheck/...", "github.com/prometheus", "only cmd knows metrics"},
 		{"dlrover-run/netcheck/...", "runtime/cgo", "only NVIDIA's library needs C"},
-		{"dlrover-run/switchbox/...", "dlrover-run/cmd", "libraries do not import mains"},
+		{"dlrover-run/switchbox/...", "dlrover-run/internal/app", "libraries do not import programs"},
 		{"dlrover-run/switchbox/...", "dlrover-run/launcher", "checks of devices know no launcher"},
 		{"dlrover-run/switchbox/...", "dlrover-run/rendezvous", "checks of devices know no rendezvous"},
 		{"dlrover-run/switchbox/...", "dlrover-run/checkpointd", "checks of devices know no checkpoints"},
 		{"dlrover-run/switchbox/...", "dlrover-run/netcheck", "checks of devices know no network"},
 		{"dlrover-run/switchbox/...", "github.com/urfave/cli", "only cmd knows the command line"},
 		{"dlrover-run/switchbox/...", "github.com/prometheus", "only cmd knows metrics"},
-		{"dlrover-run/hang/...", "dlrover-run/cmd", "libraries do not import mains"},
+		{"dlrover-run/hang/...", "dlrover-run/internal/app", "libraries do not import programs"},
 		{"dlrover-run/hang/...", "dlrover-run/launcher", "hangs know no launcher"},
 		{"dlrover-run/hang/...", "dlrover-run/rendezvous", "hangs know no rendezvous"},
 		{"dlrover-run/hang/...", "dlrover-run/checkpointd", "hangs know no checkpoints"},
@@ -122,7 +126,7 @@ func TestPurePackages(t *testing.T) {
 	for _, pkg := range []string{
 		"rendezvous", "launcher/argv", "launcher/argv/native", "launcher/policy", "launcher/verdict", "launcher/preset",
 		"netcheck", "switchbox", "launcher/logs/rule", "launcher/streams", "launcher/hostfile",
-		"launcher/scheduler", "rendezvous/nodes", "internal/job",
+		"launcher/scheduler", "internal/app/nodes", "internal/job",
 	} {
 		imports := list(t, "-f", `{{join .Imports "\n"}}`, "dlrover-run/"+pkg)
 		for _, never := range []string{"os", "os/exec", "net", "net/http", "log/slog", "context", "sync"} {

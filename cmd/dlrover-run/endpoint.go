@@ -13,8 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"dlrover-run/cmd/internal/service"
-	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/conns"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"

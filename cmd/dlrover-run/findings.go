@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/cmd/internal/service"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous/api"
 )

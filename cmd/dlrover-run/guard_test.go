@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/ckptd"
-	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/internal/app/ckptd"
+	"dlrover-run/internal/app/guarded"
 )
 
 // The guard starts the launcher before the packages are initialised that it does not

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"time"
 
-	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/hang"
 	"dlrover-run/hang/hangtell"
 	"dlrover-run/hang/report"
+	"dlrover-run/internal/app/guarded"
 	"dlrover-run/launcher"
 )
 

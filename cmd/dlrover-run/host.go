@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/app/token"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/pyenv"
 	"dlrover-run/rendezvous"

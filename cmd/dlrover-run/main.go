@@ -15,8 +15,8 @@ import (
 	"syscall"
 	"time"
 
-	"dlrover-run/cmd/internal/ckptd"
-	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/internal/app/ckptd"
+	"dlrover-run/internal/app/guarded"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/help"
 	"dlrover-run/internal/text"

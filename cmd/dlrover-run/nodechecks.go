@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/internal/app/guarded"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/scheduler"

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/scheduler"

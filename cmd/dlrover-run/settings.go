@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/duration"
 	"dlrover-run/internal/job"

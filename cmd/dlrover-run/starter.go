@@ -18,8 +18,8 @@ import (
 	"syscall"
 	"time"
 
-	"dlrover-run/cmd/internal/ckptd"
-	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/app/ckptd"
+	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/duration"
 	"dlrover-run/internal/text"

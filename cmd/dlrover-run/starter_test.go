@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/internal/app/guarded"
 	"dlrover-run/launcher/argv/native"
 	"dlrover-run/launcher/remote"
 )

@@ -13,9 +13,9 @@ import (
 	"syscall"
 
 	"dlrover-run/checkpointd/shm"
-	"dlrover-run/cmd/internal/ckptd"
-	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/hang/report"
+	"dlrover-run/internal/app/ckptd"
+	"dlrover-run/internal/app/guarded"
 	"dlrover-run/internal/console"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"

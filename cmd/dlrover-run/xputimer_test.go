@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/internal/app/guarded"
 )
 
 // asXPUTimer is the program by its other name, and an environment without what the test's own has.

@@ -16,9 +16,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/service"
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/text"
 	"dlrover-run/netcheck"
 	"dlrover-run/rendezvous"

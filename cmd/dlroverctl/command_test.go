@@ -15,9 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/flagtest"
 	"dlrover-run/launcher/streams"
 	"dlrover-run/rendezvous"
+	"dlrover-run/tools/flagtest"
 )
 
 // leaves are all commands that do something, by the words that name them.

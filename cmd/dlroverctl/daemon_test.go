@@ -15,8 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/service"
 	hangs "dlrover-run/hang/serve"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher/verdict"

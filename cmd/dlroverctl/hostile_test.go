@@ -13,9 +13,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/marks"
-	"dlrover-run/cmd/internal/service"
 	"dlrover-run/hang"
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/netcheck"
 	"dlrover-run/rendezvous/api"
 )

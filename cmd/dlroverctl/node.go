@@ -8,7 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/text"
 )
 

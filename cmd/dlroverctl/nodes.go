@@ -10,12 +10,12 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/nodes"
 	"dlrover-run/internal/table"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
-	"dlrover-run/rendezvous/nodes"
 )
 
 func (p *program) nodes() *cli.Command {

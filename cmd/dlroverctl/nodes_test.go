@@ -14,9 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/marks"
-	"dlrover-run/cmd/internal/service"
-	"dlrover-run/rendezvous/nodes"
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/service"
 )
 
 // servedWithMarks is a daemon that keeps what is known of nodes.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/service"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api"
 )

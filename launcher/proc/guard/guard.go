@@ -15,7 +15,7 @@
 //   - in the pipe the guard writes a byte for each signal. A terminal signals only the guard's process group, systemd
 //     every process of the unit: the launcher can distinguish the same signal sent to both from two.
 //
-// The guard runs before most packages of the program are initialised (see cmd/internal/guarded). Therefore this one
+// The guard runs before most packages of the program are initialised (see internal/app/guarded). Therefore this one
 // imports os, os/signal, syscall and their dependencies: strings or x/sys/unix would double the time until the launcher
 // is started.
 package guard

@@ -1,0 +1,445 @@
+package marks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/job"
+)
+
+// helperDir names the directory of a process that marks n0 and then waits to be killed.
+const helperDir = "MARKS_TEST_DIR"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(helperDir); dir != "" {
+		helper(dir)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func helper(dir string) {
+	k, err := Open(Config{Dir: dir, Log: quiet()})
+	if err == nil {
+		err = k.Mark(context.Background(), "n0", "me", "smoke")
+	}
+	fmt.Println("marked", err)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	os.Exit(3)
+}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func open(t *testing.T, cfg Config) *Keeper {
+	t.Helper()
+	if cfg.Log == nil {
+		cfg.Log = quiet()
+	}
+	k, err := Open(cfg)
+	require.NoError(t, err)
+	return k
+}
+
+func broken(node string) nodes.Finding {
+	return nodes.Finding{Node: node, Run: "r", Kind: nodes.CheckFailed, Text: "its link is slow"}
+}
+
+// names are those of the machines that are marked.
+func names(k *Keeper) []string { return k.List().Avoid }
+
+func TestWhatIsKnownOutlivesTheDaemon(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	k := open(t, Config{Dir: dir})
+	k.Size("r", []string{"n0", "n1", "n2"})
+	k.Find(broken("n1"))
+	require.NoError(t, k.Mark(t.Context(), "n2", "me", "smoke"))
+	want := k.List()
+	require.NoError(t, k.Close())
+
+	st, err := os.Stat(dir)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), st.Mode().Perm())
+	st, err = os.Stat(filepath.Join(dir, fileName))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), st.Mode().Perm())
+
+	k = open(t, Config{Dir: dir})
+	got := k.List()
+	require.Equal(t, []string{"n1", "n2"}, got.Avoid)
+	require.Equal(t, want.Nodes[0].Mark, got.Nodes[0].Mark)
+	require.Equal(t, want.Nodes[1].Mark, got.Nodes[1].Mark)
+	known, err := k.Clear(t.Context(), "n2", "me", "no smoke")
+	require.NoError(t, err)
+	require.True(t, known)
+	known, err = k.Clear(t.Context(), "n2", "me", "no smoke")
+	require.NoError(t, err)
+	require.False(t, known)
+	require.NoError(t, k.Close())
+	k = open(t, Config{Dir: dir})
+	require.Equal(t, []string{"n1"}, names(k))
+	require.NoError(t, k.Close())
+}
+
+func TestASecondDaemonIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	k := open(t, Config{Dir: dir})
+	_, err := Open(Config{Dir: dir, Log: quiet()})
+	require.ErrorContains(t, err, "another dlrover-master uses it")
+	require.ErrorContains(t, err, dir)
+	require.NoError(t, k.Close())
+	require.NoError(t, open(t, Config{Dir: dir}).Close())
+}
+
+// What an operator has been told to count is there after kill -9, and the lock is not.
+func TestKilledDaemons(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), helperDir+"="+dir)
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	defer in.Close()
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	line := make([]byte, len("marked <nil>\n"))
+	_, err = io.ReadFull(out, line)
+	require.NoError(t, err)
+	require.Equal(t, "marked <nil>\n", string(line))
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+	require.NoError(t, os.WriteFile(filepath.Join(dir, tempName), []byte("half"), 0o600), "of a write that was cut off")
+	k := open(t, Config{Dir: dir})
+	require.Equal(t, []string{"n0"}, names(k))
+	require.NoError(t, k.Mark(t.Context(), "n1", "me", "smoke"))
+	require.NoError(t, k.Close())
+}
+
+func TestFilesThatCannotBeUsed(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(t *testing.T, dir string)
+		want string
+	}{
+		"corrupt": {func(t *testing.T, dir string) {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), []byte(`{"version":1,`), 0o600))
+		}, "move the file away"},
+		"empty": {func(t *testing.T, dir string) {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), nil, 0o600))
+		}, "move the file away"},
+		"a link": {func(t *testing.T, dir string) {
+			other := filepath.Join(t.TempDir(), "other")
+			require.NoError(t, os.WriteFile(other, []byte(`{"version":1}`), 0o600))
+			require.NoError(t, os.Symlink(other, filepath.Join(dir, fileName)))
+		}, fileName},
+		"a pipe": {func(t *testing.T, dir string) {
+			require.NoError(t, exec.Command("mkfifo", filepath.Join(dir, fileName)).Run())
+		}, "not a regular file"},
+		"a lock that is a link": {func(t *testing.T, dir string) {
+			require.NoError(t, os.Symlink(filepath.Join(t.TempDir(), "x"), filepath.Join(dir, lockName)))
+		}, "data directory"},
+		"huge": {func(t *testing.T, dir string) {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), nil, 0o600))
+			require.NoError(t, os.Truncate(filepath.Join(dir, fileName), nodes.MaxSnapshot+1))
+		}, "at most"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			c.make(t, dir)
+			_, err := Open(Config{Dir: dir, Log: quiet()})
+			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, dir)
+			_, err = Open(Config{Dir: dir, Log: quiet()})
+			require.NotContains(t, err.Error(), "another dlrover-master", "the lock is let go")
+		})
+	}
+	plain := filepath.Join(t.TempDir(), "plain")
+	require.NoError(t, os.WriteFile(plain, nil, 0o600))
+	_, err := Open(Config{Dir: plain, Log: quiet()})
+	require.ErrorContains(t, err, "data directory "+plain)
+}
+
+// Who reads the file while it is replaced reads the old one to its end, and a crash leaves one of both.
+func TestTheFileIsReplacedAsAWhole(t *testing.T) {
+	dir := t.TempDir()
+	f, err := openFile(dir)
+	require.NoError(t, err)
+	defer f.close()
+	old, data := strings.Repeat("old ", 5000), strings.Repeat("new", 50)
+	require.NoError(t, f.save([]byte(old)))
+	in, err := os.Open(f.path())
+	require.NoError(t, err)
+	defer in.Close()
+	begin := make([]byte, 1000)
+	_, err = io.ReadFull(in, begin)
+	require.NoError(t, err)
+	before, err := in.Stat()
+	require.NoError(t, err)
+
+	require.NoError(t, f.save([]byte(data)))
+	rest, err := io.ReadAll(in)
+	require.NoError(t, err)
+	require.Equal(t, old, string(begin)+string(rest))
+	after, err := os.Stat(f.path())
+	require.NoError(t, err)
+	require.False(t, os.SameFile(before, after))
+	text, err := os.ReadFile(f.path())
+	require.NoError(t, err)
+	require.Equal(t, data, string(text))
+	require.NoFileExists(t, filepath.Join(dir, tempName))
+}
+
+// told collects what a Keeper says and has done.
+type told struct {
+	mu    sync.Mutex
+	lines []string
+	fail  int // so many calls fail
+}
+
+func (o *told) add(format string, args ...any) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.lines = append(o.lines, fmt.Sprintf(format, args...))
+}
+
+func (o *told) take() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	lines := o.lines
+	o.lines = nil
+	return lines
+}
+
+func (o *told) annotate(run string, event job.Event, node, _ string) {
+	o.add("%s: %s %s", run, event, node)
+}
+
+func (o *told) act(what string, m nodes.Mark) error {
+	o.mu.Lock()
+	fail := o.fail > 0
+	o.fail--
+	o.mu.Unlock()
+	if fail {
+		o.add("failed to %s %s", what, m.Node)
+		return errors.New("the cluster is away")
+	}
+	o.add("%s %s", what, m.Node)
+	return nil
+}
+
+func (o *told) Apply(_ context.Context, m nodes.Mark) error  { return o.act("apply", m) }
+func (o *told) Remove(_ context.Context, m nodes.Mark) error { return o.act("remove", m) }
+
+func TestMarksAreToldCarriedOutAndExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var notes, acts told
+		k := open(t, Config{Dir: t.TempDir(), Actor: &acts, Annotate: notes.annotate})
+		k.Size("r", []string{"n0", "n1", "n2"})
+		k.Size("other", []string{"n1"})
+		k.Find(broken("n1"))
+		synctest.Wait()
+		require.Equal(t, []string{"other: node-marked n1", "r: node-marked n1"}, notes.take())
+		require.Equal(t, []string{"apply n1"}, acts.take())
+		time.Sleep(4*time.Hour + time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"other: node-unmarked n1", "r: node-unmarked n1"}, notes.take())
+		require.Equal(t, []string{"remove n1"}, acts.take())
+		require.Empty(t, names(k))
+		k.Find(broken("n0"), broken("n1"), broken("n2"))
+		synctest.Wait()
+		require.Contains(t, notes.take(), "r: node-mark-held n2")
+		require.Empty(t, acts.take(), "a mark that was held back is not carried out")
+		require.NoError(t, k.Close())
+	})
+}
+
+// A clock that was a year ahead, and is set back while the daemon runs, leaves no mark for a year.
+func TestAClockThatIsSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := nodes.NewBook(nodes.Config{})
+		b.Find(time.Now().Add(365*24*time.Hour), broken("n1"))
+		k := open(t, Config{})
+		k.mu.Lock()
+		k.book = b
+		k.mu.Unlock()
+		signal(k.dirty)
+		time.Sleep(4*time.Hour - time.Second)
+		require.Equal(t, []string{"n1"}, names(k))
+		time.Sleep(gather + 2*time.Second)
+		synctest.Wait()
+		require.Empty(t, names(k))
+		require.NoError(t, k.Close())
+	})
+}
+
+// The timer of a mark that lasts is not all that a turn waits for.
+func TestATurnComesEveryHour(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		const data = `{"version":1,"nodes":[{"name":"n0","seen":%[1]q,"mark":{"node":"n0","kind":"ecc","since":%[1]q,` +
+			`"until":%[2]q,"by":"policy"}}]}`
+		now, end := time.Now().UTC(), time.Now().UTC().Add(4*time.Hour)
+		text := fmt.Sprintf(data, now.Format(time.RFC3339), end.Format(time.RFC3339))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), []byte(text), 0o600))
+		k := open(t, Config{Dir: dir})
+		time.Sleep(2 * gather) // what the start has changed is written
+		synctest.Wait()
+		b := nodes.NewBook(nodes.Config{})
+		b.Find(now.Add(365*24*time.Hour), broken("n1"))
+		k.mu.Lock()
+		k.book = b // and nothing else wakes the Keeper
+		k.mu.Unlock()
+		time.Sleep(longestTurn + 4*time.Hour + time.Second)
+		synctest.Wait()
+		require.Empty(t, names(k))
+		require.NoError(t, k.Close())
+	})
+}
+
+func TestActsAreTriedAgainAndTheNewestCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		acts := told{fail: 2}
+		k := open(t, Config{Actor: &acts})
+		k.Find(broken("n1"))
+		synctest.Wait()
+		require.Equal(t, []string{"failed to apply n1"}, acts.take())
+		time.Sleep(4 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"failed to apply n1", "apply n1"}, acts.take())
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Empty(t, acts.take())
+
+		acts.mu.Lock()
+		acts.fail = 1
+		acts.mu.Unlock()
+		_, err := k.Clear(t.Context(), "n1", "me", "")
+		require.NoError(t, err)
+		synctest.Wait()
+		k.Find(broken("n1"))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, []string{"failed to remove n1", "apply n1"}, acts.take())
+		require.NoError(t, k.Close())
+	})
+}
+
+// A daemon that was killed may not have come to it.
+func TestMarksAreCarriedOutAgainAfterAStart(t *testing.T) {
+	dir := t.TempDir()
+	k := open(t, Config{Dir: dir})
+	require.NoError(t, k.Mark(t.Context(), "n1", "me", "smoke"))
+	require.NoError(t, k.Close())
+	synctest.Test(t, func(t *testing.T) {
+		var acts told
+		k := open(t, Config{Dir: dir, Actor: &acts})
+		synctest.Wait()
+		require.Equal(t, []string{"apply n1"}, acts.take())
+		require.NoError(t, k.Close())
+	})
+}
+
+func TestADryRunSaysWhatItWouldDo(t *testing.T) {
+	var out bytes.Buffer
+	var acts told
+	k := open(t, Config{Actor: &acts, DryRun: true, Log: slog.New(slog.NewTextHandler(&out, nil))})
+	require.NoError(t, k.Mark(t.Context(), "n1", "me", "smoke"))
+	require.NoError(t, k.Close())
+	require.Contains(t, out.String(), `msg="dry run: this would be done" action=mark node=n1`)
+	require.Empty(t, acts.take())
+}
+
+func TestReadiness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := open(t, Config{})
+		require.NoError(t, k.Ready())
+		require.NoError(t, k.Close())
+
+		dir := filepath.Join(t.TempDir(), "data")
+		k = open(t, Config{Dir: dir})
+		ask := func() (int, string) {
+			w := httptest.NewRecorder()
+			Ready(k.Ready)(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+			return w.Code, w.Body.String()
+		}
+		status, _ := ask()
+		require.Equal(t, 200, status)
+		entries, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		for _, e := range entries {
+			require.NotEqual(t, probeName, e.Name())
+		}
+		require.NoError(t, os.Rename(dir, dir+"2"))
+		time.Sleep(probeEvery)
+		status, body := ask()
+		require.Equal(t, 503, status)
+		require.Contains(t, body, "not ready")
+		require.Error(t, k.Mark(t.Context(), "n1", "me", "smoke"), "who asks is told that it may be lost")
+		require.NoError(t, os.Rename(dir+"2", dir))
+		time.Sleep(retry)
+		synctest.Wait()
+		status, _ = ask()
+		require.Equal(t, 200, status, "it was written meanwhile")
+		require.NoError(t, k.Close())
+		k = open(t, Config{Dir: dir})
+		require.Equal(t, []string{"n1"}, names(k))
+		require.NoError(t, k.Close())
+	})
+}
+
+func TestTheAPI(t *testing.T) {
+	k := open(t, Config{})
+	defer func() { require.NoError(t, k.Close()) }()
+	for _, c := range []struct {
+		method, path, body string
+		status             int
+		want               string
+	}{
+		{"GET", "/v1/nodes", "", 200, `{"nodes":[],"avoid":[]}`},
+		{"POST", "/v1/nodes/n1", `{"action":"mark","reason":"smoke","by":"me"}`, 200, `{"known":true}`},
+		{"POST", "/v1/nodes/a%2Fb", `{"action":"mark","reason":"smoke"}`, 200, `{"known":true}`},
+		{"GET", "/v1/nodes", "", 200, `"avoid":["a/b","n1"]`},
+		{"GET", "/v1/nodes", "", 200, `"reason":"smoke"`},
+		{"POST", "/v1/nodes/n1", `{"action":"clear"}`, 200, `{"known":true}`},
+		{"POST", "/v1/nodes/n1", `{"action":"clear"}`, 200, `{"known":false}`},
+		{"POST", "/v1/nodes/n1", `{"action":"mark"}`, 400, "needs a reason"},
+		{"POST", "/v1/nodes/n1", `{"action":"burn","reason":"x"}`, 400, "need mark or clear"},
+		{"POST", "/v1/nodes/n1", `{"action":"mark","reason":"\u001b"}`, 400, "control characters"},
+		{"POST", "/v1/nodes/n1", `{"action":"mark","reason":"` + strings.Repeat("x", 600) + `"}`, 400, "at most 512 bytes"},
+		{"POST", "/v1/nodes/" + strings.Repeat("x", 600), `{"action":"mark","reason":"x"}`, 400, "need a name"},
+		{"POST", "/v1/nodes/n%0A", `{"action":"clear"}`, 400, "need a name"},
+		{"POST", "/v1/nodes/n1", `{`, 400, "no change of a node"},
+		{"POST", "/v1/nodes/n1", `{"action":"` + strings.Repeat("x", maxBody) + `"}`, 400, "no change of a node"},
+		{"DELETE", "/v1/nodes/n1", "", 405, "need POST"},
+		{"POST", "/v1/nodes", "", 405, "need GET"},
+		{"GET", "/v1/nodes/n1/x", "", 404, "not_found"},
+	} {
+		w := httptest.NewRecorder()
+		k.Handler().ServeHTTP(w, httptest.NewRequest(c.method, c.path, strings.NewReader(c.body)))
+		require.Equal(t, c.status, w.Code, "%s %s: %s", c.method, c.path, w.Body)
+		require.Contains(t, w.Body.String(), c.want)
+	}
+}
+
+func TestEventsAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../../docs/reference/run-events.md")
+	require.NoError(t, err)
+	for _, event := range events {
+		require.Contains(t, string(doc), "| `"+event+"` |")
+	}
+}
