@@ -44,7 +44,7 @@ test: torch build lint race ## lint, and the tests under the race detector with 
 # Tests start their own program as a helper hundreds of times, whose race detector would sleep for a second at each end.
 race: export GORACE := atexit_sleep_ms=0
 race: ## all tests under the race detector but those of more than ten seconds; says what was skipped
-	$(GOTEST) -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1)) ./cmd/dlrover-run ./...
+	$(GOTEST) -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1)) ./internal/app/run ./...
 
 lint: ## gofmt and go vet
 	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }
@@ -62,17 +62,17 @@ bench: torch build ## ours and torchrun, measured in one run
 	go run ./tools/bench $(BENCHFLAGS)
 
 chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves checkpoints
-	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./cmd/dlrover-run
+	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./internal/app/run
 
 soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a row
-	$(GOTEST) -count=$(SOAK_COUNT) -timeout 5h -failfast ./cmd/dlrover-run
+	$(GOTEST) -count=$(SOAK_COUNT) -timeout 5h -failfast ./internal/app/run
 
 e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included; with DLROVER_LONG_TESTS=1 every hang
-	$(GOTEST) -count=1 -timeout 45m ./cmd/dlrover-run
+	$(GOTEST) -count=1 -timeout 45m ./internal/app/run
 
 e2e-gpu: ## what touches a GPU, on a machine with an NVIDIA GPU and PyTorch for TORCH_PYTHON (python3); without Go the programs in bin/ are used
 	@! command -v go >/dev/null || $(MAKE) build
-	$(or $(TORCH_PYTHON),python3) cmd/dlrover-run/testdata/gpu/e2e.py $(E2EFLAGS)
+	$(or $(TORCH_PYTHON),python3) internal/app/run/testdata/gpu/e2e.py $(E2EFLAGS)
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
 	TORCH_PYTHON=$(TORCH2)/bin/python $(GOTEST) -count=1 -timeout 30m -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
@@ -83,7 +83,7 @@ $(TORCH2)/bin/python:
 	$(TORCH2)/bin/pip install --progress-bar off torch numpy safetensors transformers accelerate || { rm -rf $(TORCH2); exit 1; }
 
 e2e-frameworks: $(patsubst %,$(FRAMEWORKS)/%/ready,torch mindspore jax tensorflow paddle) ## jobs of the newest DeepSpeed, MindSpore, JAX, TensorFlow and Paddle, in virtual environments below FRAMEWORKS
-	DLROVER_FRAMEWORKS=$(FRAMEWORKS) $(GOTEST) -count=1 -timeout 120m -run 'TestFrameworks|TestTorchft' ./cmd/dlrover-run
+	DLROVER_FRAMEWORKS=$(FRAMEWORKS) $(GOTEST) -count=1 -timeout 120m -run 'TestFrameworks|TestTorchft' ./internal/app/run
 
 $(FRAMEWORKS)/mindspore/ready: PACKAGES := mindspore
 $(FRAMEWORKS)/jax/ready: PACKAGES := 'jax[cpu]'
@@ -109,7 +109,7 @@ $(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
 	touch $@
 
 e2e-dlrover: $(foreach v,0.6.1 0.5.1 0.4.0,$(DLROVER)/dlrover-$v/kubernetes $(DLROVER)/agents-$v/ready) ## jobs with DLRover's own master and agents, of three versions, in virtual environments below DLROVER
-	DLROVER_PACKAGES=$(DLROVER) $(GOTEST) -count=1 -parallel 4 -timeout 60m -run TestDLRover ./cmd/dlrover-run ./rendezvous/pyproto/...
+	DLROVER_PACKAGES=$(DLROVER) $(GOTEST) -count=1 -parallel 4 -timeout 60m -run TestDLRover ./internal/app/run ./rendezvous/pyproto/...
 
 # They see the distribution's PyTorch. DLRover names no versions of what it needs, and works with few.
 $(DLROVER)/dlrover-%/ready: | torch

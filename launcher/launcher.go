@@ -2,7 +2,7 @@
 // epoch, and reports why it ended.
 //
 // It knows the rendezvous, the workers' store and the event log only through the
-// small interfaces of this file; cmd/dlrover-run wires them. It must not import
+// small interfaces of this file; internal/app/run wires them. It must not import
 // rendezvous, netcheck, switchbox, checkpointd or hang, nor any command-line or
 // metrics library.
 //

@@ -20,7 +20,7 @@ import (
 	"dlrover-run/internal/app/kube/kubetest"
 )
 
-const manifests = "../../docs/kubernetes"
+const manifests = "../../../docs/kubernetes"
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

@@ -114,7 +114,7 @@ func TestOnlyATopologyFileCostsAGoroutine(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte("a p 10.0.0.1\n"), 0o600))
 	background := func() bool {
 		stacks := make([]byte, 1<<20)
-		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("internal/service.New"))
+		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("internal/app/service.New"))
 	}
 	s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)

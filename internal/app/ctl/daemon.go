@@ -1,0 +1,170 @@
+package ctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/internal/app/token"
+	"dlrover-run/internal/text"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+// connection are the options of a command that connects to a daemon, after its own.
+func connection(own ...cli.Flag) []cli.Flag {
+	return append(own,
+		&cli.StringFlag{Name: "master", Usage: "`HOST:PORT`: dlrover-master, or the node that serves the job's rendezvous " +
+			"(default: $DLROVER_MASTER_ADDR)"},
+		&cli.StringFlag{Name: "token-file",
+			Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"})
+}
+
+// call is a command with its connection to a daemon.
+type call struct {
+	*program
+	context.Context
+	args   *cli.Context
+	client *api.Client
+	addr   string
+}
+
+// run is the first argument of most commands.
+func (c *call) run() string { return c.args.Args().First() }
+
+// node is the second argument.
+func (c *call) node() string { return c.args.Args().Get(1) }
+
+// ask is the action of a command that connects to a daemon.
+func (p *program) ask(f func(*call) error) cli.ActionFunc {
+	return func(args *cli.Context) error { return p.call(args, f) }
+}
+
+// did is program.did for the command of the call.
+func (c *call) did(text string) error { return c.program.did(c.args, text) }
+
+// call connects and calls f. Its errors are those of the daemon, or of the connection.
+func (p *program) call(args *cli.Context, f func(*call) error) error {
+	addr, err := p.master(args.String("master"))
+	if err != nil {
+		return err
+	}
+	secret, err := token.Find(args.String("token-file"), p.env)
+	if err != nil {
+		return err
+	}
+	c := &call{program: p, Context: args.Context, args: args, client: api.NewClient(addr, secret), addr: addr}
+	defer c.client.Close()
+	return c.explain(f(c))
+}
+
+// master is the address of the daemon that the options or the environment name.
+func (p *program) master(option string) (string, error) {
+	addr, from := option, "--master"
+	if addr == "" {
+		addr, _ = p.env("DLROVER_MASTER_ADDR")
+		from = "DLROVER_MASTER_ADDR"
+	}
+	if addr == "" {
+		return "", errors.New("no daemon is named: give --master=HOST:PORT or set DLROVER_MASTER_ADDR to the address of " +
+			"dlrover-master, or of the node that serves the job (its --rdzv-endpoint)")
+	}
+	host, port, err := net.SplitHostPort(strings.TrimSpace(addr))
+	n, notNumber := strconv.ParseUint(port, 10, 16)
+	if err != nil || host == "" || notNumber != nil || n == 0 {
+		return "", fmt.Errorf("%s=%s: need a host and a port from 1 to 65535, such as node0:29400 or [::1]:50001", from, addr)
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// usageError is an error of the command line that is found while a command runs.
+type usageError struct{ error }
+
+// explain adds a remedy to an error of the daemon.
+func (c *call) explain(err error) error {
+	var netErr *url.Error
+	var usage *usageError
+	var found *foundError
+	switch {
+	case err == nil, errors.As(err, &usage), errors.As(err, &found):
+		return err
+	case errors.Is(err, api.ErrUnknownRun):
+		err = c.unknownRun()
+	case errors.Is(err, rendezvous.ErrUnknownNode):
+		err = c.unknownNode(c.args.String("node"))
+	case errors.Is(err, context.Canceled):
+		err = errors.New("interrupted")
+	case errors.As(err, &netErr):
+		err = fmt.Errorf("no daemon answers at %s: %w; is dlrover-master, or the launcher that serves the job, "+
+			"running there? A --standalone job can be reached where it has a job token", c.addr, netErr.Err)
+	default:
+		err = fmt.Errorf("the daemon at %s: %w", c.addr, err)
+	}
+	return &foundError{err}
+}
+
+// unknownRun is an error that lists the runs.
+func (c *call) unknownRun() error {
+	runs, err := c.client.Runs(c)
+	if err != nil {
+		return fmt.Errorf("the daemon at %s keeps no run %q", c.addr, c.run())
+	}
+	var names []string
+	for _, r := range runs {
+		names = append(names, r.Run)
+	}
+	return fmt.Errorf("the daemon at %s keeps no run %q; it keeps %s", c.addr, c.run(), several(names))
+}
+
+// unknownNode is an error that lists the nodes.
+func (c *call) unknownNode(name string) error {
+	s, err := c.status()
+	if err != nil {
+		return fmt.Errorf("run %q has no node %q", c.run(), name)
+	}
+	var names []string
+	for _, n := range s.Nodes {
+		names = append(names, n.Name)
+	}
+	return fmt.Errorf("run %q has no node %q; it has %s", c.run(), name, several(names))
+}
+
+// maxNamed is how many names an error lists.
+const maxNamed = 20
+
+// several lists names, or the first of them in alphabetical order.
+func several(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	slices.Sort(names)
+	more := ""
+	if n := len(names) - maxNamed; n > 0 {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n)
+	}
+	return text.EscapeLine(strings.Join(names, ", ")) + more
+}
+
+// status is that of the run, with its nodes.
+func (c *call) status() (api.RunStatus, error) {
+	runs, err := c.client.Runs(c)
+	if err != nil {
+		return api.RunStatus{}, err
+	}
+	i := slices.IndexFunc(runs, func(r api.RunStatus) bool { return r.Run == c.run() })
+	if i < 0 {
+		return api.RunStatus{}, api.ErrUnknownRun
+	}
+	s := runs[i]
+	if s.Outcome != "" {
+		s.Nodes, s.Ended = s.Ended, nil
+	}
+	return s, nil
+}

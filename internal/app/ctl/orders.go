@@ -1,0 +1,203 @@
+package ctl
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
+	"dlrover-run/launcher/argv"
+	"dlrover-run/rendezvous"
+)
+
+func reasonOption() cli.Flag {
+	return &cli.StringFlag{Name: "reason",
+		Usage: "`TEXT`: the reason; logs, status and verdict of the run show it, and the list of machines"}
+}
+
+func commandOption() cli.Flag {
+	return &cli.StringFlag{Name: "command", Usage: "`COMMAND`: have the workers execute this from their next start " +
+		"on: a program or a .py file, with arguments if wanted, quoted as for a shell"}
+}
+
+// command is the command for the workers, nil if there is none.
+func (c *call) command() (*job.Command, error) {
+	if !c.args.IsSet("command") && c.behind == nil {
+		return nil, nil
+	}
+	program, err := argv.Words(c.args.String("command"))
+	if err == nil && c.args.IsSet("command") && len(program) == 0 {
+		err = errors.New("it is empty")
+	}
+	if err != nil {
+		return nil, &usageError{fmt.Errorf("--command=%s: %w", c.args.String("command"), err)}
+	}
+	return &job.Command{Program: program, Args: c.behind}, nil
+}
+
+// ofTheRun is a command that sends an order to a run. No order needs a confirmation, because scripts use them.
+func (p *program) ofTheRun(name, usage string, kind rendezvous.OrderKind, done string, own ...cli.Flag) *cli.Command {
+	return &cli.Command{Name: name, Category: ofRun, ArgsUsage: "RUN", Usage: usage,
+		Flags: connection(append(own, reasonOption())...),
+		Action: p.ask(func(c *call) error {
+			command, err := c.command()
+			if err != nil {
+				return err
+			}
+			o := rendezvous.Order{Kind: kind, Charge: c.args.Bool("charge"), Command: command}
+			if o.Charge {
+				return c.order(o, "its workers are stopped and, if a restart is left, started anew")
+			}
+			return c.order(o, strings.ReplaceAll(done, "RUN", text.EscapeLine(c.run())))
+		})}
+}
+
+// handsOn adds --command, and the words behind "--" for the workers, to a command.
+func handsOn(c *cli.Command) *cli.Command {
+	c.ArgsUsage += behindDashes
+	c.Flags = append([]cli.Flag{commandOption()}, c.Flags...)
+	return c
+}
+
+// ofANode is a command that sends an order about a node.
+func (p *program) ofANode(name, usage string, kind rendezvous.OrderKind, done func(c *call) string) *cli.Command {
+	return &cli.Command{Name: name, Category: ofRun, ArgsUsage: "RUN NODE", Usage: usage,
+		Flags: connection(reasonOption()), Action: p.ask(func(c *call) error {
+			return c.order(rendezvous.Order{Kind: kind, Node: c.node()}, done(c))
+		})}
+}
+
+func (p *program) restart() *cli.Command {
+	return handsOn(p.ofTheRun("restart", "stop all workers and start them again", rendezvous.OrderRestart,
+		"its workers are stopped and started anew", &cli.BoolFlag{Name: "charge",
+			Usage: "spend one of the run's --max-restarts; if none is left, the run fails"}))
+}
+
+func (p *program) stop() *cli.Command {
+	return p.ofTheRun("stop", "end the run as failed", rendezvous.OrderStop, "stopped; its workers and launchers end")
+}
+
+func (p *program) pause() *cli.Command {
+	return handsOn(p.ofTheRun("pause", "stop all workers; the launchers stay until resume", rendezvous.OrderPause,
+		"paused; its workers are stopped, its launchers stay; to go on: dlroverctl resume RUN"))
+}
+
+func (p *program) resume() *cli.Command {
+	return handsOn(p.ofTheRun("resume", "end a pause or a hold", rendezvous.OrderResume, "goes on"))
+}
+
+func (p *program) start() *cli.Command {
+	return handsOn(p.ofTheRun("start", "the same as resume", rendezvous.OrderResume, "its workers are started"))
+}
+
+func (p *program) bar() *cli.Command {
+	return p.ofANode("bar", "start no workers on nodes of this name", rendezvous.OrderBar, (*call).barred)
+}
+
+func (p *program) unbar() *cli.Command {
+	return p.ofANode("unbar", "allow workers there again", rendezvous.OrderUnbar, func(c *call) string {
+		return "node " + text.EscapeLine(c.node()) + " may get workers again"
+	})
+}
+
+func (p *program) drain() *cli.Command {
+	return p.ofANode("drain", "save, make the node leave, and bar it", rendezvous.OrderDrain, (*call).drained)
+}
+
+// order sends an order and prints its effect.
+func (c *call) order(o rendezvous.Order, done string) error {
+	o.Cause, o.Text = job.CauseOperator, c.reason(o.Kind)
+	if err := c.client.Order(c, c.run(), o); err != nil {
+		return c.refused(o, err)
+	}
+	return c.did(fmt.Sprintf("run %s: %s", text.EscapeLine(c.run()), done))
+}
+
+// barred describes the effect of a bar, and warns if no present node has that name.
+func (c *call) barred() string {
+	run, node := text.EscapeLine(c.run()), text.EscapeLine(c.node())
+	text := fmt.Sprintf("node %s gets no workers any more", node)
+	named := func(n rendezvous.NodeStatus) bool { return n.Name == c.node() }
+	if s, err := c.status(); err == nil && !slices.ContainsFunc(s.Nodes, named) {
+		text += "; no node of that name is here now"
+	}
+	return fmt.Sprintf("%s; to end it: dlroverctl unbar %s %s", text, run, node)
+}
+
+// drained describes the effect of a drain.
+func (c *call) drained() string {
+	run, node := text.EscapeLine(c.run()), text.EscapeLine(c.node())
+	return fmt.Sprintf("node %s leaves, after a save; its launcher ends, and no other one of that name gets workers "+
+		"until: dlroverctl unbar %s %s", node, run, node)
+}
+
+// reason is the operator's reason, with the operator and the kind of order: launchers show nothing else of it.
+func (c *call) reason(kind rendezvous.OrderKind) string {
+	by := string(kind) + " by " + c.who()
+	if text := c.args.String("reason"); text != "" {
+		return text + " (" + by + ")"
+	}
+	return by
+}
+
+// who is the name of the operator that others see.
+func (c *call) who() string {
+	by := "dlroverctl"
+	if host, err := os.Hostname(); err == nil {
+		by += " on " + text.EscapeLine(host)
+	}
+	if user, ok := c.env("USER"); ok && user != "" {
+		by += " as " + text.EscapeLine(user)
+	}
+	return by
+}
+
+// refused explains why an order has no effect.
+func (c *call) refused(o rendezvous.Order, err error) error {
+	var why string
+	switch {
+	case errors.Is(err, rendezvous.ErrNotRunning):
+		why = "has no workers that could be started anew"
+	case errors.Is(err, rendezvous.ErrNotPaused):
+		why = "is not paused or held: there is nothing to resume"
+	case errors.Is(err, rendezvous.ErrFinished):
+		why = "has ended: " + string(o.Kind) + " does nothing any more"
+	case errors.Is(err, rendezvous.ErrUnknownNode) && o.Kind == rendezvous.OrderDrain:
+		return &foundError{c.unknownNode(o.Node)}
+	case errors.Is(err, rendezvous.ErrUnknownNode):
+		why = fmt.Sprintf("does not bar node %q; it bars %s", o.Node, c.bars())
+	default:
+		return err
+	}
+	return &foundError{fmt.Errorf("run %q %s%s", c.run(), why, c.present())}
+}
+
+// bars names the nodes that get no workers.
+func (c *call) bars() string {
+	s, err := c.status()
+	if err != nil {
+		return "others"
+	}
+	names := slices.Collect(maps.Keys(s.Bars))
+	for _, n := range s.Nodes {
+		if n.Barred != nil && !slices.Contains(names, n.Name) {
+			names = append(names, n.Name)
+		}
+	}
+	return several(names)
+}
+
+// present describes the present state of the run, for an error.
+func (c *call) present() string {
+	s, err := c.status()
+	if err != nil {
+		return ""
+	}
+	return " (it is now: " + phase(s.Status) + ")"
+}

@@ -1,0 +1,33 @@
+package ctl
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/text"
+	"dlrover-run/rendezvous/api"
+)
+
+func (p *program) verdict() *cli.Command {
+	return &cli.Command{Name: "verdict", Category: ofRun, ArgsUsage: "RUN", Usage: "show which rank failed first, and why",
+		Flags: connection(), Action: p.ask((*call).showVerdict)}
+}
+
+func (c *call) showVerdict() error {
+	var v service.Verdict
+	err := c.client.Mounted(c, c.run(), "verdict", &v)
+	if errors.Is(err, api.ErrNothingNew) {
+		return &foundError{fmt.Errorf("run %q has no verdict: none of its epochs has ended", c.run())}
+	}
+	if err != nil {
+		return err
+	}
+	if c.args.Bool("json") {
+		return c.json(v)
+	}
+	fmt.Fprintf(c.stdout, "round %d, epoch %d: %s\n", v.Round, v.Epoch, text.EscapeLine(v.Line))
+	return nil
+}

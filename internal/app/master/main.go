@@ -1,0 +1,296 @@
+// Package master is dlrover-master, the rendezvous daemon of training jobs as a process of its own:
+// it outlives every launcher, and running workers outlive it.
+package master
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/app/token"
+	"dlrover-run/internal/conns"
+	"dlrover-run/internal/console"
+	"dlrover-run/internal/duration"
+	"dlrover-run/internal/eventlog"
+	"dlrover-run/internal/help"
+	"dlrover-run/internal/job"
+	"dlrover-run/internal/version"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+const description = `Launchers find it through DLROVER_MASTER_ADDR=host:port or --rdzv-endpoint.
+Without a job token (--token-file, DLROVER_TOKEN_FILE, DLROVER_TOKEN) it serves
+only its own user, on loopback. Workers keep running when it ends; a new daemon
+takes over.`
+
+// Main is the program; it does not return.
+func Main() {
+	code := run(os.Args, os.Stdout)
+	console.Stderr.Flush()
+	os.Exit(code)
+}
+
+func run(args []string, stdout io.Writer) int {
+	a := app(stdout)
+	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
+		help.Print(stdout, a, "[options]")
+		return 0
+	}
+	err := a.Run(args)
+	if err == nil {
+		return 0
+	}
+	console.Complain(console.Stderr, "dlrover-master", err)
+	if _, ok := errors.AsType[*serveError](err); ok {
+		return 1
+	}
+	return 2
+}
+
+func app(stdout io.Writer) *cli.App {
+	return &cli.App{
+		Name: "dlrover-master", Usage: "rendezvous daemon of distributed training jobs", HideVersion: true,
+		Description: description, HideHelp: true, HideHelpCommand: true, Writer: io.Discard, ErrWriter: io.Discard,
+		Action:         func(c *cli.Context) error { return serve(c, stdout) },
+		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse("dlrover-master", err) },
+		ExitErrHandler: func(*cli.Context, error) {},
+		Flags: slices.Concat([]cli.Flag{
+			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001",
+				Usage: "`HOST:PORT`: address to serve at; port 0 takes a free port, an empty host all interfaces (default: " +
+					"127.0.0.1:50001)"},
+			&cli.StringFlag{Name: "token-file", Category: "Options",
+				Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
+			&cli.BoolFlag{Name: "insecure", Category: "Options",
+				Usage: "serve every user, even at a network address, without a job token"},
+			&cli.StringFlag{Name: "topology-file", Category: "Options",
+				Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; it " +
+					"is read again after a change"},
+			&cli.GenericFlag{Name: "python-agents", Category: "Options", Value: new(agentsMode),
+				Usage: "let agents of DLRover, in Python, join the run of --python-run. They know no job token: each must name " +
+					"the job of --job-uid, unless this is --python-agents=open"},
+			&cli.StringFlag{Name: "python-run", Category: "Options",
+				Usage: "`RUN`: id of the run of DLRover's agents, which is the --rdzv-id of its launchers (default: " +
+					"$ELASTIC_JOB_NAME, else none)"},
+			&cli.StringFlag{Name: "job-uid", Category: "Options",
+				Usage: "`UID`: the JOB_UID of DLRover's agents; requests with another one, or none, are refused (default: " +
+					"$JOB_UID)"},
+			&cli.StringFlag{Name: "data-dir", Category: "Options",
+				Usage: "`DIR`: directory for findings about nodes across jobs (dlroverctl nodes), made if needed, one for each " +
+					"daemon (default: nothing is kept)"},
+			&cli.GenericFlag{Name: "keep-runs", Category: "Options", Value: new(duration.Value(24 * time.Hour)),
+				Usage: "`DURATION`: how long a run is kept after its end, for dlroverctl; 10m to 720h (default: 24h)"},
+		}, nodeFlags(), []cli.Flag{
+			&cli.StringFlag{Name: "event-log", Category: "Options",
+				Usage: "`PATH`: append every state change to this file, one JSON object per line"},
+			&cli.StringFlag{Name: "log-format", Category: "Options",
+				EnvVars: []string{console.FormatVariable}, Usage: console.FormatUsage},
+			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
+			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
+		}),
+	}
+}
+
+// serveError is a failure after the options have been accepted.
+type serveError struct{ error }
+
+func (e *serveError) Unwrap() error { return e.error }
+
+func serve(c *cli.Context, stdout io.Writer) error {
+	if c.Bool("version") {
+		fmt.Fprintln(stdout, "dlrover-master", version.Version)
+		return nil
+	}
+	if c.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: dlrover-master takes options only", c.Args().First())
+	}
+	d, err := newDaemon(c)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	if err := d.serve(c.Context, c.String("listen")); err != nil {
+		return &serveError{err}
+	}
+	return nil
+}
+
+type daemon struct {
+	log     *slog.Logger
+	events  *eventlog.Log
+	metrics *metrics
+	service *service.Service
+	hub     atomic.Pointer[api.Hub]
+	marks   *marks.Keeper // nil: no record of nodes is kept
+	nodes   *cluster      // nil: marks have no effect on the cluster
+}
+
+// Bounds of --keep-runs.
+const (
+	leastKeep = 10 * time.Minute
+	mostKeep  = 30 * 24 * time.Hour
+)
+
+func newDaemon(c *cli.Context) (*daemon, error) {
+	secret, err := token.Find(c.String("token-file"), os.LookupEnv)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkExposure(c.String("listen"), secret != "", c.Bool("insecure")); err != nil {
+		return nil, err
+	}
+	keep := time.Duration(*c.Generic("keep-runs").(*duration.Value))
+	if keep < leastKeep || keep > mostKeep {
+		return nil, fmt.Errorf("--keep-runs=%s: need %s to %s", duration.Text(keep), duration.Text(leastKeep),
+			duration.Text(mostKeep))
+	}
+	format, err := console.ParseFormat(c.String("log-format"))
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{log: console.Logger(console.Stderr, "dlrover-master", format, console.Level()), metrics: newMetrics()}
+	console.Libraries(d.log)
+	agents, err := d.pythonAgents(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.keepMarks(c); err != nil {
+		return nil, err
+	}
+	cfg := service.Config{
+		Token: secret, Insecure: c.Bool("insecure"), TopologyFile: c.String("topology-file"), Observe: d.observe,
+		Extra: d.extra(), Log: d.log, Agents: agents,
+		Keep: keep,
+	}
+	if d.marks != nil {
+		cfg.Suspect, cfg.Avoid = d.marks.Suspect, d.marks.Avoid
+		cfg.Cleared, cfg.Global = d.marks.Cleared, map[string]http.Handler{"nodes": d.marks.Handler()}
+	}
+	if d.service, err = service.New(cfg); err != nil {
+		d.closeMarks()
+		return nil, err
+	}
+	d.hub.Store(d.service.Hub)
+	if d.marks != nil {
+		d.marks.Follow(d.service)
+	}
+	d.metrics.watchAll(d.service, d.marks)
+	if d.events, err = eventlog.Open(c.String("event-log")); err != nil {
+		d.close()
+		return nil, err
+	}
+	switch {
+	case secret == "" && c.Bool("insecure"):
+		d.log.Warn("no job token: any process that can reach the address may join and end jobs",
+			"listen", c.String("listen"))
+	case secret == "":
+		d.log.Info("no job token: only processes of this user are served", "listen", c.String("listen"))
+	}
+	return d, nil
+}
+
+// checkExposure: without a token the daemon binds loopback only.
+func checkExposure(listen string, hasToken, insecure bool) error {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return fmt.Errorf("--listen=%s: need host:port: %w", listen, err)
+	}
+	if hasToken || insecure || token.Loopback(host) {
+		return nil
+	}
+	return fmt.Errorf("--listen=%s is a network address and needs a job token: set DLROVER_TOKEN (openssl rand -hex 16), "+
+		"DLROVER_TOKEN_FILE or --token-file here and on every node; without one only loopback is served, "+
+		"and --insecure serves anyway", listen)
+}
+
+// annotate adds a mark to the timeline of a run. Marks may expire before the service exists, when there are no runs
+// yet.
+func (d *daemon) annotate(run string, event job.Event, node, text string) {
+	if hub := d.hub.Load(); hub != nil {
+		_ = hub.Annotate(run, event, node, text) // the run may be over
+	}
+}
+
+// extra serves paths that need no token.
+func (d *daemon) extra() http.Handler {
+	ready := func() error { return nil }
+	if d.marks != nil {
+		ready = d.marks.Ready
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", d.metrics.handler())
+	mux.HandleFunc("GET /readyz", marks.Ready(ready))
+	return mux
+}
+
+func (d *daemon) observe(run string, n rendezvous.Note) {
+	d.metrics.note(n)
+	if d.marks != nil {
+		d.marks.Hear(run, n)
+	}
+	d.events.Event(string(n.Event), slog.String("run_id", run), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch),
+		slog.String("node", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes), slog.Int("world_size", n.World))
+	level := slog.LevelInfo
+	if n.Event == job.EventJoin || n.Event == job.EventNodeSucceeded {
+		level = slog.LevelDebug // one for every node, which in a large run is a flood
+	}
+	d.log.Log(context.Background(), level, string(n.Event), "run_id", run, "round", n.Round, "epoch", n.Epoch,
+		"node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
+}
+
+// closeMarks ends the Keeper of marks, before the service that it reports to.
+func (d *daemon) closeMarks() {
+	if d.marks == nil {
+		return
+	}
+	if err := d.marks.Close(); err != nil {
+		d.log.Error("what is known of nodes cannot be written", "err", err)
+	}
+	d.nodes.close()
+}
+
+func (d *daemon) close() {
+	d.closeMarks()
+	d.service.Close(2 * time.Second)
+	_ = d.events.Close() // nothing is left to be written
+}
+
+// reservedFiles are the descriptors that connections leave to everything else.
+const reservedFiles = 64
+
+// serve answers until SIGTERM or SIGINT.
+func (d *daemon) serve(ctx context.Context, listen string) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	l, err := api.Listen(ctx, listen)
+	if err != nil {
+		return err
+	}
+	// The limit bounds the nodes that can be connected; each takes one, for moments two.
+	files := conns.OpenFiles()
+	l = conns.Listen(l, conns.Below(files, reservedFiles), d.log)
+	d.log.Info("serving", "addr", l.Addr().String(), "pid", os.Getpid(), "max_open_files", files)
+	failed := make(chan error, 1)
+	go func() { failed <- d.service.Serve(l) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	d.log.Info("stopping; workers that run keep running")
+	return nil
+}

@@ -1,0 +1,196 @@
+package master
+
+import (
+	"bytes"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/common/expfmt"
+
+	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/hang"
+	hangs "dlrover-run/hang/serve"
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/service"
+	checks "dlrover-run/netcheck/serve"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+// metrics are the daemon's: counters of events, and gauges that are read from the hub on request.
+type metrics struct {
+	reg    *prometheus.Registry
+	events *prometheus.CounterVec
+}
+
+func newMetrics() *metrics {
+	events := prometheus.CounterOpts{
+		Name: "dlrover_rendezvous_events_total",
+		Help: `State changes of runs, by kind: join, seal, run, break, node-loss, node-leave, succeeded, failed and others.`,
+	}
+	m := &metrics{reg: prometheus.NewRegistry(), events: prometheus.NewCounterVec(events, []string{"event"})}
+	process := collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})
+	m.reg.MustRegister(m.events, collectors.NewGoCollector(), process)
+	return m
+}
+
+func (m *metrics) note(n rendezvous.Note) { m.events.WithLabelValues(string(n.Event)).Inc() }
+
+// page is the metrics as text, which is made once in pageTime at most: a reader that is slow, or one of many, takes no
+// memory of its own.
+type page struct {
+	reg prometheus.Gatherer
+
+	mu   sync.Mutex
+	at   time.Time
+	text []byte // read-only
+}
+
+const pageTime = time.Second
+
+func (m *metrics) handler() http.Handler { return &page{reg: m.reg} }
+
+// ServeHTTP implements http.Handler.
+func (p *page) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	text, err := p.fresh(time.Now())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", string(textFormat))
+	_, _ = w.Write(text) // the reader may be gone
+}
+
+var textFormat = expfmt.NewFormat(expfmt.TypeTextPlain)
+
+func (p *page) fresh(now time.Time) ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.text != nil && now.Sub(p.at) < pageTime {
+		return p.text, nil
+	}
+	families, err := p.reg.Gather()
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	enc := expfmt.NewEncoder(&b, textFormat)
+	for _, f := range families {
+		if err := enc.Encode(f); err != nil {
+			return nil, err
+		}
+	}
+	p.at, p.text = now, b.Bytes()
+	return p.text, nil
+}
+
+// watchAll adds the metrics of the daemon's parts; k is nil without marks.
+func (m *metrics) watchAll(s *service.Service, k *marks.Keeper) {
+	m.watch(s.Hub)
+	m.watchCheckpoints(s.Checkpoints)
+	m.watchChecks(s.Checks)
+	m.watchHangs(s.Hangs)
+	if k != nil {
+		m.watchMarks(k)
+	}
+}
+
+// watch adds the gauges of the hub's runs. The run's name is not a label: names come
+// from users, and every new one would be a new time series for ever.
+func (m *metrics) watch(h *api.Hub) {
+	gauge := func(name, help string, value func(api.RunStatus) int) {
+		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
+			sum := 0
+			for _, s := range h.Runs(false) {
+				sum += value(s)
+			}
+			return float64(sum)
+		}))
+	}
+	gauge("dlrover_rendezvous_runs", "Runs that this daemon keeps, finished ones included.",
+		func(api.RunStatus) int { return 1 })
+	gauge("dlrover_rendezvous_members", "Nodes that are members of a world, over all runs.",
+		func(s api.RunStatus) int { return s.Members })
+	gauge("dlrover_rendezvous_waiting", "Nodes that wait for a world or as spares, over all runs.",
+		func(s api.RunStatus) int { return s.Waiting })
+	gauge("dlrover_rendezvous_restarts", "Restarts spent, over all runs.",
+		func(s api.RunStatus) int { return s.Restarts })
+}
+
+// watchCheckpoints adds the age of the checkpoints of each run that reports them: the oldest of all ranks, because that
+// much work would be lost.
+func (m *metrics) watchCheckpoints(h *coordinator.Hub) {
+	oldest := func(name, help string, at func(coordinator.Age) time.Time) {
+		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
+			now, age := time.Now(), 0.0
+			for _, run := range h.Runs() {
+				for _, a := range h.Summary(run).Ages {
+					if t := at(a); !t.IsZero() {
+						age = max(age, now.Sub(t).Seconds())
+					}
+				}
+			}
+			return age
+		}))
+	}
+	oldest("dlrover_checkpoint_memory_age_seconds",
+		"Age of the oldest rank's newest checkpoint in memory, over all runs; 0 without any.",
+		func(a coordinator.Age) time.Time { return a.MemoryAt })
+	oldest("dlrover_checkpoint_disk_age_seconds",
+		"Age of the oldest rank's newest checkpoint on disk, over all runs; 0 without any.",
+		func(a coordinator.Age) time.Time { return a.DurableAt })
+}
+
+// watchChecks adds the results of node checks. Neither runs nor nodes are labels.
+func (m *metrics) watchChecks(h *checks.Hub) {
+	for _, state := range checks.States {
+		m.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "dlrover_check_verdicts_total", Help: "Nodes that a check has decided about, by verdict.",
+			ConstLabels: prometheus.Labels{"state": string(state)},
+		}, func() float64 { return float64(h.Stats().Verdicts[state]) }))
+	}
+	m.reg.MustRegister(
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "dlrover_check_excluded_total", Help: "Nodes that a check has left out of their jobs.",
+		}, func() float64 { return float64(h.Stats().Excluded) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "dlrover_check_ended_total", Help: "Checks of nodes that have ended, of all runs.",
+		}, func() float64 { return float64(h.Stats().Checks) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "dlrover_check_newest_seconds", Help: "How long the check of nodes took that ended last; 0 before any.",
+		}, func() float64 { return h.Stats().Newest.Seconds() }))
+}
+
+// watchHangs adds suspicions and verdicts about the runs' workers. Neither runs nor nodes are labels.
+func (m *metrics) watchHangs(h *hangs.Hub) {
+	counter := func(name, help string, labels prometheus.Labels, value func(hangs.Stats) int) {
+		m.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels},
+			func() float64 { return float64(value(h.Stats())) }))
+	}
+	for _, kind := range hangs.Kinds {
+		counter("dlrover_hang_incident_verdicts_total", "Verdicts about hangs of all runs, by kind.",
+			prometheus.Labels{"kind": string(kind)}, func(s hangs.Stats) int { return s.Verdicts[kind] })
+	}
+	for _, action := range []hang.Action{hang.ActRestart, hang.ActStop} {
+		counter("dlrover_hang_orders_total", "Restarts and stops of runs because of hangs.",
+			prometheus.Labels{"action": string(action)}, func(s hangs.Stats) int { return s.Orders[action] })
+	}
+	counter("dlrover_hang_incidents_total", "Incidents that were opened because nodes suspected a hang.", nil,
+		func(s hangs.Stats) int { return s.Suspicions })
+	counter("dlrover_hang_withdrawn_total", "Incidents that were no hang, or ended by themselves.", nil,
+		func(s hangs.Stats) int { return s.Withdrawn })
+	counter("dlrover_hang_reports_total", "Reports of nodes about their workers.", nil,
+		func(s hangs.Stats) int { return s.Reports })
+	counter("dlrover_hang_evidence_refused_total", "Reports whose evidence was dropped for lack of room.", nil,
+		func(s hangs.Stats) int { return s.Refused })
+	m.reg.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "dlrover_hang_evidence_bytes", Help: "Bytes of memory that the kept evidence takes, about.",
+		}, func() float64 { return float64(h.Stats().Held) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "dlrover_hang_detect_seconds", Help: "Time from the last progress to the newest verdict; 0 before any.",
+		}, func() float64 { return h.Stats().Detect.Seconds() }))
+}

@@ -1,0 +1,60 @@
+package master
+
+import (
+	"log/slog"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/service"
+	"dlrover-run/rendezvous"
+)
+
+// Two requests within a second get the same bytes.
+func TestThePageOfMetricsIsShared(t *testing.T) {
+	m := newMetrics()
+	p, now := &page{reg: m.reg}, time.Now()
+	first, err := p.fresh(now)
+	require.NoError(t, err)
+	m.note(rendezvous.Note{Event: "join"})
+	again, err := p.fresh(now.Add(pageTime - 1))
+	require.NoError(t, err)
+	require.Same(t, &first[0], &again[0])
+	later, err := p.fresh(now.Add(pageTime))
+	require.NoError(t, err)
+	require.NotContains(t, string(first), `dlrover_rendezvous_events_total{event="join"} 1`)
+	require.Contains(t, string(later), `dlrover_rendezvous_events_total{event="join"} 1`)
+}
+
+// What is registered has one prefix, beside the collectors of Go's client, and is in the reference.
+func TestNamesOfMetrics(t *testing.T) {
+	quiet := slog.New(slog.DiscardHandler)
+	s, err := service.New(service.Config{Token: "0123456789abcdef", Log: quiet})
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close(0) })
+	k, err := marks.Open(marks.Config{Log: quiet})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, k.Close()) })
+	m := newMetrics()
+	m.watchAll(s, k)
+	m.note(rendezvous.Note{Event: "join"})
+	families, err := m.reg.Gather()
+	require.NoError(t, err)
+	docs, err := os.ReadFile("../../../docs/reference/reference.md")
+	require.NoError(t, err)
+	ours := 0
+	for _, f := range families {
+		if regexp.MustCompile(`^(go|process)_`).MatchString(f.GetName()) {
+			continue
+		}
+		ours++
+		require.True(t, strings.HasPrefix(f.GetName(), "dlrover_"), f.GetName())
+		require.Contains(t, string(docs), "`"+f.GetName()+"`", "make docs")
+	}
+	require.Greater(t, ours, 20)
+}

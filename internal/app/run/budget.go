@@ -1,0 +1,186 @@
+package run
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"dlrover-run/internal/duration"
+	"dlrover-run/internal/job"
+	"dlrover-run/launcher"
+	"dlrover-run/rendezvous"
+)
+
+// budgetFeature limits the cost of recovery and decides when the job has succeeded. The rendezvous counts; this
+// launcher only reports the progress of its workers.
+func budgetFeature() feature {
+	var b rendezvous.Budget
+	return feature{
+		name:     "budget",
+		settings: func(r *resolver) (err error) { b, err = r.budget(); r.s.params.Budget = b; return err },
+		plan: func(p *plan) {
+			if b != defaultBudget() {
+				p.Features["budget"] = b.String()
+			}
+		},
+		open: func(j *nodeJob) (launcher.Part, error) {
+			if b.StartDeadline == 0 {
+				return nil, nil
+			}
+			return &firstStep{job: j}, nil
+		},
+	}
+}
+
+func defaultBudget() rendezvous.Budget { return rendezvous.Params{}.WithDefaults().Budget }
+
+// budget reads the options.
+func (r *resolver) budget() (b rendezvous.Budget, err error) {
+	b = rendezvous.Budget{
+		BackoffLimit: r.c.Int("backoff-limit"), SameFailures: r.c.Int("same-failures"), NoProgress: r.c.Int("no-progress"),
+		Success: rendezvous.SuccessRule(r.c.String("success-rule")), CleanUp: rendezvous.CleanUp(r.c.String("clean-up")),
+		Tolerate: r.c.String("on-rank-exit") == "tolerate",
+		Alone:    true,
+		Sum:      r.s.params.Budget.Sum, // of --policy
+	}
+	if b.BackoffLimit == 0 || b.SameFailures == 0 {
+		return b, fmt.Errorf("--backoff-limit=%d, --same-failures=%d: need numbers from 1, or -1 for no limit; "+
+			"--restart-policy=Never restarts nothing", b.BackoffLimit, b.SameFailures)
+	}
+	if b.Sum && !r.c.IsSet("same-failures") { // the limit of all restarts is the only one then
+		b.SameFailures = -1
+	}
+	if !r.c.IsSet("success-rule") { // --policy has one, or the preset
+		b.Success = cmp.Or(r.s.params.Budget.Success, rendezvous.SuccessRule(r.s.preset.Success), b.Success)
+		b.Alone = r.s.params.Budget.Alone
+	}
+	b.Alone = b.Alone && (b.Success == rendezvous.SuccessRank0 || b.Success == rendezvous.SuccessNode0)
+	for _, step := range []func(*rendezvous.Budget) error{r.backoff, r.windows, r.deadlines, r.onFailure} {
+		if err = step(&b); err != nil {
+			return b, err
+		}
+	}
+	return b, rendezvous.Params{Min: 1, Max: 1, Budget: b}.Validate()
+}
+
+// backoff reads MIN:MAX, or 0.
+func (r *resolver) backoff(b *rendezvous.Budget) (err error) {
+	text := r.c.String("restart-backoff")
+	if text == "0" {
+		b.BackoffMax = -1
+		return nil
+	}
+	lo, hi, ok := strings.Cut(text, ":")
+	if ok {
+		if b.BackoffMin, err = duration.Parse(lo); err == nil {
+			b.BackoffMax, err = duration.Parse(hi)
+		}
+	}
+	if !ok || err != nil || b.BackoffMin <= 0 || b.BackoffMax <= 0 {
+		return fmt.Errorf("--restart-backoff=%s: need MIN:MAX, such as 10ms:30s, or 0 for none", text)
+	}
+	return nil
+}
+
+// windows reads SCOPE=N/DURATION, separated by commas or by repeating the option.
+func (r *resolver) windows(b *rendezvous.Budget) error {
+	n := 0
+	for _, value := range r.c.Strings("restart-window") {
+		for text := range strings.SplitSeq(value, ",") {
+			w, err := parseWindow(strings.TrimSpace(text))
+			if err != nil {
+				return fmt.Errorf("--restart-window=%s: %w", text, err)
+			}
+			if n == rendezvous.MaxWindows {
+				return fmt.Errorf("--restart-window=%s: at most %d windows are possible", text, rendezvous.MaxWindows)
+			}
+			b.Windows[n] = w
+			n++
+		}
+	}
+	return nil
+}
+
+func parseWindow(text string) (w rendezvous.Window, err error) {
+	scope, rest, ok := strings.Cut(text, "=")
+	count, per, both := strings.Cut(rest, "/")
+	if w.Scope = rendezvous.WindowScope(scope); ok && both {
+		if w.Max, err = strconv.Atoi(count); err == nil {
+			w.Per, err = duration.Parse(per)
+		}
+	}
+	if !ok || !both || err != nil || w.Max < 1 || w.Per <= 0 {
+		return w, fmt.Errorf("need SCOPE=N/DURATION with rank, node or job, such as job=3/1h")
+	}
+	return w, nil
+}
+
+// maxDeadline is ten years.
+const maxDeadline = 10 * 365 * 24 * time.Hour
+
+// deadlines are 0 for no deadline.
+func (r *resolver) deadlines(b *rendezvous.Budget) (err error) {
+	if b.Deadline, err = r.duration("deadline", 0, maxDeadline); err == nil {
+		b.StartDeadline, err = r.duration("start-deadline", 0, maxDeadline)
+	}
+	return err
+}
+
+// onFailure reads exit, hold or hold=DURATION.
+func (r *resolver) onFailure(b *rendezvous.Budget) (err error) {
+	what, per, timed := strings.Cut(r.c.String("on-failure"), "=")
+	b.HoldFailed = what == "hold"
+	if timed {
+		b.HoldFor, err = duration.Parse(per)
+	}
+	if what != "hold" && (what != "exit" || timed) || err != nil || timed && b.HoldFor <= 0 {
+		return fmt.Errorf("--on-failure=%s: need exit, hold or hold=DURATION, such as hold=2h", r.c.String("on-failure"))
+	}
+	return nil
+}
+
+// progress is the workers' progress, if a part measures it.
+func (j *nodeJob) progress() job.Progress {
+	var p job.Progress
+	forParts(j.parts, func(o launcher.ProgressReporter) { p = p.With(o.Progress()) })
+	return p
+}
+
+// firstStep reports the first step of an epoch to the rendezvous, from the node of rank 0.
+type firstStep struct{ job *nodeJob }
+
+// Name implements launcher.Part.
+func (f *firstStep) Name() string { return "budget" }
+
+// stepLook is the interval of the looks at workers before their first step.
+const stepLook = time.Second / 2
+
+// Watch implements launcher.Watcher.
+func (f *firstStep) Watch(ctx context.Context, e launcher.Epoch, _ []int, _ launcher.Control) {
+	if e.Place.RankBase != 0 {
+		return
+	}
+	tick := time.NewTicker(stepLook)
+	defer tick.Stop()
+	for f.job.progress().Step == 0 {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+	if err := f.job.adapter.stepped(ctx, e.Directive); err != nil && ctx.Err() == nil {
+		f.job.log.Warn("cannot tell the rendezvous of the first step", "err", err)
+	}
+}
+
+// stepped reports the first step of an epoch.
+func (a *adapter) stepped(ctx context.Context, d launcher.Directive) error {
+	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: d.EpochID})
+}
+
+// Progress implements launcher.ProgressReporter, from the pages of the shim: it is the step of the furthest worker.
+func (h *hangs) Progress() job.Progress { return h.pages.progress() }

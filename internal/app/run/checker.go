@@ -1,0 +1,293 @@
+package run
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"dlrover-run/internal/app/nodecheck"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/netcheck"
+	"dlrover-run/netcheck/checkview"
+	"dlrover-run/netcheck/node"
+	"dlrover-run/netcheck/python"
+	"dlrover-run/netcheck/serve"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/switchbox"
+	"dlrover-run/switchbox/gpuchild"
+	"dlrover-run/switchbox/metax"
+)
+
+// nodeChecks is the part of the launcher that examines this node at the rendezvous's request.
+type nodeChecks struct {
+	checkSettings
+	job     *nodeJob
+	devices func(context.Context) switchbox.Report
+	checker *nodecheck.Checker
+	own     *serve.Hub // under a master of DLRover, which has none
+	log     *slog.Logger
+	shown   bool
+}
+
+// openNodeChecks finds the options that this node cannot satisfy.
+func openNodeChecks(j *nodeJob, k checkSettings) (*nodeChecks, error) {
+	c := &nodeChecks{checkSettings: k, job: j, log: j.log}
+	var err error
+	c.devices, err = c.adaptor()
+	return c, unusableOption(err)
+}
+
+// noDevices is the message if detection has found no device that this job uses.
+const noDevices = "no accelerator was found that this job uses; looked for " + proc.DeviceFiles +
+	"; what --accelerator names is tested all the same"
+
+// adaptor returns the function that examines the devices of this node, nil if there is nothing to examine. The error
+// is about the user's --switchbox-pairs.
+func (c *nodeChecks) adaptor() (func(context.Context) switchbox.Report, error) {
+	switch {
+	case c.kind == "metax" && c.box != nil:
+		return c.metax()
+	case c.kind == "cuda":
+		return c.nvidia, nil
+	case c.box == nil:
+		return nil, nil
+	case c.kind == "" && c.box.limits.Given:
+		_, _, err := switchbox.SelectPairs(c.box.pairs, nil, true)
+		return nil, fmt.Errorf("%w: %s", err, noDevices)
+	}
+	why := noDevices
+	if c.kind != "" {
+		why = "there is no way to test the links between devices of the kind " + c.kind
+	}
+	return func(context.Context) switchbox.Report { return switchbox.Skip("switchbox", why) }, nil
+}
+
+// metax tests pairs of sockets with MetaX' tool.
+func (c *nodeChecks) metax() (func(context.Context) switchbox.Report, error) {
+	cfg := metax.Config{Pairs: c.box.pairs, Limits: c.box.limits, Environ: os.Environ(), Start: c.job.startCommand}
+	return func(ctx context.Context) switchbox.Report {
+		r, err := metax.Check(ctx, cfg)
+		if err != nil { // the devices have changed since the launcher looked
+			return switchbox.Skip(metax.Adaptor, err.Error())
+		}
+		return r
+	}, metax.Validate(cfg)
+}
+
+// gpucheckTime limits gpucheck, which reports by itself if a call hangs.
+const gpucheckTime = 25 * time.Second
+
+// nvidia runs gpucheck, a separate program, because the driver may hang or kill its caller.
+func (c *nodeChecks) nvidia(ctx context.Context) switchbox.Report {
+	ctx, cancel := context.WithTimeout(ctx, gpucheckTime+5*time.Second)
+	defer cancel()
+	own, _ := os.Executable() // "" is in no directory
+	r, err := gpuchild.Program{Path: gpuchild.Find(own), Start: c.job.startCommand}.Run(ctx, c.gpucheckArgs()...)
+	if usage, ok := errors.AsType[*gpuchild.UsageError](err); ok { // a pair of GPUs that are not on this node
+		r = switchbox.Report{Adaptor: "nvml", Findings: []switchbox.Finding{
+			{Check: "switchbox", Kind: "gpu.pairs", Severity: switchbox.Fatal, Text: usage.Text},
+		}}
+		r.Conclude()
+	} else if err != nil {
+		return switchbox.Skip("nvml", err.Error())
+	}
+	return r
+}
+
+// gpucheckArgs are gpucheck's arguments; it has the default pairs itself.
+func (c *nodeChecks) gpucheckArgs() []string {
+	timeout := "--timeout=" + gpucheckTime.String()
+	if c.box == nil {
+		return []string{"--level=links", timeout}
+	}
+	args := []string{"--level=copy", timeout, fmt.Sprintf("--min-bandwidth=%g", c.box.limits.MinBandwidth),
+		fmt.Sprintf("--min-channels=%d", c.box.limits.MinChannels)}
+	if c.box.limits.Given || c.box.limits.Ring {
+		args = append(args, "--pairs="+c.box.list())
+	}
+	return args
+}
+
+// joined starts the parts that need the address at which other nodes reach this one.
+func (c *nodeChecks) joined(j *nodeJob) {
+	cfg := nodecheck.Config{
+		Run: j.s.runID, Spec: c.spec, Alone: j.s.params.Max == 1, Health: c.health, HealthTime: c.spec.Timeout,
+		Node: netcheck.Node{
+			ID: j.s.node.ID, Name: j.s.node.Name, Addr: j.s.node.Addr, GPUs: c.gpus, Wants: c.wants, NoTorch: c.noTorch(),
+			Bare: j.s.sideOnly(),
+			CPU:  int(100 * proc.CPUs("", "")),
+		},
+		Devices: c.devices, Env: os.Getenv, Start: j.startCommand, Final: api.Final, Log: j.log,
+	}
+	if c.spec.Level == netcheck.LevelFull && c.noPy == nil && !j.s.sideOnly() {
+		cfg.Torch = c.torch
+	}
+	if p := j.endpoint.python(); p != nil {
+		c.own = c.alone(p)
+		cfg.Transport, cfg.Alone, cfg.Spec.Level, cfg.Torch = c.own, true, netcheck.LevelLocal, nil
+	} else if j.endpoint.served != nil {
+		cfg.Transport = j.endpoint.served.Checks
+	} else {
+		cfg.Transport = node.Over(j.endpoint.client)
+	}
+	var err error
+	if c.checker, err = nodecheck.New(cfg); err != nil {
+		c.log.Error("this node cannot be checked", "err", err)
+	}
+}
+
+func (c *nodeChecks) noTorch() string {
+	switch {
+	case c.job.s.sideOnly():
+		return "it has no workers"
+	case c.noPy == nil:
+		return ""
+	}
+	return c.noPy.Error()
+}
+
+// torch starts PyTorch's tests with the workers' interpreter.
+func (c *nodeChecks) torch(ctx context.Context) (node.Torch, error) {
+	e := c.job.endpoint
+	return python.Start(ctx, python.Config{
+		Interpreter: c.python, Device: torchDevice(c.kind), Devices: c.gpus, Wants: c.wants, Addr: c.job.s.node.Addr,
+		Env: c.torchEnv(), Start: c.job.startCommand, Log: c.log,
+		Store: func(allow []string) (addr string, end func(), err error) {
+			addr, end = e.storeFor(c.job.s.node, allow)
+			return addr, end, nil
+		},
+	})
+}
+
+// torchEnv is the workers' environment. If the links between MetaX boxes have their own test, the collectives leave
+// the optical ones out, as MetaX' DLRover does.
+func (c *nodeChecks) torchEnv() []string {
+	env := c.job.s.workerEnv()
+	if c.kind == "metax" && c.box != nil {
+		env = append(env, "MCCL_DISABLE_OPTIC_LINK=1")
+	}
+	return env
+}
+
+// torchDevice is PyTorch's name of a kind of device.
+func torchDevice(kind string) python.Device {
+	switch kind {
+	case "":
+		return python.CPU
+	case "ascend":
+		return python.NPU
+	case "musa":
+		return python.MUSA
+	}
+	return python.CUDA
+}
+
+// Name implements launcher.Part.
+func (c *nodeChecks) Name() string { return "node check" }
+
+// configure implements configurer: others depend on the launcher that serves them, if the
+// job has others.
+func (c *nodeChecks) configure(cfg *launcher.Config) {
+	cfg.StayWhenBarred = c.serves() && c.job.s.params.Max > 1
+}
+
+// serves reports whether this launcher serves the rendezvous of other nodes.
+func (c *nodeChecks) serves() bool { return c.job.endpoint.served != nil && c.job.s.backend != local }
+
+// Check implements launcher.Checker.
+func (c *nodeChecks) Check(ctx context.Context, _ launcher.Directive) (launcher.CheckResult, error) {
+	if c.checker == nil {
+		return launcher.CheckResult{}, errors.New("its address or an option cannot be used; see its log")
+	}
+	if c.own != nil {
+		if err := c.own.Expect(c.job.s.runID, []string{c.job.s.node.ID}, nil); err != nil {
+			return launcher.CheckResult{}, err
+		}
+	}
+	r, err := c.checker.Check(ctx)
+	if err != nil {
+		return launcher.CheckResult{}, err
+	}
+	if c.only {
+		c.print(r.Verdict)
+	}
+	if !r.Excluded && r.State == netcheck.StateNotTested {
+		c.log.Info("this node was not tested with others", "reason", r.Reason)
+	} else if !r.Excluded && r.State != netcheck.StateOK {
+		c.log.Warn("this node takes part in spite of its check", "verdict", r.State, "reason", r.Reason)
+	}
+	if c.only && !c.spec.ReportOnly && !r.Excluded && !r.Reaches() {
+		r.Excluded, r.Again = true, true // no node trains; the exit status reports the result
+	}
+	return launcher.CheckResult{Passed: !r.Excluded, Again: r.Again, Reason: r.Reason, Aspect: r.Aspect(), Until: r.Until,
+		Covered: r.Covered, Domain: r.Domain}, nil
+}
+
+// print shows the verdict on this node, and the findings where no table will have them.
+func (c *nodeChecks) print(v netcheck.Verdict) {
+	self := netcheck.Node{Name: c.job.s.node.Name}
+	fmt.Printf("%s: %s: %s\n", self.Name, v.State, cmp.Or(v.Reason, "nothing was found against it"))
+	if !c.serves() {
+		checkview.Findings(os.Stdout, []netcheck.NodePicture{{Node: self, Verdict: v}})
+	}
+}
+
+// Doubt implements launcher.CheckInvalidator.
+func (c *nodeChecks) Doubt(context.Context) string {
+	if c.checker == nil {
+		return ""
+	}
+	return c.checker.Doubt()
+}
+
+// Starting implements launcher.Starter: with --check-only there is nothing to start, so it ends the job.
+func (c *nodeChecks) Starting(e launcher.Epoch) {
+	if c.only && e.Place.GroupRank == 0 && c.job.s.backend == master {
+		c.show()
+	}
+}
+
+// End implements launcher.Ender.
+func (c *nodeChecks) End(launcher.Ending) {
+	if c.only && c.job.endpoint != nil && c.serves() {
+		c.show()
+	}
+}
+
+// showTimeout bounds the wait for the table.
+const showTimeout = 10 * time.Second
+
+// close implements closer.
+func (c *nodeChecks) close() error {
+	if c.own != nil {
+		c.own.Close()
+	}
+	return nil
+}
+
+// show prints the measurements between the nodes.
+func (c *nodeChecks) show() {
+	ctx, cancel := context.WithTimeout(context.Background(), showTimeout)
+	defer cancel()
+	p, err := c.picture(ctx)
+	if err == nil {
+		err = checkview.Table(os.Stdout, p)
+	}
+	if err != nil {
+		c.log.Warn("cannot print the table of the check", "err", err)
+	}
+}
+
+func (c *nodeChecks) picture(ctx context.Context) (p netcheck.Picture, err error) {
+	e := c.job.endpoint
+	if e.served != nil {
+		return e.served.Checks.Picture(c.job.s.runID)
+	}
+	err = e.client.Mounted(ctx, c.job.s.runID, "checks", &p)
+	return p, err
+}

@@ -1,0 +1,159 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/app/service"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/netcheck/python"
+	"dlrover-run/switchbox"
+)
+
+// checksOf are the settings that a command line gives on a host.
+func checksOf(t *testing.T, line string, host hostFacts) (k checkSettings) {
+	t.Helper()
+	env := func(string) (string, bool) { return "", false }
+	c, err := parse(strings.Fields(line), env, io.Discard)
+	require.NoError(t, err)
+	table := []feature{{settings: func(r *resolver) (err error) { k, err = r.nodeChecks(); return err }}}
+	r := &resolver{c: c, env: env, host: host, s: settings{features: table}}
+	require.NoError(t, r.features())
+	return k
+}
+
+// openedChecks prepares the checks of a command line on a host with n devices of a kind.
+func openedChecks(t *testing.T, line string, n int, kind string) (*nodeChecks, error) {
+	t.Helper()
+	host := testHost()
+	host.gpus = func() (int, string) { return n, kind }
+	return openNodeChecks(&nodeJob{log: slog.New(slog.DiscardHandler), s: &settings{}}, checksOf(t, line, host))
+}
+
+func TestWhatDevicesAreChecked(t *testing.T) {
+	skipped := func(line string, n int, kind string) string {
+		c, err := openedChecks(t, line, n, kind)
+		require.NoError(t, err)
+		if c.devices == nil {
+			return ""
+		}
+		r := c.devices(t.Context())
+		require.Equal(t, switchbox.Skipped, r.State)
+		return r.Reason
+	}
+	require.Empty(t, skipped("--network-check train.py", 0, ""))
+	require.Empty(t, skipped("--network-check train.py", 8, "metax"), "only --switchbox-check needs MetaX' tool")
+	require.Empty(t, skipped("--network-check train.py", 8, "ascend"))
+	require.Equal(t, noDevices, skipped("--switchbox-check train.py", 0, ""))
+	require.Equal(t, noDevices, skipped("--switchbox-check --accelerator=cpu train.py", 8, "cuda"))
+	require.Contains(t, skipped("--switchbox-check train.py", 8, "ascend"), "devices of the kind ascend")
+	require.NotNil(t, must(openedChecks(t, "--network-check train.py", 8, "cuda")).devices)
+
+	// The named kind is tested, also where detection has found another.
+	t.Setenv("DLROVER_SYSFS_ROOT", filepath.Join(metaxTree(t, 0, 2), "host/sys"))
+	t.Setenv("SWITCHBOX_CHECK_TOOL_PATH", "/no/such/tool")
+	const metax = "--switchbox-check --accelerator=metax-tech.com/gpu --box-pairs=0:1 --min-channels=1 train.py"
+	require.Contains(t, skipped(metax, 0, ""), "/no/such/tool cannot be run")
+	require.NotNil(t, must(openedChecks(t, "--network-check --accelerator=nvidia.com/gpu train.py", 0, "")).devices)
+	_, err := openedChecks(t, strings.Replace(metax, "0:1", "0:7", 1), 0, "")
+	require.ErrorContains(t, err, "--box-pairs: 0:7 names a device that is not here; this node has 0, 1")
+}
+
+// gpucheck knows the default pairs; only others are passed to it.
+func TestPairsOfGpucheck(t *testing.T) {
+	for line, want := range map[string]string{
+		"--switchbox-check":                              "",
+		"--switchbox-check --box-pairs=ring":             "--pairs=ring",
+		"--switchbox-check --box-pairs 0:1 2:4 train.py": "--pairs=0:1,2:4",
+	} {
+		c := must(openedChecks(t, line+" train.py", 8, "cuda"))
+		got := ""
+		for _, arg := range c.gpucheckArgs() {
+			if strings.HasPrefix(arg, "--pairs") {
+				got = arg
+			}
+		}
+		require.Equal(t, want, got, line)
+	}
+}
+
+// A pair that the user has named and that this node has not is an error of the command line; a default one is not.
+func TestPairsThatAreNotHere(t *testing.T) {
+	_, err := openedChecks(t, "--switchbox-check --box-pairs=0:1 --min-channels=1 train.py", 0, "")
+	require.ErrorContains(t, err, "--box-pairs: 0:1 names a device that is not here; this node has none: "+noDevices)
+	require.Equal(t, policy.Usage, reasonOf(err))
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// What DLRover's test does not know is named if it was asked for, and what this node's own examination heeds is not.
+func TestOptionsOfAPythonCheckThatCannotAct(t *testing.T) {
+	for line, want := range map[string]string{
+		"--network-check": "", "--precheck=1 --exclude-straggler": "", "--network-check --check-action=report": "",
+		"--network-check --check-ttl=600 --check-timeout=1m": "",
+		"--network-check --comm-perf-test":                   "--comm-perf-test",
+		"--precheck=2 --check-ttl=run":                       "--comm-perf-test --check-ttl=run",
+		"--precheck=1 --check-ttl=1h --check-timeout=30":     "--check-ttl=1h0m0s --check-timeout=30s",
+		"--health-check=true --check-ttl=1h":                 "",
+	} {
+		c, err := openedChecks(t, line+" train.py", 0, "")
+		require.NoError(t, err)
+		c.noPy = errors.New("no python3") // which is asked for last
+		k, err := c.pythonCheck(t.Context())
+		require.Equal(t, k.Test != nil, errors.Is(err, c.noPy), line)
+		require.Equal(t, want, k.Inert, line)
+	}
+}
+
+func TestTorchDevices(t *testing.T) {
+	for kind, want := range map[string]python.Device{
+		"": python.CPU, "cuda": python.CUDA, "rocm": python.CUDA, "metax": python.CUDA, "ascend": python.NPU,
+		"musa": python.MUSA,
+	} {
+		require.Equal(t, want, torchDevice(kind), kind)
+	}
+}
+
+// What has not been prepared cannot pass, and does not panic.
+func TestChecksThatCouldNotBePrepared(t *testing.T) {
+	c, err := openedChecks(t, "--network-check train.py", 0, "")
+	require.NoError(t, err)
+	_, err = c.Check(context.Background(), launcher.Directive{})
+	require.ErrorContains(t, err, "see its log")
+	require.Empty(t, c.Doubt(t.Context()))
+	c.noPy = errors.New("no python3")
+	require.Equal(t, "no python3", c.noTorch())
+}
+
+// Others depend on who serves the rendezvous: it stays without workers.
+func TestWhoStaysWhenBarred(t *testing.T) {
+	c, err := openedChecks(t, "--network-check train.py", 0, "")
+	require.NoError(t, err)
+	c.job.s.params.Max = 2
+	for _, x := range []struct {
+		backend backend
+		served  bool
+		stays   bool
+	}{{c10d, true, true}, {static, true, true}, {c10d, false, false}, {master, false, false}, {local, true, false}} {
+		c.job.s.backend, c.job.endpoint = x.backend, &endpoint{}
+		if x.served {
+			c.job.endpoint.served = &service.Service{}
+		}
+		var cfg launcher.Config
+		c.configure(&cfg)
+		require.Equal(t, x.stays, cfg.StayWhenBarred, "%v", x)
+	}
+}

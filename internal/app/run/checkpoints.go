@@ -1,0 +1,236 @@
+package run
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"dlrover-run/checkpointd"
+	"dlrover-run/checkpointd/python"
+	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/app/ckptd"
+	"dlrover-run/internal/job"
+	"dlrover-run/internal/pytree"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/proc"
+)
+
+// checkpointClient is the module that training processes import to save checkpoints. It stands before the user's
+// path. If the user has a package of the same name, the client itself gives way to it.
+var checkpointClient = pythonTree{
+	Source: pytree.Source{Name: "checkpoint-client", Files: python.Files},
+	what:   "checkpoint client", loss: "workers cannot import dlrover",
+}
+
+// ckptSettings are the options of the feature.
+type ckptSettings struct {
+	off        bool
+	breakpoint bool // save when workers fail
+	replicas   int
+	writeRate  string
+	sidecar    string
+}
+
+// checkpoints keeps the workers' saves in memory, with a daemon.
+type checkpoints struct {
+	ckptSettings
+	s        *settings
+	opening  sync.WaitGroup
+	daemon   *ckptd.Supervisor // nil: workers save by themselves; known when opening is over
+	signaled bool              // the job was ordered to end; belongs to the launcher's loop
+	unsaved  error             // why saves may not be on disk at the end; known after End
+}
+
+func checkpointsFeature() feature {
+	var k ckptSettings
+	var shmDir string
+	return feature{
+		name:     "checkpoints",
+		settings: func(r *resolver) (err error) { k, err = r.checkpoints(); shmDir = r.s.shmDir; return err },
+		plan: func(p *plan) {
+			if !k.off {
+				p.Checkpoints = &planCheckpoints{
+					ShmDir: shmDir, Sidecar: k.sidecar, SaveAtBreakpoint: k.breakpoint, Replicas: k.replicas, WriteRate: k.writeRate,
+				}
+			}
+		},
+		open: func(j *nodeJob) (launcher.Part, error) { return openCheckpoints(j, k), nil },
+	}
+}
+
+// maxReplicas bounds the nodes that hold a shard: more than a few only cost memory.
+const maxReplicas = 16
+
+func (r *resolver) checkpoints() (k ckptSettings, err error) {
+	k.off, k.breakpoint = r.c.String("ckpt-daemon") == "off", !r.c.Bool("no-save-at-breakpoint")
+	k.replicas, k.sidecar, k.writeRate = r.c.Int("ckpt-replicas"), r.c.String("ckpt-sidecar"),
+		r.c.String("ckpt-write-rate")
+	r.s.shmDir = r.c.String("ckpt-shm-dir")
+	switch {
+	case !k.breakpoint && r.c.Bool("save-at-breakpoint"):
+		err = fmt.Errorf("--save-at-breakpoint and --no-save-at-breakpoint contradict each other: use one of them")
+	case k.replicas < 0 || k.replicas > maxReplicas:
+		err = fmt.Errorf("--ckpt-replicas=%d: need 0 to %d nodes", k.replicas, maxReplicas)
+	case k.replicas > 1 && r.s.backend == local:
+		err = fmt.Errorf("--ckpt-replicas=%d: this job has one node; leave the option out", k.replicas)
+	case !filepath.IsAbs(r.s.shmDir):
+		err = fmt.Errorf("--ckpt-shm-dir=%s: need an absolute path", r.s.shmDir)
+	case r.c.IsSet("ckpt-shm-dir") && !isDir(r.s.shmDir):
+		err = fmt.Errorf("--ckpt-shm-dir=%s: there is no such directory", r.s.shmDir)
+	case k.sidecar != "" && !shm.ValidKey(k.sidecar):
+		err = fmt.Errorf("--ckpt-sidecar=%s: need 1 to 128 letters, digits and ._-, a letter, digit or _ first", k.sidecar)
+	case k.off && k.sidecar != "":
+		err = fmt.Errorf("--ckpt-daemon=off and --ckpt-sidecar contradict each other: use one of them")
+	case k.writeRate != "":
+		if n, e := argv.ParseSize(k.writeRate); e != nil || n == 0 {
+			err = fmt.Errorf("--ckpt-write-rate=%s: need bytes a second, such as 500M", k.writeRate)
+		}
+	}
+	return k, err
+}
+
+func isDir(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.IsDir()
+}
+
+// planCheckpoints is the feature's part of the --dry-run output.
+type planCheckpoints struct {
+	ShmDir           string `json:"shm_dir"`
+	Sidecar          string `json:"sidecar,omitempty"`
+	SaveAtBreakpoint bool   `json:"save_at_breakpoint"`
+	Replicas         int    `json:"replicas"`
+	WriteRate        string `json:"write_rate,omitempty"`
+}
+
+// openCheckpoints creates the runtime directory in the background; joined waits for it.
+func openCheckpoints(j *nodeJob, k ckptSettings) *checkpoints {
+	c := &checkpoints{ckptSettings: k, s: j.s}
+	j.python.add(checkpointClient)
+	if k.off {
+		return c
+	}
+	cfg := c.daemonConfig(j)
+	c.opening.Go(func() {
+		var err error
+		if c.daemon, err = ckptd.NewSupervisor(cfg); err != nil {
+			j.log.Warn("no checkpoint daemon: workers save by themselves", "err", err)
+		}
+	})
+	return c
+}
+
+func (c *checkpoints) daemonConfig(j *nodeJob) ckptd.SupervisorConfig {
+	s := c.s
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s|%s|%s:%d", s.runID, s.backend, s.host, s.port))
+	return ckptd.SupervisorConfig{
+		ShmDir: s.shmDir, Key: hex.EncodeToString(sum[:6]), Sidecar: c.sidecar, Run: s.runID, Token: s.token,
+		Replicas: c.replicas, WriteRate: c.writeRate, LogFormat: s.logs.format, Start: j.startDaemon, Logger: j.log,
+	}
+}
+
+// daemonProcess adapts a daemon for its supervisor.
+type daemonProcess struct{ *proc.Process }
+
+func (p daemonProcess) Code() int { return p.Exit().Code }
+
+func (j *nodeJob) startDaemon(c ckptd.Command) (ckptd.Process, error) {
+	p, err := j.procs.Start(proc.Spec{
+		Path: "/proc/self/exe", Args: c.Args, Env: c.Env, Dir: "/", Stdin: c.Stdin, Stderr: os.Stderr, Survives: true,
+	})
+	if errors.Is(err, proc.ErrClosed) {
+		return nil, ckptd.ErrClosed
+	}
+	return daemonProcess{p}, err
+}
+
+// joined starts the daemon, whose address for other nodes is known now.
+func (c *checkpoints) joined(j *nodeJob) {
+	c.opening.Wait()
+	if c.daemon != nil {
+		if j.metrics != nil {
+			j.metrics.with(ckptMetrics{c.daemon}.tell)
+		}
+		if c.replicas > 1 && j.endpoint.python() != nil {
+			j.log.Warn("--ckpt-replicas has no effect under a master of DLRover, which brings no checkpoint daemons together")
+		}
+		c.daemon.Serve(ckptd.Network{Master: j.endpoint.daemons(c.s), Addr: c.s.node.Addr})
+		c.daemon.RemoveStale()
+	}
+}
+
+// Name implements launcher.Part.
+func (c *checkpoints) Name() string { return "checkpoints" }
+
+// Environ implements launcher.EnvProvider.
+func (c *checkpoints) Environ(e launcher.Epoch, _ int) []string {
+	env := []string{fmt.Sprintf("DLROVER_CKPT_EPOCH=%d.%d.%d", e.Term, e.Round, e.Epoch)}
+	if c.daemon != nil {
+		env = append(env, "DLROVER_CKPT_RUNTIME="+c.daemon.Dir())
+	}
+	if p := c.s.params; p.Max > p.Min { // ElasticTrainer keeps the batch size of MAX nodes
+		env = append(env, fmt.Sprintf("DLROVER_MAX_NODES=%d", p.Max))
+	}
+	return env
+}
+
+// Starting implements launcher.Starter.
+func (c *checkpoints) Starting(e launcher.Epoch) {
+	if c.daemon == nil {
+		return
+	}
+	p := e.Place
+	c.daemon.World(checkpointd.World{
+		Term: e.Term, Round: e.Round, Epoch: e.Epoch, GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize,
+		RankBase: p.RankBase, WorldSize: p.WorldSize, LocalWorldSize: c.s.slots,
+	})
+}
+
+// Stopped implements launcher.Stopper: it has the daemon save the workers' state from memory. A node that leaves is
+// not a failure that the next workers recover from, so --no-save-at-breakpoint does not count. Nor does it count on
+// the nodes that stay, because the whole step needs their shards.
+func (c *checkpoints) Stopped(why launcher.StopInfo) {
+	c.signaled = c.signaled || why.Leaving
+	if c.daemon != nil && (c.breakpoint || c.signaled || why.CauseKind == job.CauseLeave) {
+		c.daemon.Breakpoint(why.Reason, why.Early)
+	}
+}
+
+// savedTime bounds the request for the daemon's status.
+const savedTime = time.Second
+
+// Saved implements launcher.Saver: it reports whether the daemon has a whole save of at least one of this node's
+// ranks.
+func (c *checkpoints) Saved(ctx context.Context) bool {
+	if c.daemon == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, savedTime)
+	defer cancel()
+	st, err := c.daemon.Status(ctx)
+	return err == nil && st != nil &&
+		slices.ContainsFunc(st.Segments, func(s checkpointd.SegmentStatus) bool { return !s.Copy })
+}
+
+// End implements launcher.Ender: it waits for the saves that are being written to disk.
+func (c *checkpoints) End(e launcher.Ending) {
+	c.opening.Wait() // this node may not have joined
+	if c.daemon != nil {
+		c.unsaved = c.daemon.End(e.Budget, e.Enough)
+	}
+}
+
+func (c *checkpoints) release() {
+	c.opening.Wait()
+	if c.daemon != nil {
+		c.daemon.Close()
+	}
+}

@@ -1,0 +1,293 @@
+package run
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/app/token"
+	"dlrover-run/internal/conns"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/tcpstore"
+)
+
+// endpoint is this node's side of the rendezvous: the client or server of the service, and the workers' store. When
+// this node serves the rendezvous for others, both share the endpoint's port.
+type endpoint struct {
+	svc    api.Service
+	where  string
+	store  *tcpstore.Server
+	port   int
+	served *service.Service // when it is served here
+	client *api.Client      // when it is not
+	master *masterService   // when the daemon dlrover-master serves it
+	life   *api.Lifeline    // then: its end shows the daemon at once that this launcher was killed
+	second bool             // another launcher on this host serves it
+	done   chan error
+	acl    *storeACL
+}
+
+// dataShards is the prefix of the keys with which workers distribute shards of data, after the slash that PyTorch
+// puts before every key. Restarted workers continue with the remaining shards.
+const dataShards = "/dlrover_shards/"
+
+// Reset and Port make an endpoint the launcher's Store.
+func (e *endpoint) Reset(again bool) {
+	if again {
+		e.store.Reset()
+	} else {
+		e.store.ResetAll()
+	}
+}
+
+func (e *endpoint) Port() int { return e.port }
+
+// order sends an order to a run of the rendezvous, on this node or elsewhere.
+func (e *endpoint) order(ctx context.Context, run string, o rendezvous.Order) error {
+	if e.served != nil {
+		return e.served.Hub.Order(run, o)
+	}
+	if p := e.python(); p != nil {
+		return p.Order(ctx, o)
+	}
+	return e.client.Order(ctx, run, o)
+}
+
+// observer is called with every note of the runs that are served here.
+type observer = func(run string, n rendezvous.Note)
+
+// openEndpoint binds the servers of this node. Nothing is sent yet. Lines of runsLog name their run themselves.
+func openEndpoint(
+	ctx context.Context, s *settings, h hostFacts, log, runsLog *slog.Logger, observe observer,
+) (*endpoint, error) {
+	g := newStoreACL(s.insecure, s.slots)
+	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent, Keep: dataShards})
+	e := &endpoint{acl: g, store: store, where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
+	var err error
+	if s.serves(h) {
+		err = e.serve(ctx, s, log, runsLog, observe)
+		if errors.Is(err, syscall.EADDRINUSE) && s.mayBeServedByAnother() {
+			log.Debug("the endpoint's port is taken; joining whoever serves it", "endpoint", e.where)
+			e.second = true
+			err = e.join(ctx, s, reachable(s), log)
+		}
+	} else {
+		err = e.join(ctx, s, s.host, log)
+	}
+	if err != nil {
+		e.close()
+		return nil, err
+	}
+	if s.addrWhy != "" && !token.Loopback(s.node.Addr) {
+		log.Info(s.addrWhy)
+		s.addrWhy = "" // this may be tried again
+	}
+	return e, nil
+}
+
+// mayBeServedByAnother reports whether a second launcher on the endpoint's host is an ordinary node. It is, unless
+// the user made this one the host.
+func (s *settings) mayBeServedByAnother() bool {
+	return s.backend == c10d && s.isHost == nil && s.params.Max > 1
+}
+
+// networked reports whether a rendezvous of this job is served to other hosts. Without a token it is on loopback,
+// unless the hosts of the job are known.
+func (s *settings) networked() bool { return s.token != "" || s.insecure || len(s.peers.Names) > 0 }
+
+// reachable is the address of a launcher on the same host that serves.
+func reachable(s *settings) string {
+	if !s.networked() && !token.Loopback(s.host) {
+		return "127.0.0.1"
+	}
+	return s.host
+}
+
+// takenByStranger is the error if the endpoint's port was taken on this host all the time. err ended the node's wait
+// for the rendezvous.
+func (e *endpoint) takenByStranger(err error, s *settings) error {
+	return fmt.Errorf("port %d of this host is taken%s, and no rendezvous is served at %s after %s; "+
+		"end what has the port, or give all nodes another one (%w)",
+		s.port, holder(os.DirFS("/"), reachable(s), s.port), e.where, s.connect, cmp.Or(errors.Unwrap(err), err))
+}
+
+func whyNotServed(err error) string {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return "; end what listens there, or give all nodes another port"
+	}
+	return ""
+}
+
+func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Logger, observe observer) error {
+	served, err := service.New(service.Config{
+		Token: s.token, Insecure: s.insecure, Name: s.host, TopologyFile: s.topology, Observe: observe, Log: runsLog,
+		Peers: s.newPeers(log),
+	})
+	if err != nil {
+		return unusableOption(err)
+	}
+	l, err := api.Listen(ctx, e.bindAddr(s))
+	if err != nil {
+		served.Close(0)
+		if s.backend == static && s.params.Max > 1 {
+			return fmt.Errorf("serve the rendezvous at %s: %w "+
+				"(node rank 0 serves it; does another launcher here have --node-rank=0, too?)", e.where, err)
+		}
+		return fmt.Errorf("serve the rendezvous at %s: %w%s", e.where, err, whyNotServed(err))
+	}
+	l = e.limit(l, s, log)
+	e.port = l.Addr().(*net.TCPAddr).Port
+	e.where = net.JoinHostPort(s.host, strconv.Itoa(e.port))
+	if l.Addr().(*net.TCPAddr).IP.IsLoopback() && !token.Loopback(s.node.Addr) {
+		s.node.Addr = "127.0.0.1" // no node reaches the workers' store by another address
+	}
+	e.served, e.svc = served, served.Hub
+	if s.backend == local && s.token == "" {
+		e.background(func() error { return e.store.Serve(l) })
+		return nil
+	}
+	serve := e.served.Serve
+	if s.backend == local {
+		serve = e.served.ServeRarely
+	}
+	e.background(func() error { return serve(tcpstore.Split(l, e.store)) })
+	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.token != "")
+	return nil
+}
+
+// newPeers returns nil if no peer is admitted by the name of its host.
+func (s *settings) newPeers(log *slog.Logger) *api.Peers {
+	if s.backend == local || len(s.peers.Names) == 0 {
+		return nil
+	}
+	return api.NewPeers(api.PeersConfig{Names: s.peers.Names, Text: s.peers.String(), Log: log})
+}
+
+// Descriptors that connections leave free: for the launcher's own files, and for each worker.
+const (
+	reservedFiles  = 128
+	filesForWorker = 16
+)
+
+// limit reserves the descriptors that the start of workers needs.
+func (e *endpoint) limit(l net.Listener, s *settings, log *slog.Logger) net.Listener {
+	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles+filesForWorker*s.slots+len(s.node.Ports)), log)
+}
+
+// bindAddr is the address to listen on. Without a token, and without known hosts, it is on loopback.
+func (e *endpoint) bindAddr(s *settings) string {
+	host := ""
+	if s.backend == local || token.Loopback(s.host) || !s.networked() {
+		host = "127.0.0.1"
+	}
+	if s.host == "::1" {
+		host = "::1"
+	}
+	return net.JoinHostPort(host, strconv.Itoa(s.port))
+}
+
+// join prepares the connection to a rendezvous elsewhere. The workers' store gets its own port, which the world uses
+// while this node is rank 0.
+func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *slog.Logger) error {
+	if token.Loopback(daemon) && !token.Loopback(s.node.Addr) && e.second {
+		s.node.Addr = "127.0.0.1"
+	}
+	host := ""
+	// else other nodes may join
+	if token.Loopback(s.node.Addr) && !(s.backend == master && (s.token != "" || s.insecure)) {
+		host = s.node.Addr
+	}
+	if host == "localhost" {
+		host = "127.0.0.1"
+	}
+	l, err := api.Listen(ctx, net.JoinHostPort(host, "0"))
+	if err != nil {
+		return fmt.Errorf("bind a port for the workers' store: %w", err)
+	}
+	l = e.limit(l, s, log)
+	e.port = l.Addr().(*net.TCPAddr).Port
+	e.background(func() error { return e.store.Serve(l) })
+	e.where = net.JoinHostPort(daemon, strconv.Itoa(s.port))
+	e.client = api.NewClient(e.where, s.token)
+	e.svc = e.client
+	if s.backend == master {
+		e.master = newMasterService(e.client, s, e.where, log)
+		e.svc = e.master
+	}
+	if e.life, err = api.ListenForLife(ctx, host); err != nil {
+		log.Debug("the end of this launcher is noticed later", "err", err)
+		return nil
+	}
+	s.node.Life = e.life.Life()
+	return nil
+}
+
+// daemons is the address of the rendezvous that the checkpoint daemons of several nodes share, "" for one node.
+func (e *endpoint) daemons(s *settings) string {
+	switch {
+	case s.backend == local || e.python() != nil: // DLRover's master does not support our checkpoint daemons
+		return ""
+	case e.served != nil:
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
+	}
+	return e.where
+}
+
+// storeFor lets this and other nodes use the workers' store during a check, when there are no workers.
+func (e *endpoint) storeFor(own rendezvous.Node, others []string) (addr string, end func()) {
+	addrs := slices.Concat(others, own.Addrs, []string{own.Addr})
+	return net.JoinHostPort(own.Addr, strconv.Itoa(e.port)), e.acl.lend(addrs)
+}
+
+func (e *endpoint) background(f func() error) {
+	e.done = make(chan error, 1)
+	go func() { e.done <- f() }() // close waits for it
+}
+
+// linger keeps serving until every other node has received the end of the job, or a signal stops it.
+func (e *endpoint) linger(budget time.Duration, enough <-chan os.Signal) {
+	if e.served == nil {
+		return
+	}
+	end := time.NewTimer(budget)
+	defer end.Stop()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for !e.served.Hub.Idle() {
+		select {
+		case <-look.C:
+		case <-end.C:
+			return
+		case <-enough:
+			return
+		}
+	}
+}
+
+func (e *endpoint) close() {
+	if e.served != nil {
+		e.served.Streams.Finish("the launcher that serves the run has ended")
+		e.served.Close(0)
+	}
+	_ = e.store.Close()
+	if e.life != nil {
+		_ = e.life.Close()
+	}
+	e.master.close()
+	if e.client != nil {
+		e.client.Close()
+	}
+	if e.done != nil {
+		<-e.done
+	}
+}

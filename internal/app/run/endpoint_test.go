@@ -1,0 +1,154 @@
+package run
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/rendezvous"
+)
+
+func TestWhereALauncherListens(t *testing.T) {
+	for name, c := range map[string]struct {
+		s           settings
+		bind, joins string
+	}{
+		"one node":             {settings{backend: local, host: "127.0.0.1"}, "127.0.0.1:0", "127.0.0.1"},
+		"loopback":             {settings{backend: c10d, host: "localhost", port: 29400}, "127.0.0.1:29400", "localhost"},
+		"IPv6 loopback":        {settings{backend: c10d, host: "::1", port: 29400}, "[::1]:29400", "::1"},
+		"network, no token":    {settings{backend: c10d, host: "node0", port: 29400}, "127.0.0.1:29400", "127.0.0.1"},
+		"network with token":   {settings{backend: c10d, host: "node0", port: 29400, token: testToken}, ":29400", "node0"},
+		"network, insecurely":  {settings{backend: c10d, host: "node0", port: 29400, insecure: true}, ":29400", "node0"},
+		"static, with a token": {settings{backend: static, host: "node0", port: 29500, token: testToken}, ":29500", "node0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, c.bind, (&endpoint{}).bindAddr(&c.s))
+			require.Equal(t, c.joins, reachable(&c.s))
+		})
+	}
+}
+
+func TestWhoMayJoinInsteadOfServing(t *testing.T) {
+	host, two := true, rendezvous.Params{Min: 1, Max: 2}
+	for _, c := range []struct {
+		s    settings
+		want bool
+	}{
+		{settings{backend: c10d, params: two}, true},
+		{settings{backend: c10d, params: two, isHost: &host}, false},
+		{settings{backend: c10d, params: rendezvous.Params{Min: 1, Max: 1}}, false},
+		{settings{backend: static, params: two}, false},
+	} {
+		require.Equal(t, c.want, c.s.mayBeServedByAnother())
+	}
+}
+
+// opened is an endpoint of the settings on this machine.
+func opened(t *testing.T, s *settings) (*endpoint, error) {
+	t.Helper()
+	h := hostFacts{owns: func(host string) bool { return host == "127.0.0.1" }}
+	log := slog.New(slog.DiscardHandler)
+	e, err := openEndpoint(t.Context(), s, h, log, log, func(string, rendezvous.Note) {})
+	if err == nil {
+		t.Cleanup(e.close)
+	}
+	return e, err
+}
+
+func c10dSettings(port int) *settings {
+	return &settings{
+		backend: c10d, host: "127.0.0.1", port: port, slots: 1, params: rendezvous.Params{Min: 1, Max: 2},
+		node: rendezvous.Node{Addr: "127.0.0.1"},
+	}
+}
+
+func healthy(t *testing.T, addr string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+"/healthz", nil)
+	require.NoError(t, err)
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return string(body)
+}
+
+// The second launcher at an endpoint is a node like any other.
+func TestASecondLauncherJoinsTheFirst(t *testing.T) {
+	first, err := opened(t, c10dSettings(0))
+	require.NoError(t, err)
+	require.NotNil(t, first.served)
+	require.Equal(t, "ok\n", healthy(t, first.where))
+
+	s := c10dSettings(first.port)
+	second, err := opened(t, s)
+	require.NoError(t, err)
+	require.True(t, second.second)
+	require.Nil(t, second.served)
+	require.NotEqual(t, first.port, second.port, "its store has a port of its own")
+	require.Equal(t, first.where, second.where)
+	require.Equal(t, first.where, second.daemons(s))
+	second.linger(time.Hour, nil) // serves nobody: returns at once
+}
+
+func TestTwoFirstNodesOfAStaticJob(t *testing.T) {
+	first, err := opened(t, c10dSettings(0))
+	require.NoError(t, err)
+	s := c10dSettings(first.port)
+	s.backend = static
+	_, err = opened(t, s)
+	require.ErrorContains(t, err, "does another launcher here have --node-rank=0, too?")
+	s.params.Min, s.params.Max = 1, 1
+	_, err = opened(t, s)
+	require.ErrorContains(t, err, "; end what listens there, or give all nodes another port")
+}
+
+func TestOneNodeServesNoRendezvous(t *testing.T) {
+	s := &settings{
+		backend: local, host: "127.0.0.1", slots: 1, params: rendezvous.Params{Min: 1, Max: 1},
+		node: rendezvous.Node{Addr: "10.0.0.1"},
+	}
+	e, err := opened(t, s)
+	require.NoError(t, err)
+	require.Empty(t, e.daemons(s))
+	require.Equal(t, "127.0.0.1", s.node.Addr, "nobody reaches the store by another address")
+	nc, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(e.Port())))
+	require.NoError(t, err)
+	defer nc.Close()
+	_, err = io.WriteString(nc, "GET /healthz HTTP/1.0\r\n\r\n")
+	require.NoError(t, err)
+	answer, _ := io.ReadAll(nc)
+	require.NotContains(t, string(answer), "HTTP")
+}
+
+func TestAnUnusableTopologyIsAWrongOption(t *testing.T) {
+	s := c10dSettings(0)
+	s.topology = "/nowhere"
+	_, err := opened(t, s)
+	var why *launcher.ReasonError
+	require.True(t, errors.As(err, &why))
+	require.Equal(t, policy.Usage, why.Reason)
+}
+
+// Some stores of logs refuse objects that name a field twice.
+func TestALineOfTheLogNamesItsRunOnce(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh("exit 0", "--standalone")...)
+	require.Equal(t, 0, l.wait(), l.err.String())
+	require.Contains(t, l.err.String(), `"msg":"world"`)
+	for line := range strings.Lines(l.err.String()) {
+		require.LessOrEqual(t, strings.Count(line, `"run_id":`), 1, line)
+	}
+}

@@ -1,0 +1,173 @@
+package run
+
+import (
+	"bytes"
+	"encoding/json"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/argv"
+)
+
+// emptyFeature is all that a new feature needs: this function in a file of its own, and a row of the table.
+func emptyFeature(steps *[]string) feature {
+	did := func(step string) { *steps = append(*steps, step) }
+	return feature{
+		name:     "empty",
+		settings: func(*resolver) error { did("settings"); return nil },
+		plan:     func(p *plan) { p.Features["empty"] = true },
+		open:     func(*nodeJob) (launcher.Part, error) { did("open"); return emptyPart(did), nil },
+	}
+}
+
+type emptyPart func(step string)
+
+func (p emptyPart) Name() string                         { return "empty" }
+func (p emptyPart) joined(*nodeJob)                      { p("joined") }
+func (p emptyPart) configure(*launcher.Config)           { p("configure") }
+func (p emptyPart) End(launcher.Ending)                  { p("end") }
+func (p emptyPart) release()                             { p("release") }
+func (p emptyPart) close() error                         { p("close"); return nil }
+func (p emptyPart) Starting(launcher.Epoch)              {}
+func (p emptyPart) Environ(launcher.Epoch, int) []string { return nil }
+
+// withEmpty is a job of a command line, with one more row in the table.
+func withEmpty(t *testing.T, line string, steps *[]string) (*nodeJob, hostFacts) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("train.py", nil, 0o600))
+	env := func(string) (string, bool) { return "", false }
+	c, err := parse(strings.Fields(line), env, io.Discard)
+	require.NoError(t, err)
+	s, err := resolveWith(append(features(), emptyFeature(steps)), c, env, testHost())
+	require.NoError(t, err)
+	log := slog.New(slog.DiscardHandler)
+	python := &pythonPath{shmDir: s.shmDir, log: log}
+	return &nodeJob{s: &s, log: log, level: new(slog.LevelVar), python: python}, testHost()
+}
+
+func TestAnEmptyFeatureIsARow(t *testing.T) {
+	var steps []string
+	j, host := withEmpty(t, "--standalone --ckpt-daemon=off --ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
+	require.NoError(t, j.openFeatures())
+	forParts(j.parts, func(p joiner) { p.joined(j) })
+	forParts(j.parts, func(p configurer) { p.configure(&launcher.Config{}) })
+	launcher.EndParts(j.parts, launcher.Ending{})
+	j.releaseFeatures()
+	j.closeFeatures()
+	j.python.close()
+	require.Equal(t, []string{"settings", "open", "joined", "configure", "end", "release", "close"}, steps)
+
+	var out bytes.Buffer
+	require.Zero(t, printPlan(&out, j.s, host))
+	var p plan
+	require.NoError(t, json.Unmarshal(out.Bytes(), &p))
+	require.Equal(t, map[string]any{"empty": true}, p.Features)
+}
+
+func TestFeaturesEndInTheReverseOrder(t *testing.T) {
+	var order []string
+	named := func(name string) launcher.Part {
+		return emptyPart(func(step string) { order = append(order, name+" "+step) })
+	}
+	j := &nodeJob{log: slog.New(slog.DiscardHandler), parts: []launcher.Part{named("a"), named("b")}}
+	launcher.EndParts(j.parts, launcher.Ending{})
+	j.releaseFeatures()
+	j.closeFeatures()
+	require.Equal(t, []string{"b end", "a end", "b release", "a release", "b close", "a close"}, order)
+}
+
+// A feature is named in its own file and in the table, and nowhere else.
+func TestAFeatureTouchesOneFileAndOneRow(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	rows, uses := map[string]bool{}, map[string]map[string]int{}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		require.NoError(t, err)
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			id, ok := n.(*ast.Ident)
+			if !ok || !strings.HasSuffix(id.Name, "Feature") {
+				return true
+			}
+			if uses[id.Name] == nil {
+				uses[id.Name] = map[string]int{}
+			}
+			uses[id.Name][file]++
+			rows[id.Name] = rows[id.Name] || file == "features.go"
+			return true
+		})
+	}
+	require.Len(t, rows, len(features()))
+	homes := map[string]string{}
+	for name, in := range uses {
+		require.True(t, rows[name], "%s has no row", name)
+		require.Len(t, in, 2, "%s: its own file and the table: %v", name, in)
+		for file, times := range in {
+			require.Equal(t, 1, times, "%s in %s", name, file)
+			if file != "features.go" {
+				require.Empty(t, homes[file], "%s has two features", file)
+				homes[file] = name
+			}
+		}
+	}
+}
+
+func TestFeaturesAndTheirPartsHaveOneName(t *testing.T) {
+	seen := map[string]bool{}
+	for _, f := range features() {
+		require.NotEmpty(t, f.name)
+		require.False(t, seen[f.name], f.name)
+		seen[f.name] = true
+	}
+	t.Setenv("TMPDIR", t.TempDir())
+	var steps []string
+	j, _ := withEmpty(t,
+		"--standalone --ports=1 --metrics-addr=127.0.0.1:0 --event-log=events --log-rule=x:y --health-check=true "+
+			"--ckpt-daemon=off --warm --start-deadline=1h --leave-on=/nowhere "+
+			"--ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
+	require.NoError(t, j.openFeatures())
+	defer j.python.close()
+	defer j.closeFeatures()
+	absent := maps.Clone(seen)
+	for _, p := range j.parts {
+		require.True(t, seen[p.Name()] || p.Name() == "empty", p.Name())
+		delete(absent, p.Name())
+	}
+	require.Equal(t, []string{"file timer", "live hostfile", "pid files", "preflight", "rank logs", "sides", "tensorboard",
+		"training-port"}, slices.Sorted(maps.Keys(absent)), "features that were not asked for here")
+}
+
+// What nobody asked for has no part: no listener, goroutine or file.
+func TestFeaturesThatAreOffHaveNoPart(t *testing.T) {
+	var steps []string
+	j, _ := withEmpty(t, "--standalone --hang=off --ckpt-daemon=off --ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
+	require.NoError(t, j.openFeatures())
+	defer j.python.close()
+	var names []string
+	for _, p := range j.parts {
+		names = append(names, p.Name())
+	}
+	require.Equal(t, []string{"log level", "streams", "checkpoints", "empty"}, names,
+		"the first two wait for notices, the third names epochs")
+}
+
+func resolveWith(table []feature, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
+	r := &resolver{c: c, env: env, host: host, s: settings{features: table, called: ownName()}}
+	return r.resolve()
+}

@@ -1,0 +1,59 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/filetimer"
+)
+
+// fileTimer is torch's file timer, which workers find in their environment.
+type fileTimer struct{ *filetimer.FIFO }
+
+func fileTimerFeature() feature {
+	var on bool
+	var path string // "": one of our own
+	return feature{
+		name: "file timer",
+		settings: func(r *resolver) error {
+			const enable = "TORCHELASTIC_ENABLE_FILE_TIMER"
+			text := r.lookup(enable)
+			if on, path = text == "1", r.lookup("TORCHELASTIC_TIMER_FILE"); !on && text != "" && text != "0" {
+				r.warn("$%s=%q starts no file timer; as in torchrun only 1 does", enable, text)
+			}
+			return nil
+		},
+		open: func(j *nodeJob) (launcher.Part, error) {
+			if !on {
+				return nil, nil
+			}
+			return openFileTimer(j, path)
+		},
+	}
+}
+
+// openFileTimer serves the timer to workers. A path that is served already belongs to a launcher around this one, or
+// to another node on this machine. Workers find ours in their environment.
+func openFileTimer(j *nodeJob, path string) (launcher.Part, error) {
+	fifo, err := filetimer.Listen(path, j.log)
+	if errors.Is(err, filetimer.ErrServed) {
+		j.log.Warn("another process serves $TORCHELASTIC_TIMER_FILE; the workers get a file timer at another path",
+			"path", path)
+		fifo, err = filetimer.Listen("", j.log)
+	}
+	if err != nil {
+		return nil, unusableOption(fmt.Errorf("$TORCHELASTIC_ENABLE_FILE_TIMER=1: %w; set TORCHELASTIC_TIMER_FILE to a "+
+			"path that this user may write to, or leave the timer out", err))
+	}
+	return fileTimer{fifo}, nil
+}
+
+// Name implements launcher.Part.
+func (t fileTimer) Name() string { return "file timer" }
+
+func (t fileTimer) configure(cfg *launcher.Config) {
+	cfg.Timers, cfg.Env = t.Requests(), append(cfg.Env, "TORCHELASTIC_TIMER_FILE="+t.Path())
+}
+
+func (t fileTimer) close() error { return t.Close() }

@@ -1,0 +1,136 @@
+package run
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	"dlrover-run/hang"
+	"dlrover-run/hang/hangtell"
+	"dlrover-run/hang/report"
+	"dlrover-run/internal/app/guarded"
+	"dlrover-run/launcher"
+)
+
+// hangMode is the way in which hangs are found.
+type hangMode string
+
+const (
+	hangAuto    hangMode = "auto"    // with a shim in the workers' interpreters
+	hangOutside hangMode = "outside" // nothing in the workers
+	hangOff     hangMode = "off"
+)
+
+// hangSettings are the options of the feature.
+type hangSettings struct {
+	mode   hangMode
+	why    string // the option or variable that has chosen the mode; "" by default
+	action hang.Action
+	limit  time.Duration // XPU_TIMER_HANG_TIMEOUT; 0: adaptive
+	files  string        // XPU_TIMER_TIMELINE_PATH
+	// xpuTimer is set if the job was started for xpu_timer, so its files are written as well.
+	xpuTimer bool
+}
+
+// xpuTimer begins the names of the variables of DLRover's xpu_timer.
+const xpuTimer = "XPU_TIMER_"
+
+func hangFeature() feature {
+	var k hangSettings
+	return feature{
+		name: "hang detection",
+		settings: func(r *resolver) (err error) {
+			if k, err = r.hangs(); err == nil && k.mode != hangOff {
+				r.s.params.Hang = hang.Spec{Action: k.action, After: k.limit}.String()
+			}
+			return err
+		},
+		plan: func(p *plan) {
+			if k.mode != hangOff && k.why != "" {
+				p.Features["hang"] = k.plan()
+			}
+		},
+		open: func(j *nodeJob) (launcher.Part, error) {
+			if k.mode == hangOff {
+				return nil, nil
+			}
+			return openHangs(j, k), nil
+		},
+	}
+}
+
+// hangs reads the options, and the variables of xpu_timer that stand for some of them.
+func (r *resolver) hangs() (k hangSettings, err error) {
+	k = hangSettings{action: hang.Action(r.c.String("hang-action"))}
+	if k.mode, k.why, err = r.hangMode(); err != nil {
+		return k, err
+	}
+	k.xpuTimer = k.mode != hangOff && r.xpuTimer() != ""
+	k.files = cmp.Or(r.lookup("XPU_TIMER_TIMELINE_PATH"), report.Default(r.env, k.xpuTimer))
+	if k.mode != hangAuto && r.c.IsSet("start-deadline") {
+		return k, fmt.Errorf("--start-deadline needs to see steps, but hangs are found %s by %s: use --hang=auto", k.mode,
+			k.why)
+	}
+	if k.mode == hangOff && r.c.IsSet("hang-action") {
+		return k, fmt.Errorf("--hang-action=%s: hang detection is off by %s: leave one of them out", k.action, k.why)
+	}
+	if text := r.lookup("XPU_TIMER_HANG_TIMEOUT"); text != "" && k.mode != hangOff {
+		k.limit, err = hangtell.Timeout(text)
+	}
+	return k, err
+}
+
+// hangMode is the user's choice, or the mode that other options and variables need.
+func (r *resolver) hangMode() (m hangMode, why string, err error) {
+	if r.c.IsSet("hang") {
+		m = hangMode(r.c.String("hang"))
+		return m, "--hang=" + string(m), nil
+	}
+	switch text := r.lookup("DLROVER_HANG"); hangMode(text) {
+	case "":
+	case hangAuto, hangOutside, hangOff:
+		return hangMode(text), "$DLROVER_HANG", nil
+	default:
+		return m, "", fmt.Errorf("$DLROVER_HANG=%q: need auto, outside or off", text)
+	}
+	for _, name := range []string{"hang-action", "start-deadline", "no-progress"} {
+		if r.c.IsSet(name) {
+			return hangAuto, "--" + name, nil
+		}
+	}
+	if why = r.xpuTimer(); why != "" {
+		return hangAuto, why, nil
+	}
+	return hangOutside, "", nil
+}
+
+// xpuTimer is the sign that the user means xpu_timer: its launcher's name, or one of its variables; "" for none.
+func (r *resolver) xpuTimer() string {
+	if r.s.called.Name == guarded.XPUTimerLaunch || r.c.Bool("no-python") && byXPUTimer(r.c.Args()) {
+		return guarded.XPUTimerLaunch
+	}
+	for _, kv := range r.host.environ() {
+		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, xpuTimer) {
+			return "$" + name
+		}
+	}
+	return ""
+}
+
+// planHang is the feature's part of the --dry-run output.
+type planHang struct {
+	Mode    hangMode    `json:"mode"`
+	From    string      `json:"mode_from"`
+	Action  hang.Action `json:"action"`
+	Timeout string      `json:"timeout,omitempty"`
+	Files   string      `json:"files,omitempty"`
+}
+
+func (k *hangSettings) plan() planHang {
+	p := planHang{Mode: k.mode, From: k.why, Action: k.action, Files: k.files}
+	if k.limit > 0 {
+		p.Timeout = k.limit.String()
+	}
+	return p
+}

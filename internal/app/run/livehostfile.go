@@ -1,0 +1,120 @@
+package run
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"dlrover-run/internal/job"
+	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/tempdir"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/hostfile"
+)
+
+// liveHostfile is a host file of the nodes of the world, written anew before every start of workers.
+type liveHostfile struct {
+	path    string
+	private string          // the directory to remove with it; "": the user has named the path
+	known   []hostfile.Host // the names to list the nodes by
+	fixed   bool            // these have the ranks of the nodes
+	log     *slog.Logger
+}
+
+func liveHostfileFeature() feature {
+	var path string
+	var known []string
+	return feature{
+		name: "live hostfile",
+		settings: func(r *resolver) error {
+			path, known = r.c.String("live-hostfile"), r.s.called.command.Hosts
+			return nil
+		},
+		plan: func(p *plan) {
+			if path != "" {
+				p.Features["live_hostfile"] = path
+			}
+		},
+		open: func(j *nodeJob) (launcher.Part, error) {
+			if path == "" {
+				return nil, nil
+			}
+			h, err := openLiveHostfile(path, j.log)
+			if err != nil {
+				return nil, unusableOption(fmt.Errorf("--live-hostfile=%s: %w; give a path that this user may write to", path, err))
+			}
+			h.fixed = j.s.params.Static
+			for _, name := range known {
+				h.known = append(h.known, hostfile.Host{Name: name})
+			}
+			return h, nil
+		},
+	}
+}
+
+// openLiveHostfile checks that the file can be written, but does not change it until the nodes are known.
+func openLiveHostfile(path string, log *slog.Logger) (*liveHostfile, error) {
+	h := &liveHostfile{log: log}
+	if path == "auto" {
+		dir, err := tempdir.Make("dlrover-hosts-") // mode 0700
+		h.path, h.private = filepath.Join(dir, "hostfile"), dir
+		return h, err
+	}
+	path, err := filepath.Abs(path) // workers may have another directory
+	if err != nil {
+		return nil, err
+	}
+	trial, err := os.CreateTemp(filepath.Dir(path), ".hostfile.*")
+	if err != nil {
+		return nil, err
+	}
+	_ = trial.Close()
+	h.path = path
+	return h, os.Remove(trial.Name())
+}
+
+// Name implements launcher.Part.
+func (h *liveHostfile) Name() string { return "live hostfile" }
+
+// NeedsWorld implements launcher.WorldUser.
+func (h *liveHostfile) NeedsWorld() bool { return true }
+
+// Starting implements launcher.Starter.
+func (h *liveHostfile) Starting(e launcher.Epoch) {
+	if err := openfile.Replace(h.path, []byte(h.text(e.World)), 0o644); err != nil {
+		h.log.Error("cannot write the live hostfile: it has the nodes of an earlier world", "path", h.path, "err", err)
+	}
+}
+
+// text lists the nodes in rank order, by the names that the job's own host file has for them; others by their address.
+func (h *liveHostfile) text(world []job.Member) string {
+	var hosts []hostfile.Host
+	for i, m := range world {
+		if m.Slots == 0 {
+			continue // it has no workers
+		}
+		host := hostfile.Host{Name: m.Addr, Slots: m.Slots}
+		known := hostfile.Find(h.known, m.Node, m.Addr)
+		if h.fixed && len(h.known) == len(world) {
+			known = i
+		}
+		if known >= 0 {
+			host.Name = h.known[known].Name
+		}
+		hosts = append(hosts, host)
+	}
+	return hostfile.Format(hosts)
+}
+
+// Environ implements launcher.EnvProvider.
+func (h *liveHostfile) Environ(launcher.Epoch, int) []string {
+	return []string{"DLROVER_HOSTFILE=" + h.path}
+}
+
+func (h *liveHostfile) close() error {
+	if h.private == "" {
+		return nil
+	}
+	return os.RemoveAll(h.private)
+}

@@ -1,0 +1,298 @@
+package run
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/checkpointd"
+	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/hang"
+	"dlrover-run/internal/eventlog"
+	"dlrover-run/internal/exposition"
+	"dlrover-run/internal/job"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/logs"
+	logrule "dlrover-run/launcher/logs/rule"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/streams"
+	"dlrover-run/launcher/streams/node"
+	"dlrover-run/launcher/verdict"
+	"dlrover-run/launcher/warm"
+	"dlrover-run/rendezvous"
+)
+
+var fifthRound = launcher.Epoch{Directive: launcher.Directive{EpochID: job.EpochID{Round: 5, Epoch: 6}}}
+
+// told has every method of an Observer called, by name, with values that tell their types in JSON.
+var told = map[string]func(launcher.Observer){
+	"Started": func(o launcher.Observer) {
+		p := job.Place{GroupRank: 1, GroupWorldSize: 2, WorldSize: 4, RestartCount: 3}
+		e := fifthRound
+		e.Place, e.Cause = p, job.Cause{Kind: job.CauseFailure, Text: "exit code 1"}
+		o.Started(launcher.StartInfo{Epoch: e, PIDs: []int{7, 8}})
+	},
+	"Exited": func(o launcher.Observer) {
+		o.Exited(launcher.ExitInfo{Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 8, ExitCode: -9, Stopped: true})
+	},
+	"Succeeded": func(o launcher.Observer) { o.Succeeded(launcher.SuccessInfo{}) },
+	"Stopped":   func(o launcher.Observer) { o.Stopped(launcher.StopInfo{Epoch: fifthRound}) },
+	"Signaled": func(o launcher.Observer) {
+		o.Signaled(launcher.SignalInfo{Signal: syscall.SIGTERM})
+		o.Signaled(launcher.SignalInfo{Signal: syscall.SIGINT, Again: true})
+	},
+	"Leaving": func(o launcher.Observer) {
+		o.Leaving(launcher.LeaveInfo{Reason: "received SIGTERM", Grace: 27500 * time.Millisecond})
+	},
+	"TimerExpired": func(o launcher.Observer) {
+		o.TimerExpired(launcher.TimerInfo{
+			Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 9, Scope: "step", After: 90 * time.Second,
+			Signal: syscall.SIGKILL,
+		})
+	},
+	"Checked": func(o launcher.Observer) {
+		until := time.Date(2030, 1, 2, 3, 4, 5, 6, time.UTC)
+		o.Checked(launcher.CheckInfo{
+			Part: "speed", CheckResult: launcher.CheckResult{Reason: "slow", Until: until}, Took: 1500 * time.Millisecond,
+		})
+		o.Checked(launcher.CheckInfo{CheckResult: launcher.CheckResult{Passed: true}, Took: 1500 * time.Millisecond})
+	},
+	"Barred": func(o launcher.Observer) { o.Barred(job.Cause{Kind: job.CauseCheck, Text: "slow"}) },
+	"Faulted": func(o launcher.Observer) {
+		f := verdict.Failure{Rank: 3, LocalRank: 1, PID: 8, Message: "no progress", ExitCode: 1}
+		o.Faulted(launcher.FaultInfo{
+			Epoch: fifthRound, Part: "hang", Failure: f,
+			Action: policy.RestartCharged,
+		})
+	},
+	"Decided": func(o launcher.Observer) {
+		o.Decided(launcher.DecideInfo{
+			Epoch:    fifthRound,
+			Failure:  verdict.Failure{Rank: 3, LocalRank: 1, ExitCode: 138, Policy: "rule exit 138 -> retry-free (t9k)"},
+			Decision: policy.Decision{Action: policy.RestartFree},
+		})
+	},
+}
+
+// everyEvent has w write every event that there is.
+func everyEvent(t *testing.T, w eventWriter) {
+	t.Helper()
+	methods := reflect.TypeFor[launcher.Observer]()
+	for i := range methods.NumMethod() {
+		tell := told[methods.Method(i).Name]
+		require.NotNil(t, tell, "add Observer.%s to the map above", methods.Method(i).Name)
+		tell(w)
+	}
+	w.rendezvous(rendezvous.Note{Event: "NAME", Round: 5, Epoch: 6, Node: "a", Text: "t", Nodes: 2})
+	w.exec(node.Command{Rank: 3, LocalRank: 1, PID: 9, From: "10.0.0.1:5", Args: []string{"id", "-u"}})
+	w.execEnded(node.Command{Rank: 3, PID: 9}, streams.Exit{Code: 124, Error: "it was ended after 1s"})
+	w.logRule(logrule.Finding{Rule: &logrule.Rule{Name: "loss", Action: logrule.Restart}, Rank: 3,
+		Text: "nan is no number"})
+	w.warmPrepared(warm.Preparation{PID: 10, Modules: 900, Failed: []string{"x: no"}, Took: 1500 * time.Millisecond})
+	w.warmStart(warm.Start{Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 11, How: warm.ByParked,
+		Took: 1500 * time.Microsecond})
+	w.ended(launcher.Result{Reason: policy.Success, Verdict: "rank 3 failed first"})
+}
+
+// Names, fields and their order are what people's tools read.
+func TestEventLogIsStable(t *testing.T) {
+	var b bytes.Buffer
+	everyEvent(t, eventWriter{eventlog.New(&b)})
+	lines := strings.Split(strings.TrimSpace(regexp.MustCompile(`"time":"[^"]*",`).ReplaceAllString(b.String(), "")), "\n")
+	slices.Sort(lines)
+	require.Equal(t, []string{
+		`{"event":"barred","cause":"slow","cause_kind":"check"}`,
+		`{"event":"check","passed":false,"check":"speed","reason":"slow","took":1.5,` +
+			`"until":"2030-01-02T03:04:05.000000006Z"}`,
+		`{"event":"check","passed":true,"check":"","reason":"","took":1.5}`,
+		`{"event":"end","reason":"success","verdict":"rank 3 failed first","class":""}`,
+		`{"event":"exec","rank":3,"local_rank":1,"pid":9,"from":"10.0.0.1:5","command":["id","-u"]}`,
+		`{"event":"exec-ended","rank":3,"pid":9,"exit_code":124,"why":"it was ended after 1s"}`,
+		`{"event":"fault","round":5,"epoch":6,"part":"hang","rank":3,"local_rank":1,"pid":8,` +
+			`"why":"no progress (exit code 1)","action":"restart"}`,
+		`{"event":"leaving","reason":"received SIGTERM","grace":27.5}`,
+		`{"event":"log-rule","rule":"loss","rank":3,"found":"nan is no number","over":false,"action":"restart"}`,
+		`{"event":"policy","round":5,"epoch":6,"rank":3,"local_rank":1,"why":"exit code 138","action":"retry-free",` +
+			`"rule":"rule exit 138 -> retry-free (t9k)"}`,
+		`{"event":"rendezvous-NAME","round":5,"epoch":6,"who":"a","text":"t","nodes":2}`,
+		`{"event":"signal","signal":"SIGTERM"}`,
+		`{"event":"signal-again","signal":"SIGINT"}`,
+		`{"event":"start","round":5,"epoch":6,"node":1,"nodes":2,"world_size":4,"restart_count":3,"cause":"exit code 1",` +
+			`"cause_kind":"worker-failure","pids":[7,8]}`,
+		`{"event":"timer-expired","rank":3,"local_rank":1,"pid":9,"scope":"step","timeout":"1m30s","signal":"SIGKILL"}`,
+		`{"event":"warm-prepared","pid":10,"modules":900,"failed":1,"took":1.5}`,
+		`{"event":"warm-start","rank":3,"local_rank":1,"pid":11,"how":"parked","why":"","took":0.0015}`,
+		`{"event":"worker-exit","rank":3,"local_rank":1,"pid":8,"exit_code":-9,"stopped":true}`,
+		`{"event":"workers-stopped","round":5,"epoch":6}`,
+		`{"event":"workers-succeeded"}`,
+	}, lines)
+}
+
+// eventDoc is docs/reference/events.md and run-events.md: the type of every field by event, and the names of the
+// rendezvous' events.
+type eventDoc struct {
+	fields     map[string]map[string]string
+	rendezvous []string
+}
+
+func readEventDoc(t *testing.T) eventDoc {
+	t.Helper()
+	data, err := os.ReadFile("../../../docs/reference/events.md")
+	require.NoError(t, err)
+	more, err := os.ReadFile("../../../docs/reference/run-events.md")
+	require.NoError(t, err)
+	doc := eventDoc{fields: map[string]map[string]string{}}
+	event, field, name := "", regexp.MustCompile("^\\| `([a-z_]+)` \\| ([a-z]+\\??) \\|"),
+		regexp.MustCompile("^\\| `([a-z-]+)` \\| ")
+	for line := range strings.Lines(string(append(data, more...))) {
+		switch {
+		case strings.HasPrefix(line, "# "), strings.HasPrefix(line, "## "):
+			event = ""
+		case strings.HasPrefix(line, "### `"):
+			event = strings.Trim(line, "#` \n")
+			doc.fields[event] = map[string]string{}
+		case field.MatchString(line) && event != "":
+			m := field.FindStringSubmatch(line)
+			doc.fields[event][m[1]] = m[2]
+		case name.MatchString(line) && !field.MatchString(line):
+			doc.rendezvous = append(doc.rendezvous, name.FindStringSubmatch(line)[1])
+		}
+	}
+	return doc
+}
+
+// typeOf is how docs/reference/events.md calls the type of a JSON value.
+func typeOf(v any) string {
+	switch v := v.(type) {
+	case bool:
+		return "bool"
+	case []any:
+		if len(v) > 0 {
+			if _, text := v[0].(string); text {
+				return "strings"
+			}
+		}
+		return "ints"
+	case json.Number:
+		if strings.Contains(v.String(), ".") {
+			return "float"
+		}
+		return "int"
+	}
+	return "string"
+}
+
+func TestEventsAreDocumented(t *testing.T) {
+	doc, seen := readEventDoc(t), map[string]bool{}
+	var b bytes.Buffer
+	everyEvent(t, eventWriter{eventlog.New(&b)})
+	dec := json.NewDecoder(&b)
+	dec.UseNumber()
+	for dec.More() {
+		var e map[string]any
+		require.NoError(t, dec.Decode(&e))
+		event := e["event"].(string)
+		fields := doc.fields[event]
+		require.NotNil(t, fields, "docs/reference/events.md does not list the event %s", event)
+		seen[event] = true
+		delete(e, "event")
+		delete(e, "time")
+		for name, v := range e {
+			want := strings.TrimSuffix(fields[name], "?")
+			if want == "time" {
+				_, err := time.Parse(time.RFC3339Nano, v.(string))
+				require.NoError(t, err)
+				want = "string"
+			}
+			require.Equal(t, want, typeOf(v), "%s: field %s", event, name)
+		}
+		for name, typ := range fields {
+			require.True(t, strings.HasSuffix(typ, "?") || e[name] != nil, "%s: there is no field %s", event, name)
+		}
+	}
+	for event := range doc.fields {
+		require.True(t, seen[event], "nobody writes the event %s", event)
+	}
+}
+
+// Every event of a run has a row.
+func TestEventsOfTheRendezvousAreDocumented(t *testing.T) {
+	doc := readEventDoc(t).rendezvous
+	src, err := os.ReadFile("../../../internal/job/event.go")
+	require.NoError(t, err)
+	names := []string{string(job.EventNodeLoss), string(job.EventNodeLeave), string(job.EventSucceeded),
+		string(job.EventFailed)}
+	for _, m := range regexp.MustCompile(`Event = "([^"]+)"`).FindAllStringSubmatch(string(src), -1) {
+		names = append(names, m[1])
+	}
+	require.Greater(t, len(names), 40)
+	for _, name := range names {
+		require.Contains(t, doc, name, "docs/reference/run-events.md does not list it")
+	}
+}
+
+// scrape is what m answers.
+func scrape(m *metrics) string {
+	rec := httptest.NewRecorder()
+	m.server.Handler.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return rec.Body.String()
+}
+
+func TestMetricsObserve(t *testing.T) {
+	m := newMetrics()
+	require.Contains(t, scrape(m), "\ndlrover_world_size 0\n")
+	for _, tell := range told {
+		tell(m)
+	}
+	for _, want := range []string{
+		`dlrover_worker_group_starts_total{cause="worker-failure"} 1`,
+		`dlrover_worker_exits_total{exit_code="-9",stopped="true"} 1`,
+		`dlrover_world_size 4`,
+		`dlrover_restart_count 3`,
+	} {
+		require.Contains(t, scrape(m), want+"\n")
+	}
+}
+
+// Prometheus' own linter has nothing to say, but about a name that dashboards know.
+func TestMetricsAreWellNamed(t *testing.T) {
+	m := newMetrics()
+	now := time.Now()
+	m.with(func(s *exposition.Scrape) {
+		ckptStatus(s, checkpointd.Status{Ranks: []coordinator.Age{{
+			Rank: 3, MemoryStep: 20, MemoryAt: now.Add(-time.Second), DurableStep: 10, DurableAt: now.Add(-time.Minute),
+		}, {
+			Rank: 4, MemoryStep: -1, DurableStep: -1,
+		}}}, now)
+	})
+	hangs := newHangMetrics(&settings{})
+	hangs.looked([]hang.Sample{{Page: &hang.Page{Groups: []hang.GroupState{{ID: 1}}}}}, nil)
+	hangs.verdict(hang.Ask{Kind: hang.KindStopped})
+	m.with(hangs.tell)
+	for _, tell := range told {
+		tell(m)
+	}
+	text := scrape(m)
+	for _, name := range regexp.MustCompile(`(?m)^# TYPE (\S+)`).FindAllStringSubmatch(text, -1) {
+		require.Regexp(t, `^(dlrover_.*|XPU_TIMER_COMMON_HANG)$`, name[1], "one prefix, but for the name of xpu_timer's")
+	}
+	require.Contains(t, text, "\n"+`dlrover_checkpoint_age_seconds{rank="3",where="disk"} 60`+"\n")
+	require.Contains(t, text, "\n"+`dlrover_checkpoint_step{rank="3",where="memory"} 20`+"\n")
+	require.NotContains(t, text, `rank="4"`)
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	require.NoError(t, err)
+	require.Len(t, problems, 1)
+	require.Equal(t, "dlrover_restart_count", problems[0].Metric)
+}

@@ -1,0 +1,161 @@
+package run
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"dlrover-run/internal/freeports"
+	"dlrover-run/internal/job"
+	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/tempdir"
+	"dlrover-run/launcher"
+	"dlrover-run/rendezvous"
+)
+
+// ports are free TCP ports of this node for the servers of its workers. The workers of all nodes get their numbers.
+// They are held, bound and not listened on, from the join to the start of the workers, and again between two epochs.
+// The first ones are the preset's, which passes them to the workers in its own way, the others those of --ports.
+type ports struct {
+	*freeports.Ports
+	offer  func([]int)
+	preset func(slots int) int
+	slots  int
+	dir    string // has the world file; "": no option requests it
+	log    *slog.Logger
+}
+
+func portsFeature() feature {
+	var users, all int
+	var world bool
+	return feature{
+		name: "ports",
+		settings: func(r *resolver) error {
+			if users = r.c.Int("ports"); users < 0 || users > rendezvous.MaxPorts {
+				return fmt.Errorf("--ports=%d: need 0 to %d ports on this node", users, rendezvous.MaxPorts)
+			}
+			all, world = users+r.s.preset.PortsOf(r.s.slots), r.s.preset.World
+			if all > rendezvous.MaxPorts {
+				return fmt.Errorf("--preset=%s needs %d ports for %d workers: with --ports=%d it is %d of at most %d for a node; "+
+					"start fewer workers", r.s.preset.Name, all-users, r.s.slots, users, all, rendezvous.MaxPorts)
+			}
+			return nil
+		},
+		plan: func(p *plan) {
+			if users > 0 {
+				p.Features["ports"] = users
+			}
+		},
+		open: func(j *nodeJob) (launcher.Part, error) {
+			if all == 0 && !world {
+				return nil, nil
+			}
+			return openPorts(j, all, users > 0)
+		},
+	}
+}
+
+// openPorts holds n ports. If tell is set, the workers get a file with them.
+func openPorts(j *nodeJob, n int, tell bool) (*ports, error) {
+	held, err := freeports.Hold(n, j.s.port)
+	if err != nil {
+		return nil, unusableOption(fmt.Errorf("--preset=%s and --ports need %d ports: %w; ask for fewer",
+			j.s.preset.Name, n, err))
+	}
+	p := &ports{Ports: held, preset: j.s.preset.PortsOf, slots: j.s.slots, log: j.log}
+	if tell {
+		p.dir, err = tempdir.Make("dlrover-world-") // mode 0700
+	}
+	if err != nil {
+		held.Release()
+		return nil, unusableOption(fmt.Errorf("--ports: no place for the file that tells workers of all nodes: %w; "+
+			"set TMPDIR to a directory that this user may write to", err))
+	}
+	j.s.node.Ports = held.Numbers()
+	return p, nil
+}
+
+// Name implements launcher.Part.
+func (p *ports) Name() string { return "ports" }
+
+// NeedsWorld implements launcher.WorldUser.
+func (p *ports) NeedsWorld() bool { return true }
+
+func (p *ports) joined(j *nodeJob) { p.offer = j.adapter.session.SetPorts }
+
+// Starting implements launcher.Starter: from now on the ports are the workers'.
+func (p *ports) Starting(e launcher.Epoch) {
+	if p.dir != "" {
+		if err := p.writeWorld(e.World); err != nil {
+			p.log.Error("cannot write the world file: workers that read it fail", "path", p.worldFile(), "err", err)
+		}
+	}
+	p.Release()
+}
+
+// Environ implements launcher.EnvProvider.
+func (p *ports) Environ(launcher.Epoch, int) []string {
+	if p.dir == "" {
+		return nil
+	}
+	var list []string
+	for _, n := range p.users(p.Numbers(), p.slots) {
+		list = append(list, strconv.Itoa(n))
+	}
+	return []string{"DLROVER_PORTS=" + strings.Join(list, ","), "DLROVER_WORLD_FILE=" + p.worldFile()}
+}
+
+// users are the ports of a node that are not the preset's.
+func (p *ports) users(all []int, slots int) []int { return all[min(p.preset(slots), len(all)):] }
+
+// Stopped implements launcher.Stopper. A port that another process took meanwhile, such as a worker's child that
+// still runs, is lost; the next world gets another one.
+func (p *ports) Stopped(why launcher.StopInfo) {
+	if why.Early {
+		return
+	}
+	if err := p.HoldAgain(); err != nil {
+		p.log.Warn("fewer ports are offered to the next world", "ports", p.Numbers(), "err", err)
+	}
+	p.offer(p.Numbers())
+}
+
+// worldNode is one node in the world file.
+type worldNode struct {
+	GroupRank int    `json:"group_rank"`
+	Node      string `json:"node"`
+	Addr      string `json:"addr"`
+	RankBase  int    `json:"rank_base"`
+	Slots     int    `json:"slots"`
+	Role      string `json:"role"`
+	Ports     []int  `json:"ports"`
+}
+
+func (p *ports) worldFile() string { return filepath.Join(p.dir, "world.json") }
+
+// writeWorld writes the nodes in rank order. It replaces the file at once, so a reader sees the old or the new one.
+func (p *ports) writeWorld(world []job.Member) error {
+	nodes := make([]worldNode, len(world))
+	for i, m := range world {
+		// Every reader gets a list.
+		ports := append([]int{}, p.users(m.Ports, m.Slots)...)
+		nodes[i] = worldNode{m.GroupRank, m.Node, m.Addr, m.RankBase, m.Slots, m.Role, ports}
+	}
+	data, err := json.Marshal(nodes)
+	if err != nil {
+		return err
+	}
+	return openfile.Replace(p.worldFile(), append(data, '\n'), 0o600)
+}
+
+func (p *ports) close() error {
+	p.Release()
+	if p.dir == "" {
+		return nil
+	}
+	return os.RemoveAll(p.dir)
+}

@@ -1,0 +1,201 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/text"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/preflight"
+)
+
+// preflightFeature warns of processes on this node that will get into the job's way. It refuses nothing.
+func preflightFeature() feature {
+	return feature{
+		name: "preflight",
+		settings: func(r *resolver) error {
+			if r.host.shmFree == nil || r.c.Bool("check-only") {
+				return nil
+			}
+			if free, err := r.host.shmFree(); err == nil {
+				if w := preflight.SharedMemory(free, r.s.slots); w != "" {
+					r.warn("%s", w)
+				}
+			}
+			return nil
+		},
+		open: func(j *nodeJob) (launcher.Part, error) {
+			if root := os.DirFS("/"); hasDevices(root) {
+				return lookAtDevices(root, j.log), nil
+			}
+			return nil, nil
+		},
+	}
+}
+
+// shmFree is the room in /dev/shm for this user, in bytes.
+func shmFree() (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs("/dev/shm", &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}
+
+// hasDevices looks for the file that every driver of accelerators makes: there may be hundreds of other files in
+// /dev.
+func hasDevices(root fs.FS) bool {
+	for _, name := range []string{"dev/nvidiactl", "dev/kfd", "dev/davinci_manager", "dev/mxcd"} {
+		if _, err := fs.Stat(root, name); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// deviceLook warns of devices that are in use, in parallel with the start.
+type deviceLook struct{ wg sync.WaitGroup }
+
+func lookAtDevices(root fs.FS, log *slog.Logger) *deviceLook {
+	l := &deviceLook{}
+	own := os.Getpid()
+	if parent := os.Getppid(); parent > 1 {
+		own = parent // the guard
+	}
+	l.wg.Go(func() {
+		devices := preflight.Chosen(preflight.Devices(names(root, "dev"), names(root, "dev/dri")), os.LookupEnv)
+		if len(devices) == 0 {
+			return
+		}
+		all := processes(root, func(file string) bool { return strings.HasPrefix(file, "/dev/") })
+		if busy := preflight.Busy(devices, all, own); busy != "" {
+			log.Warn(busy)
+		}
+	})
+	return l
+}
+
+// Name implements launcher.Part.
+func (*deviceLook) Name() string { return "preflight" }
+
+func (l *deviceLook) close() error {
+	l.wg.Wait()
+	return nil
+}
+
+func names(root fs.FS, dir string) (list []string) {
+	entries, _ := fs.ReadDir(root, dir) // an unreadable directory adds nothing
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return list
+}
+
+// processes lists the processes that /proc shows to this user, with their open files for which wanted is true. It
+// leaves out processes of other users, and those that end meanwhile.
+func processes(root fs.FS, wanted func(file string) bool) (all []preflight.Process) {
+	for _, name := range names(root, "proc") {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		p := preflight.Process{PID: pid}
+		if p.Name, p.Parent, err = statOf(root, "proc/"+name+"/stat"); err != nil {
+			continue
+		}
+		for _, fd := range names(root, "proc/"+name+"/fd") {
+			file, err := fs.ReadLink(root, "proc/"+name+"/fd/"+fd)
+			if err == nil && wanted(file) {
+				p.Files = append(p.Files, file)
+			}
+		}
+		if len(p.Files) > 0 {
+			p.Command = commandOf(root, "proc/"+name+"/cmdline")
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// statOf reads the name of a process, which may contain any character, and its parent.
+func statOf(root fs.FS, path string) (name string, parent int, err error) {
+	line, err := fs.ReadFile(root, path)
+	if err != nil {
+		return "", 0, err
+	}
+	from, to := strings.IndexByte(string(line), '('), strings.LastIndexByte(string(line), ')')
+	if from < 0 || to < from {
+		return "", 0, errors.New("no name")
+	}
+	rest := strings.Fields(string(line[to+1:]))
+	if len(rest) < 2 {
+		return "", 0, errors.New("no parent")
+	}
+	parent, err = strconv.Atoi(rest[1])
+	return text.EscapeLine(string(line[from+1 : to])), parent, err
+}
+
+// commandOf is the beginning of a process's command line.
+func commandOf(root fs.FS, path string) string {
+	f, err := root.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	words, _ := io.ReadAll(io.LimitReader(f, 256)) // on an error, use the words read so far
+	return text.EscapeLine(strings.TrimSpace(strings.ReplaceAll(string(words), "\x00", " ")))
+}
+
+// listenable returns an error that names the process in the way of a server of this node at host:port; host may be
+// empty.
+func listenable(root fs.FS, host string, port int) error {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	switch {
+	case err == nil:
+		return l.Close()
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("port %d is taken%s", port, listener(root, host, port))
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("port %d is for root; take one from 1024", port)
+	}
+	return nil // an address of another machine, or a name: its listen will fail by itself
+}
+
+// listener names the process that listens on a port.
+func listener(root fs.FS, host string, port int) string {
+	if by := holder(root, host, port); by != "" {
+		return by
+	}
+	return " by a program of another user or of another container"
+}
+
+// holder names the process that listens on a port, as far as this user may see it.
+func holder(root fs.FS, host string, port int) string {
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		addr = netip.IPv4Unspecified()
+	}
+	var sockets []string
+	for _, table := range []string{"proc/self/net/tcp", "proc/self/net/tcp6"} {
+		text, _ := fs.ReadFile(root, table) // no table, no holder
+		sockets = append(sockets, preflight.Listeners(string(text), addr, port)...)
+	}
+	holders := preflight.Holders(
+		processes(root, func(file string) bool { return strings.HasPrefix(file, "socket:") }), sockets)
+	if len(holders) == 0 {
+		return ""
+	}
+	return " by " + holders[0]
+}

@@ -1,0 +1,141 @@
+package run
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/pytree"
+	"dlrover-run/internal/tempdir"
+)
+
+// pythonTree is a tree of packages within this program that workers import.
+type pythonTree struct {
+	pytree.Source
+	what  string // for people
+	loss  string // the loss for workers without it
+	after bool   // it comes after the user's PYTHONPATH
+}
+
+// pythonPath is the PYTHONPATH of the workers: the user's, with trees of ours before and after it. A tree is written
+// once, in the background, on the first request: into the cache of this user, or else into a temporary directory.
+// add and environ belong to one goroutine.
+type pythonPath struct {
+	shmDir string
+	log    *slog.Logger
+	trees  []*placedTree
+	wg     sync.WaitGroup // those that are being put on disk
+	tidier sync.WaitGroup
+}
+
+// placedTree is a tree on disk, once its goroutine has ended.
+type placedTree struct {
+	pythonTree
+	dir     string // "": it has no place
+	release func() error
+}
+
+// add puts a tree on the path. A launcher that can write nowhere logs that and continues.
+func (p *pythonPath) add(t pythonTree) {
+	if slices.ContainsFunc(p.trees, func(o *placedTree) bool { return o.Name == t.Name }) {
+		return
+	}
+	placed := &placedTree{pythonTree: t, release: func() error { return nil }}
+	p.trees = append(p.trees, placed)
+	p.wg.Go(func() { p.place(placed) })
+}
+
+func (p *pythonPath) place(t *placedTree) {
+	base, err := shm.UserDir(p.shmDir)
+	if err == nil {
+		tree, err := t.Take(base)
+		if err == nil {
+			t.dir, t.release = tree.Dir(), tree.Release
+			return
+		}
+		p.log.Warn("no room for the "+t.what+" in shared memory", "shm_dir", p.shmDir, "err", err)
+	}
+	if err := t.temporary(); err != nil {
+		p.log.Warn("no place for the "+t.what+": "+t.loss, "shm_dir", p.shmDir, "err", err)
+	}
+}
+
+func (t *placedTree) temporary() error {
+	root, err := tempdir.Make("dlrover-python-")
+	if err != nil {
+		return err
+	}
+	t.release = func() error { return os.RemoveAll(root) }
+	dir := filepath.Join(root, t.Name)
+	if err := t.Extract(dir); err != nil {
+		return err
+	}
+	t.dir = dir
+	return nil
+}
+
+// environ sets PYTHONPATH in an environment block, unless there is nothing to add. It waits for the writes of add.
+func (p *pythonPath) environ(env []string) []string {
+	p.wg.Wait()
+	var before, after []string
+	for _, t := range p.trees {
+		switch {
+		case t.dir == "":
+		case t.after:
+			after = append(after, t.dir)
+		default:
+			before = append(before, t.dir)
+		}
+	}
+	if len(before)+len(after) == 0 {
+		return env
+	}
+	for _, kv := range slices.Backward(env) {
+		if user, ok := strings.CutPrefix(kv, "PYTHONPATH="); ok {
+			if user != "" {
+				before = append(before, user)
+			}
+			break
+		}
+	}
+	return append(env, "PYTHONPATH="+strings.Join(append(before, after...), string(os.PathListSeparator)))
+}
+
+// dir is where a tree is, after environ; "": it has no place.
+func (p *pythonPath) dir(name string) string {
+	for _, t := range p.trees {
+		if t.Name == name {
+			return t.dir
+		}
+	}
+	return ""
+}
+
+// treeAge is how long the trees of other versions are kept.
+const treeAge = 10 * time.Minute
+
+// tidy removes, in the background, the trees of launchers of other versions.
+func (p *pythonPath) tidy() {
+	p.tidier.Go(func() {
+		base, err := shm.UserDir(p.shmDir)
+		if err == nil {
+			err = pytree.Tidy(base, treeAge)
+		}
+		if err != nil {
+			p.log.Debug("remove the Python packages of other versions", "err", err)
+		}
+	})
+}
+
+func (p *pythonPath) close() {
+	p.wg.Wait()
+	p.tidier.Wait()
+	for _, t := range p.trees {
+		_ = t.release()
+	}
+}

@@ -1,0 +1,148 @@
+package run
+
+import (
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/preset"
+)
+
+// maxServers bounds --ms-servers.
+const maxServers = 256
+
+// sidesFeature has the options about the side processes of a preset. The preset chooses them, and the agent starts
+// and ends them.
+func sidesFeature() feature {
+	return feature{
+		name:     "sides",
+		settings: (*resolver).sides,
+		open: func(j *nodeJob) (launcher.Part, error) {
+			if j.s.servicePort == 0 {
+				return nil, nil
+			}
+			p := &fixedPort{root: os.DirFS("/"), port: j.s.servicePort}
+			if !j.s.surelyFirst() {
+				return p, nil
+			}
+			return p, unusableOption(p.free(j.s.node.Addr))
+		},
+	}
+}
+
+func (r *resolver) sides() (err error) {
+	s := &r.s
+	s.servicePort, s.servers = r.c.Int("ms-port"), r.c.Int("ms-servers")
+	if s.share != "" {
+		return r.sidesByScheduler()
+	}
+	if s.servicePort < 0 || s.servicePort > 65535 {
+		return fmt.Errorf("--ms-port=%d: need a port from 1 to 65535, or 0 for a free one", s.servicePort)
+	}
+	if s.servers < 0 || s.servers > maxServers {
+		return fmt.Errorf("--ms-servers=%d: need 0 to %d parameter servers", s.servers, maxServers)
+	}
+	if s.preset.Name == "mindspore" {
+		return r.inheritSides()
+	}
+	for _, name := range []string{"ms-port", "ms-servers"} {
+		if r.c.IsSet(name) && r.c.Int(name) != 0 {
+			return fmt.Errorf("--%s is for MindSpore, and the preset is %s: add --preset=mindspore, or leave it out", name,
+				s.preset.Name)
+		}
+	}
+	return nil
+}
+
+// sidesByScheduler finds the port if the servers are pods. The nodes meet at $MS_SCHED_PORT, because that is the
+// port which others reach by $MS_SCHED_HOST. MindSpore's scheduler gets another one.
+func (r *resolver) sidesByScheduler() error {
+	s, f := &r.s, &r.s.scheduler
+	switch {
+	case s.servicePort < 0 || s.servicePort > 65535:
+		return fmt.Errorf("--ms-port=%d: need a port from 1 to 65535, or 0 for a free one", s.servicePort)
+	case s.servicePort != 0 && s.servicePort == s.port:
+		return fmt.Errorf("--ms-port=%d is where the nodes meet: leave it out, or choose another port", s.servicePort)
+	case r.c.IsSet("ms-servers") && s.servers != f.Servers:
+		return fmt.Errorf("--ms-servers=%d and %d pods of parameter servers contradict each other: leave the option out",
+			s.servers, f.Servers)
+	}
+	s.servers = f.Servers
+	return nil
+}
+
+// inheritSides takes values from MindSpore's own variables where no option is set.
+func (r *resolver) inheritSides() (err error) {
+	for _, v := range []struct {
+		option, name string
+		to           *int
+		most         int
+	}{{"ms-port", "MS_SCHED_PORT", &r.s.servicePort, 65535}, {"ms-servers", "MS_SERVER_NUM", &r.s.servers, maxServers}} {
+		text := r.lookup(v.name)
+		if text == "" || r.c.IsSet(v.option) {
+			continue
+		}
+		if *v.to, err = strconv.Atoi(text); err != nil || *v.to < 0 || *v.to > v.most {
+			return fmt.Errorf("$%s=%q: need a number from 0 to %d; --%s overrides it", v.name, text, v.most, v.option)
+		}
+	}
+	return nil
+}
+
+// sideOnly reports whether this node has one side process, and no workers.
+func (s *settings) sideOnly() bool { return s.share != "" && s.share != preset.Workers }
+
+// surelyFirst reports whether this node will have group rank 0, as far as it is known before the nodes have met.
+func (s *settings) surelyFirst() bool {
+	return s.backend == local || s.backend == static && s.node.Rank == 0 || s.params.Max == 1 || s.share == "scheduler"
+}
+
+// fixedPort is the port of the framework's service on the first node that the user has chosen.
+type fixedPort struct {
+	root fs.FS
+	port int
+}
+
+// Name implements launcher.Part.
+func (*fixedPort) Name() string { return "sides" }
+
+// Sides implements launcher.SideProcesses: it has no side processes, but those of the preset need the port.
+func (p *fixedPort) Sides(e launcher.Epoch) ([]launcher.Side, error) {
+	if e.Place.GroupRank != 0 || len(e.World) == 0 {
+		return nil, nil
+	}
+	return nil, p.free(e.World[0].Addr)
+}
+
+// free returns an error if another process has the port on this node, at the address addr.
+func (p *fixedPort) free(addr string) error {
+	if _, err := netip.ParseAddr(addr); err != nil {
+		addr = "" // a name
+	}
+	if err := listenable(p.root, addr, p.port); err != nil {
+		return fmt.Errorf("--ms-port=%d: %w; end it, or give all nodes another port", p.port, err)
+	}
+	return nil
+}
+
+// planSide is the --dry-run output of a side process.
+type planSide struct {
+	Name string   `json:"name"`
+	Argv []string `json:"argv"`
+	Env  []string `json:"env"`
+}
+
+// planSides are the side processes of the first node, as far as they are known before the nodes have met.
+func planSides(s *settings, cfg launcher.Config, v preset.Vars) (plans []planSide, err error) {
+	sides, err := s.preset.SidesOf(v)
+	for _, side := range sides {
+		env := slices.Clone(side.Env)
+		slices.Sort(env)
+		plans = append(plans, planSide{Name: side.Name, Argv: cfg.ArgsOf(v), Env: env})
+	}
+	return plans, err
+}

@@ -1,0 +1,160 @@
+package run
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+
+	"dlrover-run/internal/freeports"
+	"dlrover-run/internal/job"
+	"dlrover-run/launcher"
+)
+
+// Ports of HCCL, the collectives of Ascend's devices: it listens on hcclPorts from HCCL_IF_BASE_PORT on, which has to
+// be the same on all nodes.
+const (
+	hcclVariable = "HCCL_IF_BASE_PORT"
+	hcclPorts    = 16
+	hcclLowest   = 1024
+	hcclHighest  = 65535 - hcclPorts + 1
+)
+
+// offeredBases is the number of first ports that each node offers; the nodes choose one that all of them have.
+const offeredBases = 8
+
+// trainingPort gives the workers of all nodes the same HCCL_IF_BASE_PORT: every node offers some, and the world
+// takes the lowest that all have offered. In DLRover, nodes report one after the other until they agree.
+type trainingPort struct {
+	bases   func() []int // that are free now
+	session interface{ SetBases([]int) }
+	base    int // of this epoch; 0: the nodes have none in common
+	log     *slog.Logger
+}
+
+func trainingPortFeature() feature {
+	var start int
+	return feature{
+		name: "training-port",
+		settings: func(r *resolver) (err error) {
+			start, err = r.trainingPort()
+			return err
+		},
+		plan: func(p *plan) {
+			if start > 0 {
+				p.Features["training-port"] = map[string]any{"from": start, hcclVariable: fromRendezvous}
+			}
+		},
+		open: func(j *nodeJob) (launcher.Part, error) {
+			if start == 0 {
+				return nil, nil
+			}
+			bases := func() []int { return freeBases(start, freeports.Outgoing(os.DirFS("/"))) }
+			j.s.node.Bases = bases()
+			return &trainingPort{bases: bases, log: j.log}, nil
+		},
+	}
+}
+
+// trainingPort is the first port, 0 without devices of Ascend.
+func (r *resolver) trainingPort() (int, error) {
+	start, from := r.c.Int("training-port"), "--training-port"
+	ascend := r.c.String("accelerator") == "ascend-npu"
+	if !ascend && r.c.IsSet("training-port") && start > 0 && !r.c.IsSet("accelerator") {
+		_, kind := r.host.gpus()
+		ascend = kind == "ascend"
+	}
+	if text := r.lookup(hcclVariable); ascend && start > 0 && text != "" {
+		var err error
+		if start, err = strconv.Atoi(text); err != nil {
+			return 0, fmt.Errorf("$%s=%q: need a number from %d to %d", hcclVariable, text, hcclLowest, hcclHighest)
+		}
+		from = "$" + hcclVariable
+	}
+	switch {
+	case start == 0:
+		return 0, nil
+	case start < hcclLowest || start > hcclHighest:
+		return 0, fmt.Errorf("%s=%d: need a port from %d to %d, as HCCL takes %d from there on", from, start, hcclLowest,
+			hcclHighest, hcclPorts)
+	case !ascend && r.c.IsSet("training-port"):
+		r.warn("--training-port has no effect: it is for Ascend's devices, and none is here; --accelerator=ascend-npu " +
+			"uses it all the same")
+	}
+	if !ascend {
+		return 0, nil
+	}
+	return start, nil
+}
+
+// freeBases are those from start on with enough free ports behind them. First is start. Then come those with ports
+// that no outgoing connection takes by chance, which are likely to be free on the other nodes as well. The rest
+// follows.
+func freeBases(start int, outgoing freeports.Range) (bases []int) {
+	var chancy []int
+	for base := start; base <= hcclHighest; base += hcclPorts {
+		if base != start && base <= outgoing.Last && base+hcclPorts > outgoing.First {
+			chancy = append(chancy, base)
+		} else if bases = offerFree(bases, base); len(bases) == offeredBases {
+			return bases
+		}
+	}
+	for _, base := range chancy {
+		if bases = offerFree(bases, base); len(bases) == offeredBases {
+			break
+		}
+	}
+	return bases
+}
+
+func offerFree(bases []int, base int) []int {
+	if freeports.AreFree(base, hcclPorts) {
+		return append(bases, base)
+	}
+	return bases
+}
+
+// Name implements launcher.Part.
+func (p *trainingPort) Name() string { return "training-port" }
+
+// NeedsWorld implements launcher.WorldUser.
+func (p *trainingPort) NeedsWorld() bool { return true }
+
+func (p *trainingPort) joined(j *nodeJob) { p.session = j.adapter.session }
+
+// Starting implements launcher.Starter.
+func (p *trainingPort) Starting(e launcher.Epoch) {
+	if p.base = commonBase(e.World); p.base == 0 {
+		p.log.Warn("no range of ports for HCCL is free on all nodes: its variable stays as it is", "variable", hcclVariable,
+			"ports", hcclPorts)
+	}
+}
+
+// commonBase is the lowest that every node has offered, so that all nodes find the same; 0 is none.
+func commonBase(world []job.Member) int {
+	if len(world) == 0 {
+		return 0
+	}
+	for _, base := range slices.Sorted(slices.Values(world[0].Bases)) {
+		if !slices.ContainsFunc(world, func(m job.Member) bool { return !slices.Contains(m.Bases, base) }) {
+			return base
+		}
+	}
+	return 0
+}
+
+// Environ implements launcher.EnvProvider.
+func (p *trainingPort) Environ(launcher.Epoch, int) []string {
+	if p.base == 0 {
+		return nil
+	}
+	return []string{hcclVariable + "=" + strconv.Itoa(p.base)}
+}
+
+// Stopped implements launcher.Stopper.
+func (p *trainingPort) Stopped(why launcher.StopInfo) {
+	if !why.Early {
+		p.session.SetBases(p.bases())
+	}
+}

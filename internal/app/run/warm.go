@@ -1,0 +1,237 @@
+package run
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/job"
+	"dlrover-run/internal/pytree"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/warm"
+	"dlrover-run/launcher/warm/python"
+)
+
+// warmTree imports modules, forks, and reports a worker's imports. The sitecustomize of hangShim runs it.
+var warmTree = pythonTree{
+	Source: pytree.Source{Name: "warm", Files: python.Files},
+	what:   "Python of warm workers", loss: "workers are started by exec",
+}
+
+// Interval of the looks for a worker's imports, and their limit. A worker without steps reports them within a
+// minute.
+const (
+	warmLook     = 100 * time.Millisecond
+	warmPatience = 70 * time.Second
+)
+
+// pythonFlags is the number of words of a worker's command for the interpreter and its options.
+const pythonFlags = 2
+
+// warmSettings are the options of the feature.
+type warmSettings struct {
+	on      bool
+	mode    warm.Mode
+	modules []string // nil: auto
+	deny    []string
+}
+
+func warmFeature() feature {
+	var k warmSettings
+	return feature{
+		name:     "warm workers",
+		settings: func(r *resolver) (err error) { k, err = r.warm(); return err },
+		plan: func(p *plan) {
+			if k.on {
+				p.Features["warm"] = k.plan()
+			}
+		},
+		open: func(j *nodeJob) (launcher.Part, error) {
+			if !k.on {
+				return nil, nil
+			}
+			return openWarm(j, k), nil
+		},
+	}
+}
+
+// warm reads the options.
+func (r *resolver) warm() (k warmSettings, err error) {
+	text := r.c.String("warm")
+	k.on, k.mode = text != "off", warm.Mode(r.c.String("warm-mode"))
+	for _, name := range []string{"warm-mode", "warm-deny"} {
+		if !k.on && r.c.IsSet(name) {
+			return k, fmt.Errorf("--%s has no effect without --warm: add that, or leave this out", name)
+		}
+	}
+	if !k.on || r.c.Bool("check-only") || r.s.slots == 0 {
+		return warmSettings{}, nil
+	}
+	if r.c.Bool("no-python") && !r.c.Bool("run-path") {
+		return k, errors.New("--warm and --no-python contradict each other: what is executed imports by itself; " +
+			"use one of them")
+	}
+	if k.deny, err = moduleNames("--warm-deny", r.c.String("warm-deny")); err == nil && text != "auto" {
+		k.modules, err = moduleNames("--warm", text)
+	}
+	return k, err
+}
+
+// moduleNames reads a list; it returns nil for an empty one.
+func moduleNames(option, text string) (names []string, err error) {
+	for name := range strings.SplitSeq(text, ",") {
+		switch name = strings.TrimSpace(name); {
+		case name == "":
+		case !isModule(name):
+			return nil, fmt.Errorf("%s=%.100q: %q is no name of a Python module", option, text, name)
+		default:
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// isModule reports whether name may be that of a module: identifiers with dots between them.
+func isModule(name string) bool {
+	for part := range strings.SplitSeq(name, ".") {
+		if part == "" || strings.ContainsFunc(part, func(r rune) bool {
+			return r < 0x80 && r != '_' && (r < '0' || r > '9' && r < 'A' || r > 'Z' && r < 'a' || r > 'z')
+		}) || part[0] <= '9' {
+			return false
+		}
+	}
+	return true
+}
+
+// planWarm is the feature's part of the --dry-run output.
+type planWarm struct {
+	Mode    warm.Mode `json:"mode"`
+	Modules any       `json:"modules"`
+	Deny    []string  `json:"deny,omitempty"`
+}
+
+func (k *warmSettings) plan() planWarm {
+	p := planWarm{Mode: k.mode, Modules: "auto", Deny: k.deny}
+	if k.modules != nil {
+		p.Modules = k.modules
+	}
+	return p
+}
+
+// warmWorkers is the part of the launcher that starts workers from prepared processes.
+type warmWorkers struct {
+	warmSettings
+	job     *nodeJob
+	log     *slog.Logger
+	dir     *shm.Dir
+	unlock  func() error
+	spawner *warm.Spawner
+}
+
+// openWarm returns nil, and the job runs without warm workers, where they have no directory.
+func openWarm(j *nodeJob, k warmSettings) launcher.Part {
+	w := &warmWorkers{warmSettings: k, job: j, log: j.log}
+	var err error
+	if w.dir, err = shm.Create(j.s.shmDir, "warm-"+strings.ToLower(rand.Text())); err == nil {
+		w.unlock, err = w.dir.Own()
+	}
+	if err != nil {
+		j.log.Warn("no place for what workers tell of their imports: no warm workers", "shm_dir", j.s.shmDir, "err", err)
+		return nil
+	}
+	j.python.add(hangShim)
+	j.python.add(warmTree)
+	return w
+}
+
+// Name implements launcher.Part.
+func (w *warmWorkers) Name() string { return "warm workers" }
+
+// configure runs when the trees are on disk and all settings of an interpreter are known.
+func (w *warmWorkers) configure(cfg *launcher.Config) {
+	tree := w.job.python.dir(warmTree.Name)
+	if tree == "" {
+		tree = "/nonexistent" // the parent that cannot be started logs the error once more
+	}
+	v := cfg.Vars(job.Place{WorldSize: cfg.Slots, GroupWorldSize: 1}, 0, "")
+	v.World, _ = w.job.s.assumedWorld()
+	env, err := cfg.Preset.Environ(v)
+	if err != nil {
+		w.log.Debug("the workers' environment is not known before they start", "err", err)
+	}
+	forParts(w.job.parts, func(h *hangs) { env = append(env, h.asked()...) })
+	w.spawner = warm.New(warm.Config{
+		Mode: w.mode, Slots: cfg.Slots, Modules: w.modules, Deny: w.deny, Command: cfg.Args, Flags: pythonFlags,
+		Path: cfg.Path, Program: filepath.Join(tree, python.Parent), Dir: w.dir.Path(), Env: slices.Concat(cfg.Env, env),
+		Processes: w.job.procs, Log: w.log, Prepared: w.job.events.warmPrepared, Started: w.job.events.warmStart,
+	})
+	w.spawner.Joined()
+}
+
+// Spawn implements launcher.Spawner.
+func (w *warmWorkers) Spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
+	return w.spawner.Spawn(s, id)
+}
+
+// Starting implements launcher.Starter.
+func (w *warmWorkers) Starting(launcher.Epoch) { w.spawner.Starting() }
+
+// Environ implements launcher.EnvProvider.
+func (w *warmWorkers) Environ(_ launcher.Epoch, localRank int) []string {
+	return w.spawner.Environ(localRank)
+}
+
+// Excuse implements launcher.FailureClassifier.
+func (w *warmWorkers) Excuse(id logs.WorkerID, pid, code int) string {
+	return w.spawner.Excuse(id.LocalRank, pid, code)
+}
+
+// Stopped implements launcher.Stopper.
+func (w *warmWorkers) Stopped(why launcher.StopInfo) {
+	if !why.Early {
+		w.spawner.Stopped()
+	}
+}
+
+// Watch implements launcher.Watcher: it waits for the first step.
+func (w *warmWorkers) Watch(ctx context.Context, _ launcher.Epoch, _ []int, _ launcher.Control) {
+	defer w.spawner.Stopping()
+	w.spawner.Running()
+	ticker := time.NewTicker(warmLook)
+	defer ticker.Stop()
+	late := time.After(warmPatience)
+	for known := false; !known; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			known = w.spawner.Learned()
+		case <-late:
+			w.spawner.Stepped()
+			known = true
+		}
+	}
+	<-ctx.Done()
+}
+
+// End implements launcher.Ender.
+func (w *warmWorkers) End(launcher.Ending) {
+	if w.spawner != nil {
+		w.spawner.Close()
+	}
+}
+
+func (w *warmWorkers) release() {
+	if err := errors.Join(w.dir.RemoveAll(), w.unlock()); err != nil {
+		w.log.Debug("remove what workers have told of their imports", "err", err)
+	}
+}
