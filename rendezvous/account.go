@@ -134,7 +134,7 @@ func (r *Round) evict(now time.Time, n *node, d Decision, c job.Cause) {
 	c.Text = text.Clip(c.Text, maxOrderText)
 	if n.can(CanLeave) {
 		n.drained = &c
-		r.become(n, leaving)
+		r.members.become(n, leaving)
 		r.direct(n, Directive{Kind: job.Stop, Cause: &c})
 	}
 	if (d == RestartElsewhere || !n.can(CanLeave)) && r.roomForBar(n.Name) {
@@ -504,7 +504,7 @@ func (r *Round) timeLimit() (at time.Time, c *job.Cause) {
 
 // overdue ends the run when its time is over.
 func (r *Round) overdue(now time.Time) bool {
-	if r.phase == finished || len(r.nodes) == 0 {
+	if r.phase == finished || len(r.members.nodes) == 0 {
 		return false
 	}
 	at, c := r.timeLimit()
@@ -517,7 +517,7 @@ func (r *Round) overdue(now time.Time) bool {
 
 // stepped: a first step ends the wait for it.
 func (r *Round) stepped(e Stepped) error {
-	if r.nodes[e.ID] == nil {
+	if r.members.nodes[e.ID] == nil {
 		return ErrUnknownNode
 	}
 	if e.EpochID == r.id {
@@ -562,7 +562,7 @@ func (r *Round) tolerate(now time.Time, n *node, e Failing) {
 	if e.Left > 0 {
 		return
 	}
-	r.become(n, succeeded)
+	r.members.become(n, succeeded)
 	n.failed = true
 	r.account.Exhausted++
 	r.account.Decision = e.Decision

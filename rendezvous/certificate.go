@@ -22,7 +22,7 @@ func (r *Round) mustCheck(now time.Time, n *node) bool {
 }
 
 func (r *Round) clear(now time.Time, e Cleared) error {
-	n := r.nodes[e.ID]
+	n := r.members.nodes[e.ID]
 	if n == nil {
 		return ErrUnknownNode
 	}
@@ -32,7 +32,7 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 		delete(r.wary, n.machine())
 	}
 	if n.bar != nil {
-		r.setBar(n, nil, false)
+		r.members.setBar(n, nil, false)
 		n.unsure = false
 		r.note(job.EventCleared, n.Name, "its check has passed")
 	}
@@ -40,7 +40,7 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 	case r.phase == finished:
 		return nil
 	case n.state == checking || n.state == barred && r.bars[n.Name] == nil:
-		r.become(n, waiting)
+		r.members.become(n, waiting)
 	case n.optional:
 		n.optional = false
 	default:
@@ -78,7 +78,7 @@ func (n *node) void() { n.cleared, n.unpaired = false, false }
 // doubt voids the certificate of a node. A node that waits while a sealed world runs is checked again at once, all
 // others at the next gate.
 func (r *Round) doubt(now time.Time, e Doubt) error {
-	n := r.nodes[e.ID]
+	n := r.members.nodes[e.ID]
 	if n == nil {
 		return ErrUnknownNode
 	}
@@ -110,7 +110,7 @@ func (r *Round) epochOver(now time.Time) {
 		return
 	}
 	if why := r.cfg.Suspicious(r.Evidence()); why != "" {
-		for _, n := range r.nodes {
+		for _, n := range r.members.nodes {
 			n.void()
 		}
 		r.note(job.EventRecheck, "", text.Clip(why, maxReason))

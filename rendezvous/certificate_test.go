@@ -60,7 +60,7 @@ func TestWitnesses(t *testing.T) {
 		require.True(t, s.r.Asked("n000") && s.r.Asked("x0"))
 		s.must(Cleared{ID: "n000", Until: s.now}) // it was not needed
 		require.False(t, s.r.Asked("n000"))
-		require.False(t, s.r.nodes["n000"].optional, "it is not awaited")
+		require.False(t, s.r.members.nodes["n000"].optional, "it is not awaited")
 		require.Equal(t, gating, s.r.phase)
 		require.Equal(t, job.Check, s.dirs["n000"].Kind, "it is told to run next")
 		s.must(Cleared{ID: "x0"})
@@ -144,13 +144,13 @@ func TestPassedAlone(t *testing.T) {
 	require.Equal(t, "a:run b:wait", s.kinds())
 	s.join("c")
 	require.Equal(t, "a:run b:check c:check", s.kinds(), "spares are checked among themselves")
-	require.Equal(t, []int{1, 1}, []int{s.r.joined, s.r.asked}, "and count as before")
+	require.Equal(t, []int{1, 1}, []int{s.r.members.waiting, s.r.members.checking}, "and count as before")
 	s.must(Cleared{ID: "b", Until: s.now})
 	require.Equal(t, "a:run b:wait c:check", s.kinds())
 	s.must(Cleared{ID: "c", Until: s.now.Add(time.Hour)})
 	s.join("d")
 	require.Equal(t, "a:run b:check c:check d:check", s.kinds())
-	require.True(t, s.r.nodes["b"].optional && s.r.nodes["c"].optional)
+	require.True(t, s.r.members.nodes["b"].optional && s.r.members.nodes["c"].optional)
 	s.must(Barred{ID: "d", Reason: "slow"})
 	s.must(Cleared{ID: "b", Until: s.now})
 	s.must(Cleared{ID: "c", Until: s.now})
@@ -163,7 +163,7 @@ func TestPassedAlone(t *testing.T) {
 	require.Equal(t, "a:check b:check c:check d:check", s.kinds())
 	require.Len(t, s.checked["a"], 2, "it has never been paired")
 	require.Len(t, s.checked["b"], checked+1)
-	require.Equal(t, []int{1, 2, 1}, []int{s.r.joined, s.r.asked, s.r.again}, "c has a certificate and helps")
+	require.Equal(t, []int{1, 2, 1}, []int{s.r.members.waiting, s.r.members.checking, s.r.members.again}, "c has a certificate and helps")
 	s.health["d"] = broken
 	s.obey()
 	require.Equal(t, "a b c", s.order())
@@ -180,7 +180,7 @@ func TestGrowthFindsPartners(t *testing.T) {
 	s.must(Cleared{ID: "c"})
 	s.pass(time.Minute)
 	require.Equal(t, "a:run b:check c:check", s.kinds())
-	require.Equal(t, []int{1, 1}, []int{s.r.joined, s.r.asked}, "c helps")
+	require.Equal(t, []int{1, 1}, []int{s.r.members.waiting, s.r.members.checking}, "c helps")
 	s.clear("b")
 	require.Equal(t, "a:run b:wait c:check", s.kinds())
 	s.pass(time.Minute)
@@ -199,7 +199,7 @@ func TestSpareFindsPartnersAfterTheSeal(t *testing.T) {
 	s.obeyOne("b")
 	require.Equal(t, releasing, s.r.phase, "nobody waits for who comes late")
 	require.Equal(t, "late:check spare:check", s.kinds()[strings.Index(s.kinds(), "late"):])
-	require.True(t, s.r.nodes["spare"].optional)
+	require.True(t, s.r.members.nodes["spare"].optional)
 	s.obey()
 	require.Equal(t, "a:run b:run late:wait spare:wait", s.kinds())
 }
@@ -212,19 +212,19 @@ func TestWhenACertificateRunsOut(t *testing.T) {
 	s.must(Cleared{ID: "a", Until: s.now.Add(time.Hour)})
 	s.obey()
 	sealed := s.r.sealedAt
-	require.Equal(t, sealed.Add(time.Hour), s.r.nodes["a"].until)
+	require.Equal(t, sealed.Add(time.Hour), s.r.members.nodes["a"].until)
 	s.join("spare")
 	s.pass(time.Minute)
 	s.must(Cleared{ID: "spare", Until: s.now.Add(time.Hour)})
-	require.Equal(t, s.now.Add(time.Hour), s.r.nodes["spare"].until)
+	require.Equal(t, s.now.Add(time.Hour), s.r.members.nodes["spare"].until)
 	for _, hours := range []time.Duration{2, 1} {
 		s.must(Cleared{ID: "a", Until: s.now.Add(hours * time.Hour)})
-		require.Equal(t, sealed.Add(2*time.Hour), s.r.nodes["a"].until)
+		require.Equal(t, sealed.Add(2*time.Hour), s.r.members.nodes["a"].until)
 	}
 	s.must(Cleared{ID: "a"})
-	require.Zero(t, s.r.nodes["a"].until, "it never runs out")
+	require.Zero(t, s.r.members.nodes["a"].until, "it never runs out")
 	s.must(Cleared{ID: "a", Until: s.now.Add(time.Hour)})
-	require.Zero(t, s.r.nodes["a"].until)
+	require.Zero(t, s.r.members.nodes["a"].until)
 }
 
 func TestDoubt(t *testing.T) {
@@ -256,7 +256,7 @@ func TestDoubt(t *testing.T) {
 	seq := s.r.seq
 	s.must(Doubt{ID: "a", Reason: "too late"})
 	require.Equal(t, seq, s.r.seq)
-	require.True(t, s.r.nodes["a"].cleared)
+	require.True(t, s.r.members.nodes["a"].cleared)
 }
 
 // Nobody is told of a node that goes away in the step in which it was to be checked, nor that it is released.
@@ -349,7 +349,7 @@ func TestSuspiciousEnd(t *testing.T) {
 			require.Equal(t, c.rechecked, len(s.notes("recheck")) == 1)
 			if c.rechecked {
 				require.Equal(t, "a:check c:check spare:check", s.kinds())
-				require.Equal(t, []int{0, 3}, []int{s.r.joined, s.r.asked}, "there are no witnesses")
+				require.Equal(t, []int{0, 3}, []int{s.r.members.waiting, s.r.members.checking}, "there are no witnesses")
 				require.Len(t, s.notes("recheck")[0].Text, maxReason)
 			}
 			s.obey()
@@ -393,7 +393,7 @@ func TestDomainsAreNeighbours(t *testing.T) {
 			}
 			s.obey()
 			require.Equal(t, c.want, s.order())
-			require.Equal(t, "x", s.r.nodes["a"].domain)
+			require.Equal(t, "x", s.r.members.nodes["a"].domain)
 		})
 	}
 }
@@ -402,9 +402,9 @@ func TestLongDomainIsCut(t *testing.T) {
 	s := gated(t, Params{Min: 1, Max: 1})
 	s.join("a")
 	s.must(Cleared{ID: "a", Domain: strings.Repeat("d", MaxName+1)})
-	require.Len(t, s.r.nodes["a"].domain, MaxName)
+	require.Len(t, s.r.members.nodes["a"].domain, MaxName)
 	s.must(Cleared{ID: "a"})
-	require.Len(t, s.r.nodes["a"].domain, MaxName, "a check that does not know it leaves it")
+	require.Len(t, s.r.members.nodes["a"].domain, MaxName, "a check that does not know it leaves it")
 }
 
 // A late answer of a member counts from the seal on: the clock stands still.
@@ -423,7 +423,7 @@ func TestLateCertificateStandsStill(t *testing.T) {
 	s.ordered(OrderPause, "")
 	s.obey()
 	s.pass(time.Second - 1)
-	require.False(t, s.r.mustCheck(s.now, s.r.nodes["b"]))
+	require.False(t, s.r.mustCheck(s.now, s.r.members.nodes["b"]))
 	s.pass(1)
-	require.True(t, s.r.mustCheck(s.now, s.r.nodes["b"]))
+	require.True(t, s.r.mustCheck(s.now, s.r.members.nodes["b"]))
 }

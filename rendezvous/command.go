@@ -37,7 +37,7 @@ func (r *Round) commandRefusal(c *job.Command) error {
 	if c == nil {
 		return nil
 	}
-	for _, n := range r.sorted(everyNode) {
+	for _, n := range r.members.sorted(everyNode) {
 		if !n.can(CanCommand) {
 			return fmt.Errorf("%w: node %q takes no other command: its launcher has no job token, or is of an older version",
 				ErrBadOrder, n.Name)

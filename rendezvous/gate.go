@@ -39,36 +39,6 @@ func (n *node) idle() bool { return n.state == waiting || n.state == checking ||
 // collecting: no world is sealed.
 func (r *Round) collecting() bool { return r.phase == forming || r.phase == gating }
 
-// become moves n to another state.
-func (r *Round) become(n *node, s nodeState) {
-	r.count(n, -1)
-	n.state = s
-	r.count(n, 1)
-}
-
-// setBar gives n a check's bar or, with nil, takes it away; with again, the next gate may check it again.
-func (r *Round) setBar(n *node, bar *job.Cause, again bool) {
-	r.count(n, -1)
-	n.bar, n.again = bar, again
-	r.count(n, 1)
-}
-
-// count keeps the numbers of nodes by state, so that no decision has to look at all of them.
-func (r *Round) count(n *node, by int) {
-	switch {
-	case n.state == waiting:
-		r.joined += by
-	case n.state == pending:
-		r.stoppingCount += by
-	case n.state == checking && n.bar == nil:
-		r.asked += by
-	case n.state == checking || n.state == barred && n.again:
-		r.again += by
-	case n.state == barred:
-		r.out += by
-	}
-}
-
 // queue lets a node without workers wait for the next world, and sends it the directive for that.
 func (r *Round) queue(now time.Time, n *node) {
 	switch {
@@ -78,10 +48,10 @@ func (r *Round) queue(now time.Time, n *node) {
 		r.ask(n)
 		r.findPartners(now)
 	case n.bar != nil:
-		r.setBar(n, n.bar, true)
+		r.members.setBar(n, n.bar, true)
 		r.exclude(n)
 	default:
-		r.become(n, waiting)
+		r.members.become(n, waiting)
 		r.direct(n, r.wait())
 	}
 }
@@ -92,12 +62,12 @@ func (r *Round) exclude(n *node) {
 	if !n.can(CanGate) || n.unsure && r.bars[n.Name] == nil {
 		d.Kind = job.Wait
 	}
-	r.become(n, barred)
+	r.members.become(n, barred)
 	r.direct(n, d)
 }
 
 func (r *Round) ask(n *node) {
-	r.become(n, checking)
+	r.members.become(n, checking)
 	r.direct(n, Directive{Kind: job.Check})
 	n.asked = true
 	r.told = append(r.told, n)
@@ -109,8 +79,8 @@ func (r *Round) askAll(now time.Time) int {
 	if !r.params.Gate {
 		return 0
 	}
-	company := r.phase == gating && r.gaters() > 1
-	ns := r.sorted(func(n *node) bool {
+	company := r.phase == gating && r.members.gaters() > 1
+	ns := r.members.sorted(func(n *node) bool {
 		return n.state == waiting && r.mustCheck(now, n) && (company || !n.unpaired) || n.state == barred && n.again
 	})
 	for _, n := range ns {
@@ -119,22 +89,12 @@ func (r *Round) askAll(now time.Time) int {
 	return len(ns)
 }
 
-// gaters is the number of nodes without workers that can be checked and may get workers.
-func (r *Round) gaters() (sum int) {
-	for _, n := range r.nodes {
-		if n.can(CanGate) && (n.state == waiting || n.state == checking || n.state == barred && n.again) {
-			sum++
-		}
-	}
-	return sum
-}
-
 // findPartners finds partners for a node that has come to be checked while no other one is.
 func (r *Round) findPartners(now time.Time) {
-	if r.asked > 1 {
+	if r.members.checking > 1 {
 		return
 	}
-	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.unpaired && r.mustCheck(now, n) }) {
+	for _, n := range r.members.sorted(func(n *node) bool { return n.state == waiting && n.unpaired && r.mustCheck(now, n) }) {
 		r.askOptional(n)
 	}
 	r.askWitnesses(now, 1)
@@ -142,7 +102,7 @@ func (r *Round) findPartners(now time.Time) {
 
 // askWitnesses has cleared nodes help with the checks of others.
 func (r *Round) askWitnesses(now time.Time, subjects int) int {
-	ns := r.sorted(func(n *node) bool { return n.state == waiting && n.can(CanGate) && !r.mustCheck(now, n) })
+	ns := r.members.sorted(func(n *node) bool { return n.state == waiting && n.can(CanGate) && !r.mustCheck(now, n) })
 	ns = ns[:min(len(ns), 4*subjects+4)]
 	for _, n := range ns {
 		r.askOptional(n)
@@ -163,7 +123,7 @@ func (r *Round) tellGate(now time.Time) {
 	var a Action
 	for _, n := range r.told {
 		switch {
-		case r.nodes[n.ID] != n || n.dir.Kind != job.Check:
+		case !r.members.here(n) || n.dir.Kind != job.Check:
 		case n.optional && !r.mustCheck(now, n):
 			a.Witnesses = append(a.Witnesses, n.ID)
 		default:
@@ -171,7 +131,7 @@ func (r *Round) tellGate(now time.Time) {
 		}
 	}
 	for _, n := range r.free {
-		if r.nodes[n.ID] == n && !n.asked {
+		if r.members.here(n) && !n.asked {
 			a.Released = append(a.Released, n.ID)
 		}
 	}
@@ -181,55 +141,43 @@ func (r *Round) tellGate(now time.Time) {
 	r.told, r.free = nil, nil
 }
 
-// sorted lists the nodes that f picks, in order of arrival: no order of a map decides anything.
-func (r *Round) sorted(f func(*node) bool) []*node {
-	var ns []*node
-	for _, n := range r.nodes {
-		if f(n) {
-			ns = append(ns, n)
-		}
-	}
-	slices.SortFunc(ns, func(a, b *node) int { return cmp.Compare(a.arrival, b.arrival) })
-	return ns
-}
-
 // passGate reports whether the world may be sealed, and with how many nodes: trySeal has found that it could be.
 func (r *Round) passGate(now time.Time) (size int, open bool) {
 	if !r.params.Gate {
-		return r.fit(r.joined), true
+		return r.fit(r.members.waiting), true
 	}
 	entered := r.phase != gating
 	if entered {
 		r.phase, r.gateSince, r.gateAt, r.rechecks = gating, now, now.Add(r.params.GateTimeout), 0
-		for _, n := range r.nodes {
+		for _, n := range r.members.nodes {
 			n.late = false
 		}
 		r.askAll(now)
 	}
-	sure, possible := r.fit(r.joined), r.fit(r.joined+r.asked)
+	sure, possible := r.fit(r.members.waiting), r.fit(r.members.waiting+r.members.checking)
 	if sure == possible && sure >= r.params.Min {
 		return sure, !r.askLate(now)
 	}
 	if entered {
 		r.noteGate(now)
-	} else if r.asked == 0 {
+	} else if r.members.checking == 0 {
 		r.recheck(now)
 	}
 	if sure == possible || now.Before(r.gateAt) {
 		return 0, false
 	}
 	text := fmt.Sprintf("%d of %d nodes have not answered within %s; they count as cleared",
-		r.asked, r.joined+r.asked, r.params.GateTimeout)
+		r.members.checking, r.members.waiting+r.members.checking, r.params.GateTimeout)
 	r.note(job.EventGateOpened, "", text)
 	return possible, true
 }
 
 // askLate has nodes checked with others, once, that came too late to be paired. It reports whether there are any.
 func (r *Round) askLate(now time.Time) bool {
-	if r.gaters() < 2 {
+	if r.members.gaters() < 2 {
 		return false
 	}
-	late := r.sorted(func(n *node) bool { return n.state == waiting && n.unpaired && !n.late && r.mustCheck(now, n) })
+	late := r.members.sorted(func(n *node) bool { return n.state == waiting && n.unpaired && !n.late && r.mustCheck(now, n) })
 	for _, n := range late {
 		n.late = true
 		r.ask(n)
@@ -247,10 +195,10 @@ const maxRechecks = 2
 // recheck repeats the checks of nodes that the world needs and of which nothing is proved. In the end their bars stand
 // as those of others.
 func (r *Round) recheck(now time.Time) {
-	if len(r.sorted(func(n *node) bool { return n.state == checking })) > 0 {
+	if len(r.members.sorted(func(n *node) bool { return n.state == checking })) > 0 {
 		return
 	}
-	unsure := r.sorted(func(n *node) bool { return n.state == barred && n.unsure && r.bars[n.Name] == nil })
+	unsure := r.members.sorted(func(n *node) bool { return n.state == barred && n.unsure && r.bars[n.Name] == nil })
 	if len(unsure) == 0 {
 		return
 	}
@@ -273,7 +221,7 @@ func (r *Round) recheck(now time.Time) {
 // stand makes the bar of n one that the next gate may end, and no earlier one.
 func (r *Round) stand(n *node) {
 	n.unsure = false
-	r.setBar(n, n.bar, false)
+	r.members.setBar(n, n.bar, false)
 	r.exclude(n)
 }
 
@@ -286,8 +234,8 @@ func (r *Round) fails(now time.Time) {
 
 // noteGate notes the nodes that the gate waits for, and calls witnesses.
 func (r *Round) noteGate(now time.Time) {
-	open := r.asked + r.again
-	text := fmt.Sprintf("checking %d of %d nodes", open, open+r.joined)
+	open := r.members.checking + r.members.again
+	text := fmt.Sprintf("checking %d of %d nodes", open, open+r.members.waiting)
 	if helpers := r.askWitnesses(now, open); helpers > 0 {
 		text += fmt.Sprintf("; %d others help", helpers)
 	}
@@ -307,7 +255,7 @@ func (r *Round) leaveGate(now time.Time) {
 // endChecks notifies waiting nodes that their check is over. While the gate is closed, a cleared node gets no Wait:
 // nearly always its next directive is Run.
 func (r *Round) endChecks() {
-	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.dir.Kind == job.Check }) {
+	for _, n := range r.members.sorted(func(n *node) bool { return n.state == waiting && n.dir.Kind == job.Check }) {
 		r.direct(n, r.wait())
 	}
 }
@@ -317,16 +265,16 @@ func (r *Round) endSecondOpinions(now time.Time) {
 	if r.phase != gating || now.Before(r.gateAt) {
 		return
 	}
-	for _, n := range r.sorted(func(n *node) bool { return n.state == checking && n.bar != nil }) {
+	for _, n := range r.members.sorted(func(n *node) bool { return n.state == checking && n.bar != nil }) {
 		r.stand(n)
 	}
 }
 
 // barsAge lets the gate of the next world check the nodes again whose check has failed before.
 func (r *Round) barsAge() {
-	for _, n := range r.nodes {
+	for _, n := range r.members.nodes {
 		if n.bar != nil && r.bars[n.Name] == nil {
-			r.setBar(n, n.bar, true)
+			r.members.setBar(n, n.bar, true)
 		}
 	}
 }
@@ -337,7 +285,7 @@ func (e Barred) withOthers() bool {
 }
 
 func (r *Round) bar(now time.Time, e Barred) error {
-	n := r.nodes[e.ID]
+	n := r.members.nodes[e.ID]
 	if n == nil {
 		return ErrUnknownNode
 	}
@@ -361,7 +309,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		r.wary[n.machine()] = true
 	}
 	n.unsure = e.Again && !r.params.CheckOnly
-	r.setBar(n, &job.Cause{Kind: job.CauseCheck, Node: n.Name, Text: reason}, n.unsure)
+	r.members.setBar(n, &job.Cause{Kind: job.CauseCheck, Node: n.Name, Text: reason}, n.unsure)
 	r.exclude(n)
 	r.note(event, n.Name, reason).Aspect = aspect
 	delete(r.gone, n.Name) // it is here again

@@ -49,7 +49,7 @@ func (s *sim) holdActions(acts []Action) {
 	for _, a := range acts {
 		if d := a.Directive; d != nil {
 			ids, newest[a.Node] = append(ids, a.Node), *d
-			if n := s.r.nodes[a.Node]; n != nil && !n.can(CanGate) {
+			if n := s.r.members.nodes[a.Node]; n != nil && !n.can(CanGate) {
 				require.NotContains(s.t, []job.Kind{job.Check, job.Bar}, d.Kind, "node %s does not know it", a.Node)
 			}
 		}
@@ -63,7 +63,7 @@ func (s *sim) holdActions(acts []Action) {
 	}
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
-		if newest[id].Kind == job.Check && s.r.nodes[id] != nil {
+		if newest[id].Kind == job.Check && s.r.members.nodes[id] != nil {
 			told = append(told, id)
 		}
 	}
@@ -80,24 +80,24 @@ func (s *sim) holdGate(acts []Action) (gate []string) {
 		}
 		for _, id := range a.Released {
 			require.True(s.t, s.awaited[id], "node %s was not told to check", id)
-			require.NotEqual(s.t, job.Check, s.r.nodes[id].dir.Kind, id)
+			require.NotEqual(s.t, job.Check, s.r.members.nodes[id].dir.Kind, id)
 			delete(s.awaited, id)
 		}
 		for _, id := range slices.Concat(a.Gate, a.Witnesses) {
 			s.awaited[id] = true
 		}
 		for _, id := range a.Gate {
-			n := s.r.nodes[id]
+			n := s.r.members.nodes[id]
 			s.checked[id] = append(s.checked[id], n.dir.Seq)
 			require.True(s.t, s.r.mustCheck(s.now, n) || n.bar != nil, "node %s is checked for nothing", id)
 			require.True(s.t, n.state == checking || n.optional && n.unpaired, "node %s: %s", id, n.state)
 		}
 		for _, id := range a.Witnesses {
-			n := s.r.nodes[id]
+			n := s.r.members.nodes[id]
 			require.False(s.t, s.r.mustCheck(s.now, n), "witness %s has no certificate", id)
 			require.True(s.t, n.state == waiting && n.optional && n.can(CanGate), "witness %s: %s", id, n.state)
 		}
-		require.LessOrEqual(s.t, len(a.Witnesses), 4*(s.r.asked+s.r.again)+4)
+		require.LessOrEqual(s.t, len(a.Witnesses), 4*(s.r.members.checking+s.r.members.again)+4)
 	}
 	return gate
 }
@@ -494,7 +494,7 @@ func TestUnansweredGateOpens(t *testing.T) {
 	s.fail("a", RestartCharged)
 	s.obey()
 	require.Equal(t, "a:check b:check c:check", s.kinds(), "it is checked before the next epoch, and the others help")
-	require.Equal(t, []int{2, 1}, []int{s.r.joined, s.r.asked})
+	require.Equal(t, []int{2, 1}, []int{s.r.members.waiting, s.r.members.checking})
 	s.pass(time.Minute)
 	s.obey()
 	require.Equal(t, "a b c", s.order())
@@ -581,7 +581,7 @@ func TestRepeatedJoinWhileGatingChangesNothing(t *testing.T) {
 	s.obey()
 	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Stopped: s.r.id})
 	require.Equal(t, job.Bar, s.dirs["b"].Kind)
-	require.Equal(t, 1, s.r.out)
+	require.Equal(t, 1, s.r.members.barred)
 }
 
 func TestReplacementWhileGating(t *testing.T) {
@@ -697,7 +697,7 @@ func TestSecondOpinion(t *testing.T) {
 		s.pass(BrokenGrace)
 		s.obey()
 		s.must(Leave{ID: "b"})
-		require.Zero(t, s.r.again)
+		require.Zero(t, s.r.members.again)
 		require.Equal(t, forming, s.r.phase)
 	})
 }
@@ -735,7 +735,7 @@ func TestCertificateRunsOut(t *testing.T) {
 	s.pass(1)
 	s.ordered(OrderResume, "")
 	require.Equal(t, "a:check b:check spare:check", s.kinds(), "all time in the gate and in a pause counts")
-	require.Equal(t, []int{1, 2}, []int{s.r.joined, s.r.asked}, "the spare only helps")
+	require.Equal(t, []int{1, 2}, []int{s.r.members.waiting, s.r.members.checking}, "the spare only helps")
 	s.health["b"] = broken
 	s.obey()
 	require.Equal(t, "a spare", s.order())
@@ -902,7 +902,7 @@ func TestGateCostsNothingPerNode(t *testing.T) {
 		_, err := s.r.Step(s.now, Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 1, Can: s.can}, Params: s.p})
 		require.NoError(t, err)
 	}
-	require.Equal(t, n, s.r.asked)
+	require.Equal(t, n, s.r.members.checking)
 	visits := 0
 	for i := range n {
 		acts, err := s.r.Step(s.now, Cleared{ID: fmt.Sprint(i)})
@@ -919,7 +919,7 @@ func TestClearedWhileBarredAtTheGate(t *testing.T) {
 	s.must(Barred{ID: "b"})
 	s.clear("b")
 	require.Equal(t, "a:check b:wait c:check", s.kinds(), "its newest directive must not be the bar")
-	require.Equal(t, []int{1, 2, 0, 0}, []int{s.r.joined, s.r.asked, s.r.again, s.r.out})
+	require.Equal(t, []int{1, 2, 0, 0}, []int{s.r.members.waiting, s.r.members.checking, s.r.members.again, s.r.members.barred})
 	s.clear("a", "c")
 	s.obey()
 	require.Equal(t, "a b c", s.order())

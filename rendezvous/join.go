@@ -18,7 +18,7 @@ func (r *Round) join(now time.Time, e Join) error {
 			return err
 		}
 	}
-	if n := r.nodes[e.Node.ID]; n != nil {
+	if n := r.members.nodes[e.Node.ID]; n != nil {
 		r.rejoin(now, n, e)
 		return nil
 	}
@@ -26,7 +26,7 @@ func (r *Round) join(now time.Time, e Join) error {
 		r.tellRefused(e.Node, err)
 		return err
 	}
-	if r.fresh() && len(r.nodes) == 0 {
+	if r.fresh() && len(r.members.nodes) == 0 {
 		r.params = e.Params.WithDefaults()
 		r.formingAt = now
 		r.opened(e)
@@ -48,12 +48,10 @@ func (r *Round) join(now time.Time, e Join) error {
 	return nil
 }
 
+// arrived adds a newcomer, and expects a sign of life from it.
 func (r *Round) arrived(now time.Time, who Node) *node {
-	n := &node{Node: who, rank: -1, arrival: r.arrive, since: now.Add(-who.Uptime), detached: now}
-	r.arrive++
-	r.nodes[n.ID] = n
 	r.watchLiveness(now.Add(r.nodeTimeout()))
-	return n
+	return r.members.arrived(now, who)
 }
 
 // maxRefused bounds the texts of tellWaiting in one run.
@@ -77,12 +75,12 @@ func (r *Round) tellOtherRun(e OtherRun) {
 
 // tellWaiting informs the waiting nodes, once, why others do not come.
 func (r *Round) tellWaiting(event job.Event, name, text string) {
-	if r.joined == 0 || r.refused[text] || len(r.refused) >= maxRefused {
+	if r.members.waiting == 0 || r.refused[text] || len(r.refused) >= maxRefused {
 		return
 	}
 	r.refused[text] = true
 	r.note(event, name, text)
-	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && !n.optional }) {
+	for _, n := range r.members.sorted(func(n *node) bool { return n.state == waiting && !n.optional }) {
 		r.direct(n, Directive{Kind: job.Wait, Cause: &job.Cause{Kind: job.CauseRefusal, Node: name, Text: text}})
 	}
 }
@@ -99,10 +97,10 @@ func (l Lack) With(o Lack) bool {
 
 // Lacks describes the nodes that the run waits for.
 func (r *Round) Lacks() Lack {
-	if !r.fresh() || r.phase != forming || r.paused != nil || r.joined >= r.params.Min {
+	if !r.fresh() || r.phase != forming || r.paused != nil || r.members.waiting >= r.params.Min {
 		return Lack{}
 	}
-	return Lack{r.joined, r.params.Min, r.params.Max}
+	return Lack{r.members.waiting, r.params.Min, r.params.Max}
 }
 
 // fresh reports whether this history has seen no world yet.
@@ -149,10 +147,10 @@ func (r *Round) admit(e Join) error {
 	if err := r.check(e); err != nil {
 		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	if !r.params.Static || r.fresh() && len(r.nodes) == 0 {
+	if !r.params.Static || r.fresh() && len(r.members.nodes) == 0 {
 		return nil
 	}
-	if o := r.wisher(e.Node.Rank); o != nil && !o.supersededBy(e.Node) {
+	if o := r.members.wisher(e.Node.Rank); o != nil && !o.supersededBy(e.Node) {
 		return fmt.Errorf("%w: %d by %s; give every node its own --node-rank", ErrTaken, e.Node.Rank, o.Name)
 	}
 	return nil
@@ -163,7 +161,7 @@ func (r *Round) check(e Join) error {
 	if err := p.Validate(); err != nil {
 		return err
 	}
-	if r.left[e.Node.ID] {
+	if r.members.left[e.Node.ID] {
 		return fmt.Errorf("node %q has left the run", e.Node.Name)
 	}
 	if len(e.Work) > MaxName {
@@ -178,13 +176,13 @@ func (r *Round) check(e Join) error {
 	if err := e.Node.checkOffers(); err != nil {
 		return err
 	}
-	if len(r.nodes) > 0 || !r.fresh() {
+	if len(r.members.nodes) > 0 || !r.fresh() {
 		if err := r.conflict(e); err != nil {
 			return err
 		}
 	}
-	if len(r.nodes) >= 2*p.Max+1000 {
-		return fmt.Errorf("%d nodes are already here for at most %d", len(r.nodes), p.Max)
+	if len(r.members.nodes) >= 2*p.Max+1000 {
+		return fmt.Errorf("%d nodes are already here for at most %d", len(r.members.nodes), p.Max)
 	}
 	if rank := e.Node.Rank; p.Static && (rank < 0 || rank >= p.Max) {
 		return fmt.Errorf("node rank %d: the static rendezvous of %d nodes needs --node-rank from 0 to %d",
@@ -247,21 +245,12 @@ func (n Node) checkOffers() error {
 
 // replace drops a dead node when its replacement arrives.
 func (r *Round) replace(now time.Time, n *node) {
-	if o := r.wisher(n.Rank); o != nil && o.supersededBy(n.Node) {
+	if o := r.members.wisher(n.Rank); o != nil && o.supersededBy(n.Node) {
 		r.lose(now, o, "replaced by "+n.Name)
 	}
-	if o := r.wisher(n.Rank); o == nil || n.Generation >= o.Generation {
-		r.wishes[n.Rank] = n
+	if o := r.members.wisher(n.Rank); o == nil || n.Generation >= o.Generation {
+		r.members.wishes[n.Rank] = n
 	}
-}
-
-// wisher is the newest node that wished for the rank, if it is still here.
-func (r *Round) wisher(rank int) *node {
-	o := r.wishes[rank]
-	if rank < 0 || o == nil || r.nodes[o.ID] != o {
-		return nil
-	}
-	return o
 }
 
 // supersededBy: a pod with the same node rank proves that a suspect is dead, and one
@@ -271,14 +260,11 @@ func (o *node) supersededBy(n Node) bool {
 }
 
 func (r *Round) leave(now time.Time, e Leave) error {
-	n := r.nodes[e.ID]
+	n := r.members.nodes[e.ID]
 	if n == nil && (!e.Killed || len(e.ID) > MaxName) {
 		return ErrUnknownNode
 	}
-	if len(r.left) > MaxNodes {
-		clear(r.left) // their requests have long ended
-	}
-	r.left[e.ID] = true
+	r.members.leave(e.ID)
 	if n == nil {
 		return ErrUnknownNode // its join may still be under way
 	}
@@ -298,11 +284,8 @@ func (r *Round) reopen(now time.Time, e Join) error {
 		if err := r.conflict(e); err != nil {
 			return fmt.Errorf("%w: %w", ErrRefused, err)
 		}
-		if o := r.nodes[e.Node.ID]; o != nil {
-			r.count(o, -1)
-		}
 		n := r.arrived(now, e.Node)
-		r.become(n, waiting)
+		r.members.become(n, waiting)
 		r.direct(n, r.verdict())
 		return nil
 	}
@@ -310,7 +293,7 @@ func (r *Round) reopen(now time.Time, e Join) error {
 		r.tellSucceeded(now, e)
 		return nil
 	}
-	if len(r.nodes) > 0 {
+	if len(r.members.nodes) > 0 {
 		return ErrFinishing
 	}
 	r.reset()
@@ -341,11 +324,8 @@ func (r *Round) learnWork(e Join) {
 func (r *Round) tellSucceeded(now time.Time, e Join) {
 	text := fmt.Sprintf("run %s has succeeded, %s ago", r.cfg.Run, duration.Text(now.Sub(r.finishedAt).Round(time.Second)))
 	instead := "to do it again, give another --rdzv-id or, first, dlroverctl forget " + r.cfg.Run
-	if o := r.nodes[e.Node.ID]; o != nil {
-		r.count(o, -1)
-	}
 	n := r.arrived(now, e.Node)
-	r.become(n, waiting)
+	r.members.become(n, waiting)
 	r.note(job.EventLate, n.Name, "the run has succeeded; nothing is started")
 	text += ": nothing is started; " + instead
 	r.direct(n, Directive{Kind: job.Done, Cause: &job.Cause{Kind: job.CauseEnded, Text: text}})
@@ -359,7 +339,7 @@ func (r *Round) reset() {
 	}
 	r.cfg.Term = r.seq + 1
 	next := New(r.cfg)
-	next.left, next.acts, next.told, next.free, next.bars = r.left, r.acts, r.told, r.free, r.bars
+	next.members.left, next.acts, next.told, next.free, next.bars = r.members.left, r.acts, r.told, r.free, r.bars
 	if r.phase != finished && !r.account.Spent.Held { // a run that has failed is over when everybody has left
 		next.paused, next.pausedIn, next.unpaused = r.paused, r.pausedIn, r.unpaused
 	}

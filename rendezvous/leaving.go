@@ -15,7 +15,7 @@ import (
 
 // beginLeave takes a node that will leave out of all that is to come.
 func (r *Round) beginLeave(now time.Time, e Leaving) error {
-	n := r.nodes[e.ID]
+	n := r.members.nodes[e.ID]
 	if n == nil {
 		return ErrUnknownNode
 	}
@@ -36,7 +36,7 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 	default:
 		r.loseTo(now, n, reason)
 	}
-	r.become(n, leaving)
+	r.members.become(n, leaving)
 	return nil
 }
 
@@ -55,7 +55,7 @@ func (r *Round) loseTo(now time.Time, n *node, reason string) {
 // drain has all nodes of the name leave, and keeps others of that name without workers. A launcher that does not
 // support this stays, barred.
 func (r *Round) drain(now time.Time, name string, c *job.Cause) {
-	ns := r.sorted(func(n *node) bool { return n.Name == name && n.can(CanLeave) })
+	ns := r.members.sorted(func(n *node) bool { return n.Name == name && n.can(CanLeave) })
 	for _, n := range ns {
 		n.drained = c
 	}

@@ -39,7 +39,7 @@ func (r *Round) lose(now time.Time, n *node, reason string) {
 
 // depart removes a node. A member that departs before it is done breaks the world. Silent means that it sent no Leave.
 func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string, silent bool) {
-	delete(r.nodes, n.ID)
+	r.members.remove(n)
 	if n.state == leaving {
 		kind = job.CauseLeave // as it has announced
 	}
@@ -48,7 +48,6 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 	if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
 		note.Rank = n.rank
 	}
-	r.count(n, -1)
 	r.keepBar(n)
 	if n.idle() || n.state == succeeded || n.state == leaving || r.phase == finished {
 		return // it has no work to do; the world does not need it any more
@@ -78,7 +77,7 @@ func lossTime(now time.Time, n *node, kind job.CauseKind) time.Time {
 }
 
 func (r *Round) attach(e Attach) error {
-	n := r.nodes[e.ID]
+	n := r.members.nodes[e.ID]
 	if n == nil {
 		return ErrUnknownNode
 	}
@@ -91,7 +90,7 @@ func (r *Round) attach(e Attach) error {
 }
 
 func (r *Round) detach(now time.Time, e Detach) error {
-	n := r.nodes[e.ID]
+	n := r.members.nodes[e.ID]
 	if n == nil {
 		return nil // it has left while its request was open
 	}
@@ -115,7 +114,7 @@ func (r *Round) detach(now time.Time, e Detach) error {
 
 // silence: nothing is known of a node that has another request open.
 func (r *Round) silence(e Silence) {
-	n := r.nodes[e.ID]
+	n := r.members.nodes[e.ID]
 	if n == nil || n.attached > 0 || n.broken {
 		return
 	}
@@ -127,7 +126,7 @@ func (r *Round) silence(e Silence) {
 // hungUp makes n suspect, but does not lose it: a launcher that lives may have closed one connection of several. On a
 // busy machine it is not back in a second.
 func (r *Round) hungUp(now time.Time, e HungUp) {
-	if n := r.nodes[e.ID]; r.Away(e.ID) {
+	if n := r.members.nodes[e.ID]; r.Away(e.ID) {
 		n.broken, n.hungUp, n.detached = true, true, now
 		r.watchLiveness(now.Add(r.grace(n)))
 	}
@@ -135,14 +134,14 @@ func (r *Round) hungUp(now time.Time, e HungUp) {
 
 // Away: the node with this ID has no request open, and nothing is known of its connection.
 func (r *Round) Away(id string) bool {
-	n := r.nodes[id]
+	n := r.members.nodes[id]
 	return n != nil && n.attached == 0 && !n.broken
 }
 
 // closedPort ends the wait for a launcher that is dead. Where most nodes are suspect, a middlebox may have refused.
 func (r *Round) closedPort(now time.Time, e Refused) {
-	n := r.nodes[e.ID]
-	if n == nil || n.attached > 0 || !n.broken || n.silent || r.inDoubt() {
+	n := r.members.nodes[e.ID]
+	if n == nil || n.attached > 0 || !n.broken || n.silent || r.members.inDoubt() {
 		return
 	}
 	r.lose(now, n, "its connection broke, and its launcher's port is closed")
@@ -183,27 +182,16 @@ func (r *Round) expire(now time.Time) {
 		return
 	}
 	r.liveAt = time.Time{}
-	away := r.sorted(func(n *node) bool { return n.attached == 0 })
-	doubt := r.inDoubt()
+	away := r.members.sorted(func(n *node) bool { return n.attached == 0 })
+	doubt := r.members.inDoubt()
 	for _, n := range away {
 		r.expireNode(now, n, doubt)
 	}
 }
 
-// inDoubt: most nodes are suspect at once.
-func (r *Round) inDoubt() bool {
-	broken := 0
-	for _, n := range r.nodes {
-		if n.attached == 0 && n.broken {
-			broken++
-		}
-	}
-	return len(r.nodes) >= 4 && 2*broken > len(r.nodes)
-}
-
 // Life is where the launcher of a node listens; the zero value: nowhere, or there is no such node.
 func (r *Round) Life(id string) Life {
-	if n := r.nodes[id]; n != nil {
+	if n := r.members.nodes[id]; n != nil {
 		return n.Node.Life
 	}
 	return Life{}

@@ -76,7 +76,7 @@ func (r *Round) refusal(o Order) error {
 		return fmt.Errorf("%w: no node named %q is here", ErrUnknownNode, o.Node)
 	case (o.Kind == OrderBar || o.Kind == OrderDrain) && !r.roomForBar(o.Node):
 		return fmt.Errorf("%w: %d names are barred already; unbar some", ErrBadOrder, maxBars)
-	case o.Kind == OrderUnbar && r.bars[o.Node] == nil && len(r.barredAs(o.Node)) == 0:
+	case o.Kind == OrderUnbar && r.bars[o.Node] == nil && len(r.members.barredAs(o.Node)) == 0:
 		return fmt.Errorf("%w: no node named %q is barred", ErrUnknownNode, o.Node)
 	}
 	return r.commandRefusal(o.Command)
@@ -126,8 +126,8 @@ func (r *Round) restart(now time.Time, o Order) {
 // barName keeps every node of the name without workers, those to come, too. The world goes on without it.
 func (r *Round) barName(now time.Time, name string, c *job.Cause) {
 	r.bars[name] = c
-	for _, n := range r.sorted(func(n *node) bool { return n.Name == name && n.idle() }) {
-		r.setBar(n, n.bar, false)
+	for _, n := range r.members.sorted(func(n *node) bool { return n.Name == name && n.idle() }) {
+		r.members.setBar(n, n.bar, false)
 		r.exclude(n)
 	}
 	r.repeat(func(n *node) bool { return n.Name == name })
@@ -142,17 +142,12 @@ func (r *Round) roomForBar(name string) bool {
 	return r.bars[name] != nil || len(r.bars) < maxBars
 }
 
-// barredAs lists the nodes of the name that are barred, by name or by a check.
-func (r *Round) barredAs(name string) []*node {
-	return r.sorted(func(n *node) bool { return n.Name == name && (n.state == barred || n.bar != nil) })
-}
-
 // unbarName ends the bar of the name, and checks' bars of its nodes: these are checked once more. The entry stays, as
 // nil: a node that has not heard of it may still bring its bar (restore).
 func (r *Round) unbarName(now time.Time, name string) {
 	r.bars[name] = nil
-	for _, n := range r.barredAs(name) {
-		r.setBar(n, nil, false)
+	for _, n := range r.members.barredAs(name) {
+		r.members.setBar(n, nil, false)
 		if n.state == barred {
 			r.queue(now, n)
 		}
@@ -197,8 +192,6 @@ func (r *Round) unpause(now time.Time) {
 	r.tellIdle(now)
 }
 
-func everyNode(*node) bool { return true }
-
 // repeat sends the present directive again to nodes that f picks, and that still have workers to stop or are being
 // resumed. Every directive carries the present orders, and the nodes may have to report these to a restarted daemon
 // before their next directive.
@@ -206,14 +199,14 @@ func (r *Round) repeat(f func(*node) bool) {
 	if !r.collecting() {
 		return // nodes with workers will get a Stop
 	}
-	for _, n := range r.sorted(func(n *node) bool { return f(n) && n.state != "" && !n.idle() }) {
+	for _, n := range r.members.sorted(func(n *node) bool { return f(n) && n.state != "" && !n.idle() }) {
 		r.direct(n, Directive{Kind: n.dir.Kind, Place: n.dir.Place, Cause: n.dir.Cause})
 	}
 }
 
 // tellIdle gives all nodes without workers a new directive. A check that a pause has ended begins again at the gate.
 func (r *Round) tellIdle(now time.Time) {
-	for _, n := range r.sorted((*node).idle) {
+	for _, n := range r.members.sorted((*node).idle) {
 		r.queue(now, n)
 	}
 }

@@ -288,7 +288,7 @@ func TestBarByName(t *testing.T) {
 		s.must(Cleared{ID: "b"})
 		require.Equal(t, job.Bar, s.dirs["b"].Kind, "a check does not end the bar of the name")
 		s.ordered(OrderUnbar, "b")
-		require.Equal(t, waiting, s.r.nodes["b"].state)
+		require.Equal(t, waiting, s.r.members.nodes["b"].state)
 		require.Equal(t, job.Check, s.dirs["b"].Kind, "it is cleared, and helps with the check of the other")
 		s.obey()
 		require.Equal(t, "a b", s.order())
@@ -300,8 +300,8 @@ func TestBarByName(t *testing.T) {
 		s.ordered(OrderBar, "b")
 		require.Equal(t, job.CauseOperator, s.dirs["b"].Cause.Kind)
 		s.clear("b")
-		require.Equal(t, []int{0, 1}, []int{s.r.again, s.r.out}, "its name is barred still")
-		s.r.nodes["b"].cleared = false
+		require.Equal(t, []int{0, 1}, []int{s.r.members.again, s.r.members.barred}, "its name is barred still")
+		s.r.members.nodes["b"].cleared = false
 		s.ordered(OrderUnbar, "b")
 		require.Equal(t, "a:check b:check", s.kinds())
 		s.must(Barred{ID: "b"})
@@ -317,7 +317,7 @@ func TestBarByName(t *testing.T) {
 		s.obey()
 		s.fail("a", RestartCharged)
 		s.ordered(OrderBar, "c")
-		require.Equal(t, []int{0, 1}, []int{s.r.again, s.r.out})
+		require.Equal(t, []int{0, 1}, []int{s.r.members.again, s.r.members.barred})
 		s.obey()
 		require.Equal(t, "a b", s.order())
 		require.Equal(t, job.Bar, s.dirs["c"].Kind)
@@ -351,9 +351,9 @@ func TestUnbarOfWhoIsNotBarred(t *testing.T) {
 		Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Barred: &job.Cause{Kind: job.CauseCheck},
 	})
 	s.join("a")
-	require.Equal(t, []int{1, 1}, []int{s.r.asked, s.r.again})
+	require.Equal(t, []int{1, 1}, []int{s.r.members.checking, s.r.members.again})
 	s.ordered(OrderUnbar, "b")
-	require.Equal(t, []int{2, 0}, []int{s.r.asked, s.r.again}, "its check goes on as a first one")
+	require.Equal(t, []int{2, 0}, []int{s.r.members.checking, s.r.members.again}, "its check goes on as a first one")
 }
 
 // Bars are of names: they outlive launchers, and the run itself.
@@ -490,7 +490,7 @@ func TestPause(t *testing.T) {
 		require.Equal(t, job.Wait, s.dirs["d"].Kind)
 		resumed(t, s)
 		require.Equal(t, "a:check b:check c:check d:check", s.kinds())
-		require.Equal(t, []int{2, 1, 1}, []int{s.r.joined, s.r.asked, s.r.again})
+		require.Equal(t, []int{2, 1, 1}, []int{s.r.members.waiting, s.r.members.checking, s.r.members.again})
 		require.Equal(t, s.now.Add(defaultGateTimeout), s.r.nextDecision(), "its time begins again")
 		s.clear("d")
 		s.obey()
@@ -591,7 +591,7 @@ func (v *revived) comeBack(ids ...string) {
 	v.t.Helper()
 	for _, id := range ids {
 		d := v.old.dirs[id]
-		n := *v.old.r.nodes[id]
+		n := *v.old.r.members.nodes[id]
 		j := Join{Node: n.Node, Params: v.p, Restarts: d.Restarts, Paused: d.Paused}
 		if d.Round > 0 {
 			j.Seen = d.EpochID
@@ -918,7 +918,7 @@ func TestBroughtChecksBar(t *testing.T) {
 	s.obey()
 	join(s, s.can)
 	require.Equal(t, "a:run b:check", s.kinds())
-	require.Equal(t, 1, s.r.again)
+	require.Equal(t, 1, s.r.members.again)
 }
 
 func TestOrdersWhileAWorldIsRebuilt(t *testing.T) {

@@ -61,7 +61,7 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 	}
 	w.world[e.Place.GroupRank] = n
 	w.missing--
-	r.become(n, member)
+	r.members.become(n, member)
 	n.rank, n.rankBase = e.Place.GroupRank, e.Place.RankBase
 	r.direct(n, Directive{Kind: job.Run, Place: &e.Place})
 	r.catchUp(n, e)
@@ -80,7 +80,7 @@ func (r *Round) giveUpFor(now time.Time, e job.EpochID) {
 	}
 	r.resume = nil
 	for _, s := range w.stopped {
-		if r.nodes[s.ID] == s {
+		if r.members.nodes[s.ID] == s {
 			r.queue(now, s)
 		}
 	}

@@ -112,23 +112,16 @@ var (
 
 // Round is the state of one run.
 type Round struct {
-	cfg           Config
-	params        Params
-	phase         phase
-	id            job.EpochID // of the newest sealed world; Round is 0 before the first
-	nodes         map[string]*node
-	wishes        map[int]*node // newest node of each wished rank
-	world         []*node       // members of the newest sealed world by group rank; lost ones stay until the next seal
-	joined        int           // nodes in state waiting
-	asked         int           // nodes in state checking
-	again         int           // nodes under a check's bar that the gate checks again, or may
-	out           int           // other nodes in state barred
-	stoppingCount int           // nodes in state pending
-	done          int           // members that succeeded
+	cfg     Config
+	params  Params
+	phase   phase
+	id      job.EpochID // of the newest sealed world; Round is 0 before the first
+	members *members
+	world   []*node // members of the newest sealed world by group rank; lost ones stay until the next seal
+	done    int     // members that succeeded
 
 	working int // members of the newest sealed world that have workers
 	seq     uint64
-	arrive  int
 
 	restarts   int
 	worldSize  int
@@ -144,7 +137,6 @@ type Round struct {
 	finishedAt time.Time
 	ended      []NodeStatus    // the nodes as they were then
 	works      []string        // Join.Work of its nodes, each once
-	left       map[string]bool // IDs that have left: a Join that was under way must not bring them back
 	refused    map[string]bool // texts of tellWaiting
 
 	wary       map[string]bool       // machines that have failed a check with others, and passed none since
@@ -183,8 +175,8 @@ type Round struct {
 func New(cfg Config) *Round {
 	return &Round{
 		cfg: cfg, phase: forming, id: job.EpochID{Term: cfg.Term}, seq: cfg.Term,
-		nodes: map[string]*node{}, wishes: map[int]*node{},
-		left: map[string]bool{}, refused: map[string]bool{}, bars: map[string]*job.Cause{}, gone: map[string]*job.Cause{},
+		members: newMembers(),
+		refused: map[string]bool{}, bars: map[string]*job.Cause{}, gone: map[string]*job.Cause{},
 		wary: map[string]bool{},
 	}
 }
@@ -251,7 +243,7 @@ func (r *Round) apply(now time.Time, ev Event) error {
 }
 
 func (r *Round) ready(now time.Time, e Ready) error {
-	if r.nodes[e.ID] == nil {
+	if r.members.nodes[e.ID] == nil {
 		return ErrUnknownNode
 	}
 	if r.phase != releasing || e.EpochID != r.id || r.world[0].ID != e.ID {
@@ -270,7 +262,7 @@ func (r *Round) ready(now time.Time, e Ready) error {
 }
 
 func (r *Round) failing(now time.Time, e Failing) error {
-	n := r.nodes[e.ID]
+	n := r.members.nodes[e.ID]
 	if n == nil {
 		return ErrUnknownNode
 	}
@@ -320,7 +312,7 @@ func firstText(fs []job.Failure, n *node) string {
 }
 
 func (r *Round) success(now time.Time, e Success) error {
-	n := r.nodes[e.ID]
+	n := r.members.nodes[e.ID]
 	if n == nil {
 		return ErrUnknownNode
 	}
@@ -336,7 +328,7 @@ func (r *Round) success(now time.Time, e Success) error {
 }
 
 func (r *Round) succeed(n *node) {
-	r.become(n, succeeded)
+	r.members.become(n, succeeded)
 	r.done++
 	r.note(job.EventNodeSucceeded, n.Name, "")
 }
@@ -388,10 +380,10 @@ func (r *Round) breakWorld(now time.Time, c job.Cause) {
 		return // everyone has the final directive
 	}
 	for _, n := range r.world {
-		if r.nodes[n.ID] != n || (n.state != member && n.state != succeeded) {
+		if !r.members.here(n) || (n.state != member && n.state != succeeded) {
 			continue
 		}
-		r.become(n, pending)
+		r.members.become(n, pending)
 		r.direct(n, Directive{Kind: job.Stop, Cause: r.cause})
 		if n.suspect() {
 			r.watchLiveness(n.detached.Add(r.grace(n)))
@@ -417,7 +409,7 @@ func (r *Round) settle(now time.Time) {
 	}
 	switch r.phase {
 	case forming, gating:
-		if len(r.nodes) == 0 {
+		if len(r.members.nodes) == 0 {
 			r.reset() // abandoned: the next node starts afresh
 			return
 		}
@@ -437,9 +429,9 @@ func (r *Round) settle(now time.Time) {
 	case running:
 		r.tryGrow(now)
 	case finished:
-		if len(r.nodes) == 0 { // it may be kept for long: only its nodes' last states are
+		if len(r.members.nodes) == 0 { // it may be kept for long: only its nodes' last states are
 			r.world = nil
-			clear(r.wishes)
+			clear(r.members.wishes)
 			told := r.Evidence()
 			r.failures, r.losses = slices.Clone(told.Failures), slices.Clone(told.Losses)
 		}
@@ -462,7 +454,7 @@ func (r *Round) judge(now time.Time) {
 		return
 	}
 	for _, n := range r.world {
-		if n.state == pending && r.nodes[n.ID] == n && n.suspect() {
+		if n.state == pending && r.members.here(n) && n.suspect() {
 			r.failPendingAt = n.detached.Add(r.nodeTimeout()) // expire decides sooner
 			return
 		}
@@ -475,7 +467,7 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.phase, r.outcome, r.cause, r.finishedAt = finished, o, c, now
 	r.paused, r.resume, r.commands = nil, nil, commands{}
 	r.failPendingAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
-	for _, n := range r.sorted(everyNode) {
+	for _, n := range r.members.sorted(everyNode) {
 		r.direct(n, r.verdict())
 	}
 	text := ""
@@ -518,6 +510,6 @@ func (r *Round) note(event job.Event, nodeName, text string) *Note {
 func (r *Round) Remark(event job.Event, nodeName, text string) Note {
 	return Note{
 		Event: event, Round: r.id.Round, Epoch: r.id.Epoch, Node: nodeName, Text: text,
-		Nodes: len(r.nodes), World: r.worldSize, Term: r.id.Term, Rank: -1,
+		Nodes: len(r.members.nodes), World: r.worldSize, Term: r.id.Term, Rank: -1,
 	}
 }

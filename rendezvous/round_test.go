@@ -121,7 +121,7 @@ func (s *sim) obeyOne(id string) bool {
 		s.runs[id], s.worked[id] = d, d
 	case job.Stop:
 		delete(s.runs, id)
-		s.must(Join{Node: Node{ID: id, Name: id, Rank: s.r.nodes[id].Rank, Slots: 2}, Params: s.p, Stopped: d.EpochID})
+		s.must(Join{Node: Node{ID: id, Name: id, Rank: s.r.members.nodes[id].Rank, Slots: 2}, Params: s.p, Stopped: d.EpochID})
 	case job.Check:
 		delete(s.runs, id)
 		return s.answer(id)
@@ -230,7 +230,7 @@ func TestSealing(t *testing.T) {
 			s.pass(c.after)
 			s.obey()
 			require.Len(t, s.runs, c.size)
-			require.Equal(t, c.spares, s.r.joined)
+			require.Equal(t, c.spares, s.r.members.waiting)
 		})
 	}
 }
@@ -473,7 +473,7 @@ func TestReplacementTakesThePlaceOfASuspect(t *testing.T) {
 	s.joinNode(Node{ID: "a2", Name: "a2", Rank: 0, Slots: 2})
 	s.obey()
 	require.Equal(t, "a2 b", s.order())
-	require.NotContains(t, s.r.nodes, "a")
+	require.NotContains(t, s.r.members.nodes, "a")
 }
 
 // The older pod may still be connected, if only its network to the others is dead.
@@ -616,7 +616,7 @@ func TestCrashLoopingNewcomerDoesNotDisturb(t *testing.T) {
 		s.vanish(id)
 	}
 	require.Equal(t, "a b", s.order())
-	require.Zero(t, s.r.joined)
+	require.Zero(t, s.r.members.waiting)
 }
 
 func TestAlwaysRestartsASucceededWorld(t *testing.T) {
@@ -1497,8 +1497,8 @@ func (s *sim) calmDown() {
 	switch r.phase {
 	case finished:
 	case forming:
-		require.Zero(s.t, r.stoppingCount, "someone is waited for")
-		require.Less(s.t, s.p.floor(r.joined+r.asked+r.again), s.p.Min, "there are nodes for a world")
+		require.Zero(s.t, r.members.stopping, "someone is waited for")
+		require.Less(s.t, s.p.floor(r.members.waiting+r.members.checking+r.members.again), s.p.Min, "there are nodes for a world")
 	case running:
 		for _, n := range r.world {
 			if n.state == member {
@@ -1538,31 +1538,31 @@ func (s *sim) random(rnd *rand.Rand, i int) {
 	case k == 14 && rnd.Intn(10) == 0:
 		s.newDaemon(rnd)
 	case k < 7 && len(ids) > 0:
-		if id := pick(); s.r.nodes[id] != nil {
+		if id := pick(); s.r.members.nodes[id] != nil {
 			s.obeyOne(id)
 		}
 	case k == 7 && len(s.runs) > 0:
 		s.fail(sortedKeys(s.runs)[rnd.Intn(len(s.runs))],
 			[]Decision{RestartCharged, RestartFree, Permanent}[min(rnd.Intn(8), 2)])
 	case k == 8 && len(ids) > 0:
-		if id := pick(); s.r.nodes[id] != nil {
+		if id := pick(); s.r.members.nodes[id] != nil {
 			s.vanish(id)
 		}
 	case k == 9 && len(ids) > 0:
-		if id := pick(); s.r.nodes[id] != nil {
+		if id := pick(); s.r.members.nodes[id] != nil {
 			s.must(Leave{ID: id})
 			delete(s.dirs, id)
 			delete(s.runs, id)
 		}
 	case k == 10 && len(s.runs) > 0:
-		if id := sortedKeys(s.runs)[rnd.Intn(len(s.runs))]; s.r.nodes[id] != nil {
+		if id := sortedKeys(s.runs)[rnd.Intn(len(s.runs))]; s.r.members.nodes[id] != nil {
 			s.succeed(id)
 		}
 	default:
 		s.pass(time.Duration(rnd.Int63n(int64(5 * time.Second))))
 	}
 	for id := range s.dirs { // what is lost does not listen any more
-		if s.r.nodes[id] == nil {
+		if s.r.members.nodes[id] == nil {
 			delete(s.dirs, id)
 			delete(s.runs, id)
 		}
@@ -1599,7 +1599,7 @@ func (s *sim) randomOrder(rnd *rand.Rand) {
 // randomAnswer answers a check that was perhaps never asked for.
 func (s *sim) randomAnswer(rnd *rand.Rand, id string) {
 	switch {
-	case s.r.nodes[id] == nil:
+	case s.r.members.nodes[id] == nil:
 	case rnd.Intn(3) == 0:
 		s.must(Barred{ID: id, Reason: "at random", Again: rnd.Intn(2) == 0})
 	case rnd.Intn(3) == 0:
@@ -1620,7 +1620,7 @@ func (s *sim) newDaemon(rnd *rand.Rand) {
 	ids := sortedKeys(v.old.dirs)
 	rnd.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 	for _, id := range ids {
-		if k := v.old.dirs[id].Kind; v.old.r.nodes[id] == nil || k == job.Done || k == job.Fail || rnd.Intn(10) == 0 {
+		if k := v.old.dirs[id].Kind; v.old.r.members.nodes[id] == nil || k == job.Done || k == job.Fail || rnd.Intn(10) == 0 {
 			delete(s.runs, id)
 			continue
 		}
@@ -1634,7 +1634,7 @@ func (s *sim) check() {
 	r := s.r
 	counts := map[nodeState]int{}
 	seconds := 0
-	for _, n := range r.nodes {
+	for _, n := range r.members.nodes {
 		counts[n.state]++
 		if n.state == checking && n.bar != nil || n.state == barred && n.again {
 			seconds++
@@ -1642,15 +1642,15 @@ func (s *sim) check() {
 		s.checkNode(n)
 	}
 	if r.phase != finished {
-		require.Equal(s.t, counts[pending], r.stoppingCount)
-		require.Equal(s.t, counts[waiting], r.joined)
-		require.Equal(s.t, seconds, r.again)
-		require.Equal(s.t, counts[checking]+counts[barred], r.asked+r.again+r.out)
+		require.Equal(s.t, counts[pending], r.members.stopping)
+		require.Equal(s.t, counts[waiting], r.members.waiting)
+		require.Equal(s.t, seconds, r.members.again)
+		require.Equal(s.t, counts[checking]+counts[barred], r.members.checking+r.members.again+r.members.barred)
 	}
 	s.checkCertificates()
 	if r.phase == gating {
-		require.Zero(s.t, r.stoppingCount)
-		require.NotZero(s.t, r.asked+r.again, "somebody's answer is awaited")
+		require.Zero(s.t, r.members.stopping)
+		require.NotZero(s.t, r.members.checking+r.members.again, "somebody's answer is awaited")
 	}
 	if r.paused != nil {
 		require.Equal(s.t, forming, r.phase)
@@ -1666,7 +1666,7 @@ func (s *sim) check() {
 		require.Equal(s.t, working, r.working)
 	}
 	for id, d := range s.runs { // no worker of an older epoch runs beside a released one
-		if n := r.nodes[id]; n != nil && r.phase == running && n.state == member {
+		if n := r.members.nodes[id]; n != nil && r.phase == running && n.state == member {
 			require.Equal(s.t, r.id, d.EpochID, "node %s", id)
 		}
 	}
@@ -1675,14 +1675,14 @@ func (s *sim) check() {
 // checkCertificates holds what is kept about checks, and that it is acted upon in time.
 func (s *sim) checkCertificates() {
 	r := s.r
-	for _, n := range r.nodes {
+	for _, n := range r.members.nodes {
 		require.False(s.t, n.optional && (n.state != waiting || n.dir.Kind != job.Check),
 			"%s has an optional check: %s", n.ID, n.state)
 		require.Equal(s.t, s.awaited[n.ID], r.Asked(n.ID), "who checks node %s knows when it shall not", n.ID)
 		require.False(s.t, n.unpaired && !n.cleared, "node %s has passed alone, and has not", n.ID)
 	}
 	if !r.failAt.IsZero() && r.phase != finished && r.paused == nil && r.resume == nil && r.failPendingAt.IsZero() {
-		require.True(s.t, r.params.Static && r.failed() && r.asked > 0 && s.now.Before(r.failAt), "the run should have ended")
+		require.True(s.t, r.params.Static && r.failed() && r.members.checking > 0 && s.now.Before(r.failAt), "the run should have ended")
 	}
 	if r.phase == running || r.phase == releasing {
 		require.Nil(s.t, r.lacking)

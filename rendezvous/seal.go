@@ -12,8 +12,8 @@ func (r *Round) trySeal(now time.Time) bool {
 	if !r.holdAt.IsZero() && !now.Before(r.holdAt) {
 		r.holdAt, r.formingAt = time.Time{}, now
 	}
-	if r.stoppingCount > 0 || !r.holdAt.IsZero() || r.paused != nil || r.backingOff(now) {
-		if r.stoppingCount == 0 {
+	if r.members.stopping > 0 || !r.holdAt.IsZero() || r.paused != nil || r.backingOff(now) {
+		if r.members.stopping == 0 {
 			r.epochOver(now)
 		}
 		r.leaveGate(now)
@@ -21,7 +21,7 @@ func (r *Round) trySeal(now time.Time) bool {
 	}
 	r.epochOver(now)
 	r.endSecondOpinions(now)
-	candidates := r.candidatesNow()
+	candidates := r.members.possible()
 	if r.fit(candidates) < r.params.Min {
 		return r.tooFew(now)
 	}
@@ -46,9 +46,6 @@ func (r *Round) tooFew(now time.Time) (sealed bool) {
 	r.tellShortage()
 	return false
 }
-
-// candidatesNow is how many nodes a world might be chosen from.
-func (r *Round) candidatesNow() int { return r.joined + r.asked + r.again }
 
 // fit is the size of the largest world of n nodes.
 func (r *Round) fit(n int) int { return r.params.floor(min(n, r.params.Max)) }
@@ -86,7 +83,7 @@ func (r *Round) lastCallEnd(candidates int) time.Time {
 
 func (r *Round) seal(now time.Time, size int) {
 	r.tellEnded()
-	chosen := choose(r.candidates(size), size, r.suspect)
+	chosen := choose(r.members.candidates(size), size, r.suspect)
 	ranked := rank(chosen, r.cfg.Topology, r.params.Static)
 	if r.resumed { // an earlier daemon may have announced an epoch that would have the same name
 		r.id.Term, r.resumed = max(r.cfg.Term, r.id.Term+1), false
@@ -106,14 +103,14 @@ func (r *Round) seal(now time.Time, size int) {
 	r.phase = releasing
 	places := r.places(ranked)
 	for i, n := range ranked {
-		r.become(n, member)
+		r.members.become(n, member)
 		n.rank, n.rankBase, n.optional, n.failed, n.starts = i, places[i].RankBase, false, false, n.starts+1
 	}
 	r.resetEpoch()
 	r.direct(ranked[0], Directive{Kind: job.Lead, Place: &places[0], Cause: r.cause})
 	if r.params.Gate {
 		r.endChecks()
-		if r.asked == 1 {
+		if r.members.checking == 1 {
 			r.findPartners(now)
 		}
 	}
@@ -166,19 +163,6 @@ func (r *Round) places(ranked []*node) []job.Place {
 	return ps
 }
 
-// candidates are the nodes from which a world of the size may be chosen. Where the gate has opened without all answers,
-// they include the nodes that owe one.
-func (r *Round) candidates(size int) []*node {
-	opened := size > r.joined
-	var ns []*node
-	for _, n := range r.nodes {
-		if n.state == waiting || opened && n.state == checking && n.bar == nil {
-			ns = append(ns, n)
-		}
-	}
-	return ns
-}
-
 // tryGrow restarts a running world for newcomers when they make it larger.
 func (r *Round) tryGrow(now time.Time) {
 	newcomers := r.newcomers()
@@ -206,11 +190,11 @@ func (r *Round) tryGrow(now time.Time) {
 // newcomers is how many nodes wait, but for those that have failed a check with others and have passed only alone
 // since: no workers are stopped for these.
 func (r *Round) newcomers() int {
-	waits := r.joined
+	waits := r.members.waiting
 	if len(r.wary) == 0 {
 		return waits
 	}
-	for _, n := range r.nodes {
+	for _, n := range r.members.nodes {
 		if n.state == waiting && n.unpaired && r.wary[n.machine()] {
 			waits--
 		}
@@ -221,7 +205,7 @@ func (r *Round) newcomers() int {
 // checkJoinTimeout: the time that members take to stop their workers does not count; their launchers bound it. Nor
 // does a pause, the wait for members of an older history, or the time in the gate (leaveGate).
 func (r *Round) checkJoinTimeout(now time.Time) {
-	if r.stoppingCount > 0 || r.paused != nil || !r.holdAt.IsZero() || r.backingOff(now) {
+	if r.members.stopping > 0 || r.paused != nil || !r.holdAt.IsZero() || r.backingOff(now) {
 		r.formingAt = now
 		return
 	}

@@ -26,10 +26,10 @@ const staticPatience = 5 * time.Second
 
 // failed: a check has failed on a node that is here, or was.
 func (r *Round) failed() bool {
-	if len(r.gone) > 0 || r.again+r.out == 0 {
+	if len(r.gone) > 0 || r.members.again+r.members.barred == 0 {
 		return len(r.gone) > 0
 	}
-	for _, n := range r.nodes {
+	for _, n := range r.members.nodes {
 		if n.bar != nil {
 			return true
 		}
@@ -46,7 +46,7 @@ func (r *Round) keepBar(n *node) {
 
 // barredNodes lists the nodes that get no workers, in order of arrival, and then those that have left for it, by name.
 func (r *Round) barredNodes() (names, texts []string) {
-	for _, n := range r.sorted(func(n *node) bool { return n.state == barred || n.bar != nil }) {
+	for _, n := range r.members.sorted(func(n *node) bool { return n.state == barred || n.bar != nil }) {
 		names = append(names, n.Name)
 		texts = append(texts, fmt.Sprintf("%s is barred: %s", n.Name, cmp.Or(r.bars[n.Name], n.bar).Text))
 	}
@@ -74,7 +74,7 @@ func (r *Round) lack(kind job.CauseKind, text string) *job.Cause {
 
 // numbers is a text with the numbers of nodes present and needed.
 func (r *Round) numbers() string {
-	text := fmt.Sprintf("%d nodes joined, need %d", r.joined+r.asked, r.params.Min)
+	text := fmt.Sprintf("%d nodes joined, need %d", r.members.waiting+r.members.checking, r.params.Min)
 	if r.params.Unit > 1 {
 		text += fmt.Sprintf(" in multiples of %d", r.params.Unit)
 	}
@@ -84,7 +84,7 @@ func (r *Round) numbers() string {
 // shortage is why no world has formed in time: too few have joined, or too few of them may have workers.
 func (r *Round) shortage() *job.Cause {
 	kind := job.CauseTimeout
-	if r.failed() && r.fit(r.joined+r.asked+r.again+r.out+len(r.gone)) >= r.params.Min {
+	if r.failed() && r.fit(r.members.waiting+r.members.checking+r.members.again+r.members.barred+len(r.gone)) >= r.params.Min {
 		kind = job.CauseCheck
 	}
 	texts := append([]string{fmt.Sprintf("no world within %s: %s", r.params.JoinTimeout, r.numbers())},
@@ -95,7 +95,7 @@ func (r *Round) shortage() *job.Cause {
 // tellShortage informs the waiting nodes that checks have left too few nodes for a world, whenever more or fewer are
 // barred.
 func (r *Round) tellShortage() {
-	barred := r.again + r.out + len(r.gone)
+	barred := r.members.again + r.members.barred + len(r.gone)
 	if barred == r.lackingFor {
 		return
 	}
@@ -107,7 +107,7 @@ func (r *Round) tellShortage() {
 		"too few nodes have passed their checks; waiting up to %s for others: %s",
 		r.params.JoinTimeout, r.numbers()))
 	r.note(job.EventTooFew, "", r.lacking.Text)
-	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting }) {
+	for _, n := range r.members.sorted(func(n *node) bool { return n.state == waiting }) {
 		r.direct(n, r.wait())
 	}
 }
@@ -122,10 +122,10 @@ func (r *Round) failStatic(now time.Time) bool {
 	switch {
 	case r.failAt.IsZero() || r.paused != nil:
 		return false
-	case !r.failed(), r.params.CheckOnly && r.fit(r.joined+r.asked) >= r.params.Min: // it is mended
+	case !r.failed(), r.params.CheckOnly && r.fit(r.members.waiting+r.members.checking) >= r.params.Min: // it is mended
 		r.failAt = time.Time{}
 		return false
-	case r.asked > 0 && now.Before(r.failAt):
+	case r.members.checking > 0 && now.Before(r.failAt):
 		return false
 	}
 	text := "checks of nodes have failed, and nobody replaces a node of a static run"

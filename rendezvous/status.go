@@ -18,7 +18,7 @@ func (r *Round) Next() time.Time {
 			next = at
 		}
 	}
-	if r.phase != finished && len(r.nodes) > 0 {
+	if r.phase != finished && len(r.members.nodes) > 0 {
 		consider(limit)
 	}
 	switch r.phase {
@@ -41,7 +41,7 @@ func (r *Round) nextDecision() time.Time {
 		return r.failAt
 	case r.phase == gating:
 		return r.gateAt
-	case r.paused != nil || r.stoppingCount > 0 || len(r.nodes) == 0:
+	case r.paused != nil || r.members.stopping > 0 || len(r.members.nodes) == 0:
 		return time.Time{}
 	case !r.holdAt.IsZero():
 		return r.holdAt
@@ -50,7 +50,7 @@ func (r *Round) nextDecision() time.Time {
 	}
 	at := r.formingAt.Add(r.params.JoinTimeout)
 	if !r.lastCallAt.IsZero() {
-		return earlier(r.lastCallEnd(r.candidatesNow()), at)
+		return earlier(r.lastCallEnd(r.members.possible()), at)
 	}
 	return at
 }
@@ -64,7 +64,7 @@ func earlier(a, b time.Time) time.Time {
 
 // Directive is the present duty of a node.
 func (r *Round) Directive(id string) (Directive, error) {
-	n := r.nodes[id]
+	n := r.members.nodes[id]
 	if n == nil {
 		return Directive{}, ErrUnknownNode
 	}
@@ -73,7 +73,7 @@ func (r *Round) Directive(id string) (Directive, error) {
 
 // Node is a node as it introduced itself.
 func (r *Round) Node(id string) (Node, error) {
-	n := r.nodes[id]
+	n := r.members.nodes[id]
 	if n == nil {
 		return Node{}, ErrUnknownNode
 	}
@@ -91,7 +91,7 @@ type Seat struct {
 
 // Seat is that of the node with the ID; ErrUnknownNode: it is not in the newest sealed world.
 func (r *Round) Seat(id string) (Seat, error) {
-	n := r.nodes[id]
+	n := r.members.nodes[id]
 	if n == nil || r.resume != nil || n.rank < 0 || n.rank >= len(r.world) || r.world[n.rank] != n {
 		return Seat{}, ErrUnknownNode
 	}
@@ -99,7 +99,7 @@ func (r *Round) Seat(id string) (Seat, error) {
 }
 
 // IDs are those of all nodes that are here, in no order.
-func (r *Round) IDs() []string { return slices.Collect(maps.Keys(r.nodes)) }
+func (r *Round) IDs() []string { return slices.Collect(maps.Keys(r.members.nodes)) }
 
 // Running is the epoch whose workers run; false: none do.
 func (r *Round) Running() (job.EpochID, bool) { return r.id, r.phase == running }
@@ -108,7 +108,7 @@ func (r *Round) Running() (job.EpochID, bool) { return r.id, r.phase == running 
 func (r *Round) Names(ids []string) map[string]string {
 	names := make(map[string]string, len(ids))
 	for _, id := range ids {
-		if n := r.nodes[id]; n != nil {
+		if n := r.members.nodes[id]; n != nil {
 			names[id] = n.Name
 		}
 	}
@@ -125,8 +125,8 @@ type Occupant struct {
 
 // Roster are all nodes that are here, in no order.
 func (r *Round) Roster() []Occupant {
-	list := make([]Occupant, 0, len(r.nodes))
-	for id, n := range r.nodes {
+	list := make([]Occupant, 0, len(r.members.nodes))
+	for id, n := range r.members.nodes {
 		o := Occupant{ID: id, Name: n.Name, Can: n.Can, RankBase: -1, Slots: n.Slots}
 		if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
 			o.RankBase = n.rankBase
@@ -138,27 +138,21 @@ func (r *Round) Roster() []Occupant {
 
 // Asked reports whether a node has got a Check that is not answered yet.
 func (r *Round) Asked(id string) bool {
-	n := r.nodes[id]
+	n := r.members.nodes[id]
 	return n != nil && n.asked
 }
 
 // Named are the nodes of one name: more than one while a launcher that was started again and the one before it are
 // here.
-func (r *Round) Named(name string) (ns []Node) {
-	for _, n := range r.nodes {
-		if n.Name == name {
-			ns = append(ns, n.Node)
-		}
-	}
-	slices.SortFunc(ns, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
-	return ns
+func (r *Round) Named(name string) []Node {
+	return r.members.named(name)
 }
 
 // Size is the number of nodes that are here in any state.
-func (r *Round) Size() int { return len(r.nodes) }
+func (r *Round) Size() int { return len(r.members.nodes) }
 
 // Empty reports whether nothing is worth keeping: no node is here and nothing runs.
-func (r *Round) Empty() bool { return len(r.nodes) == 0 }
+func (r *Round) Empty() bool { return len(r.members.nodes) == 0 }
 
 // World is the table of the newest sealed world, by group rank.
 func (r *Round) World() []job.Member {
@@ -186,10 +180,10 @@ func (r *Round) Evidence() job.Evidence {
 
 // Status is a picture of the run.
 func (r *Round) Status() Status {
-	idle := r.joined + r.asked + r.again + r.out
+	idle := r.members.idle()
 	s := Status{
 		Phase: string(r.phase), Round: r.id.Round, Epoch: r.id.Epoch, Params: r.params, Restarts: r.restarts,
-		Members: len(r.nodes) - idle, Waiting: idle, WorldSize: r.worldSize,
+		Members: len(r.members.nodes) - idle, Waiting: idle, WorldSize: r.worldSize,
 		Outcome: string(r.outcome), Cause: r.cause, Paused: r.paused, Hold: r.hold, Command: r.command,
 		Budget: r.budgetStatus(), EndedAt: r.finishedAt,
 	}
@@ -207,8 +201,8 @@ func (r *Round) Status() Status {
 
 // Nodes lists the nodes for a status page: members by rank, then those waiting.
 func (r *Round) Nodes() []NodeStatus {
-	ns := make([]NodeStatus, 0, len(r.nodes))
-	for _, n := range r.sorted(everyNode) {
+	ns := make([]NodeStatus, 0, len(r.members.nodes))
+	for _, n := range r.members.sorted(everyNode) {
 		rank := n.rank
 		if n.idle() {
 			rank = -1 // its former one may be another's by now
@@ -239,7 +233,7 @@ func (n *node) stateText() string {
 func (r *Round) lastStates(o job.Outcome) []NodeStatus {
 	ns := r.Nodes()
 	failed := map[string]bool{}
-	for _, n := range r.nodes {
+	for _, n := range r.members.nodes {
 		failed[n.Name] = failed[n.Name] || n.failed
 	}
 	for i := range ns {
