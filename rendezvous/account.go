@@ -60,13 +60,6 @@ type account struct {
 	Progress job.Progress `json:"progress,omitzero"`
 	RanAt    time.Time    `json:"ran_at,omitzero"`   // its workers were started
 	BrokeAt  time.Time    `json:"broke_at,omitzero"` // and are being stopped since then
-	// Exhausted is the number of nodes whose workers have all failed, while others go on; Decision is that of the newest.
-	Exhausted int      `json:"exhausted,omitempty"`
-	Decision  Decision `json:"decision,omitempty"`
-	// Rank 0, all of the first node with workers, and any worker have succeeded.
-	Rank0 bool `json:"rank0,omitempty"`
-	Node0 bool `json:"node0,omitempty"`
-	Any   bool `json:"any,omitempty"`
 
 	BackoffAt time.Time `json:"backoff_at,omitzero"` // no world is sealed before
 	PausedAt  time.Time `json:"paused_at,omitzero"`
@@ -115,7 +108,7 @@ func (r *Round) futile(now time.Time, n *node, e Failing) bool {
 // escalate lets a further report of an epoch that has failed count for more than the first one, as a policy wants on
 // purpose. A mere restart does not: most failures only follow the first.
 func (r *Round) escalate(now time.Time, d Decision) {
-	if r.cause == nil || r.cause.Kind != job.CauseFailure || !oneOf(d, Permanent, Hold, RestartElsewhere, Shrink) {
+	if r.epoch.cause == nil || r.epoch.cause.Kind != job.CauseFailure || !oneOf(d, Permanent, Hold, RestartElsewhere, Shrink) {
 		return
 	}
 	t := &r.account.Cost
@@ -167,7 +160,7 @@ func (r *Round) breakCharged(now time.Time, c job.Cause, charge bool, t cost) {
 // hopeless: the broken epoch cannot be followed by another one.
 func (r *Round) hopeless(now time.Time) bool {
 	t := r.account.Cost
-	return t.Final || t.Hold || r.charge && r.restarts >= r.params.MaxRestarts || r.overrun(now) != ""
+	return t.Final || t.Hold || r.charge && r.epoch.restarts >= r.params.MaxRestarts || r.overrun(now) != ""
 }
 
 // overrun returns the bound that a further restart would break, or "".
@@ -298,7 +291,7 @@ func (r *Round) backoff(streak int) time.Duration {
 		d *= 2
 	}
 	d = min(d, b.BackoffMax)
-	return d - time.Duration(mixed(r.id)%uint64(d/4+1))
+	return d - time.Duration(mixed(r.epoch.id)%uint64(d/4+1))
 }
 
 // mixed is a number that looks random, and is the same for the same epoch.
@@ -331,7 +324,7 @@ func (r *Round) backOff(now time.Time) {
 
 // backingOff: the next world has to wait. It does not if a node has come or gone: that explains the failure.
 func (r *Round) backingOff(now time.Time) bool {
-	if !r.elastic && now.Before(r.account.BackoffAt) {
+	if !r.epoch.elastic && now.Before(r.account.BackoffAt) {
 		return true
 	}
 	r.account.BackoffAt = time.Time{}
@@ -342,7 +335,7 @@ func (r *Round) backingOff(now time.Time) bool {
 func (r *Round) book(now time.Time) {
 	a := &r.account
 	s := &a.Spent
-	counts := a.Cost.Count && !r.elastic
+	counts := a.Cost.Count && !r.epoch.elastic
 	same := 0
 	if counts {
 		same = r.same(now)
@@ -356,7 +349,7 @@ func (r *Round) book(now time.Time) {
 		s.Fruitless++
 		r.bookRecent(now)
 	}
-	if r.params.Budget.Sum && (counts || r.charge && !r.elastic) {
+	if r.params.Budget.Sum && (counts || r.charge && !r.epoch.elastic) {
 		s.Sum++
 	}
 	if s.Same = same; same > 0 {
@@ -370,7 +363,7 @@ func (r *Round) book(now time.Time) {
 
 // begun: workers are started.
 func (r *Round) begun(now time.Time) {
-	if r.account.Spent.Since.IsZero() && r.params.Budget.Deadline > 0 && !r.heldWorld {
+	if r.account.Spent.Since.IsZero() && r.params.Budget.Deadline > 0 && !r.epoch.held {
 		r.account.Spent.Since, r.spent = now, nil
 	}
 }
@@ -413,7 +406,7 @@ func (r *Round) spentNow() *Spent {
 // epoch.
 func (r *Round) restoreSpent(now time.Time, e Join) {
 	a := &r.account
-	if e.Spent == nil || !r.fresh() || a.SpentIn.Newer(e.Seen) {
+	if e.Spent == nil || !r.epoch.fresh() || a.SpentIn.Newer(e.Seen) {
 		return
 	}
 	s := *e.Spent
@@ -428,7 +421,7 @@ func (r *Round) restoreSpent(now time.Time, e Join) {
 
 // failRun ends a run with a pending failure, or pauses it if that is wanted.
 func (r *Round) failRun(now time.Time) {
-	c, t := r.cause, r.account.Cost
+	c, t := r.epoch.cause, r.account.Cost
 	if why := r.overrun(now); why != "" && !t.Final && !t.Hold {
 		c = &job.Cause{Kind: job.CauseBudget, Node: t.Node, Text: why}
 	}
@@ -493,7 +486,7 @@ func (r *Round) timeLimit() (at time.Time, c *job.Cause) {
 		c = &job.Cause{Kind: job.CauseDeadline,
 			Text: fmt.Sprintf("the job has taken longer than %s (--deadline)", duration.Text(b.Deadline))}
 	}
-	waits := r.phase == running && b.StartDeadline > 0 && a.Progress.Step == 0 && r.done == 0 && !r.heldWorld
+	waits := r.epoch.phase == running && b.StartDeadline > 0 && a.Progress.Step == 0 && r.epoch.done == 0 && !r.epoch.held
 	if start := a.RanAt.Add(b.StartDeadline); waits && !a.RanAt.IsZero() && (c == nil || start.Before(at)) {
 		at = start
 		c = &job.Cause{Kind: job.CauseNoStep, Text: fmt.Sprintf(
@@ -504,7 +497,7 @@ func (r *Round) timeLimit() (at time.Time, c *job.Cause) {
 
 // overdue ends the run when its time is over.
 func (r *Round) overdue(now time.Time) bool {
-	if r.phase == finished || len(r.members.nodes) == 0 {
+	if r.epoch.phase == finished || len(r.members.nodes) == 0 {
 		return false
 	}
 	at, c := r.timeLimit()
@@ -520,7 +513,7 @@ func (r *Round) stepped(e Stepped) error {
 	if r.members.nodes[e.ID] == nil {
 		return ErrUnknownNode
 	}
-	if e.EpochID == r.id {
+	if e.EpochID == r.epoch.id {
 		r.progress(job.Progress{Step: 1, Stepping: true})
 	}
 	return nil
@@ -528,32 +521,6 @@ func (r *Round) stepped(e Stepped) error {
 
 // progress books how far the workers of the newest epoch have come.
 func (r *Round) progress(p job.Progress) { r.account.Progress = r.account.Progress.With(p) }
-
-// succeeded books the successes that n reports.
-func (a *account) succeeded(n *node, e Success, tolerate bool) {
-	whole := len(e.Ranks) == 0
-	a.Any = true
-	first := n.rankBase == 0 && n.Slots > 0
-	a.Node0 = a.Node0 || whole && first
-	a.Rank0 = a.Rank0 || slices.Contains(e.Ranks, 0) || whole && first && !tolerate
-}
-
-// enough reports whether the run's success rule is met.
-func (r *Round) enough() bool {
-	a := &r.account
-	switch r.params.Budget.Success {
-	case SuccessRank0:
-		return a.Rank0 || r.over()
-	case SuccessNode0:
-		return a.Node0 || r.over()
-	case SuccessAny:
-		return a.Any || r.over()
-	}
-	return r.over()
-}
-
-// over: no worker is left, and some have succeeded.
-func (r *Round) over() bool { return r.done > 0 && r.done+r.account.Exhausted >= r.working }
 
 // tolerate books failures of workers that do not stop the others of the world.
 func (r *Round) tolerate(now time.Time, n *node, e Failing) {
@@ -564,19 +531,19 @@ func (r *Round) tolerate(now time.Time, n *node, e Failing) {
 	}
 	r.members.become(n, succeeded)
 	n.failed = true
-	r.account.Exhausted++
-	r.account.Decision = e.Decision
+	r.epoch.results.exhausted++
+	r.epoch.results.decision = e.Decision
 	r.checkDone(now)
 }
 
 // breakExhausted ends an epoch whose workers have all failed, one after the other.
 func (r *Round) breakExhausted(now time.Time) {
-	n := r.world[0]
+	n := r.epoch.world[0]
 	var fs []job.Failure
-	if len(r.failures) > 0 {
-		fs = r.failures[:1]
+	if len(r.epoch.failures) > 0 {
+		fs = r.epoch.failures[:1]
 	}
-	r.breakFailed(now, n, r.account.Decision, fs)
+	r.breakFailed(now, n, r.epoch.results.decision, fs)
 }
 
 // BudgetStatus is the remaining part of a run's Budget, for people.
@@ -603,7 +570,7 @@ type BudgetStatus struct {
 
 // budgetStatus is nil before the first world.
 func (r *Round) budgetStatus() *BudgetStatus {
-	if r.fresh() {
+	if r.epoch.fresh() {
 		return nil
 	}
 	a, b := &r.account, r.params.Budget

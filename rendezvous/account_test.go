@@ -127,7 +127,7 @@ func TestBackoffCountsFromTheFailure(t *testing.T) {
 	s.obeyOne("b")
 	s.obey()
 	require.Equal(t, 2, s.r.Status().Budget.Streak)
-	require.Equal(t, 2, s.r.restarts)
+	require.Equal(t, 2, s.r.epoch.restarts)
 	require.Len(t, s.runs, 2, "it was over when b had stopped")
 	require.Zero(t, s.r.account.BackoffAt)
 }
@@ -163,7 +163,7 @@ func TestWhoComesOrGoesIsNotCharged(t *testing.T) {
 		s.pass(defaultGrowthDelay)
 		s.obey()
 		require.Equal(t, before, s.r.account.Spent)
-		require.Equal(t, 1, s.r.restarts)
+		require.Equal(t, 1, s.r.epoch.restarts)
 	}
 	s.must(Order{Kind: OrderRestart})
 	wait, ok := s.restarts("a")
@@ -304,7 +304,7 @@ func TestTheSumBoundsAlways(t *testing.T) {
 		s.must(Success{ID: "a", EpochID: s.runs["a"].EpochID})
 		s.obey()
 	}
-	require.Equal(t, job.Succeeded, s.r.outcome)
+	require.Equal(t, job.Succeeded, s.r.epoch.outcome)
 }
 
 // TestAnotherNodesProgressSavesTheRun: it is told when that node has stopped.
@@ -483,7 +483,7 @@ func TestARunThatWouldFailIsHeld(t *testing.T) {
 	s.must(Order{Kind: OrderResume})
 	s.obey()
 	require.Len(t, s.runs, 2)
-	require.Zero(t, s.r.restarts, "nobody restarts for nothing")
+	require.Zero(t, s.r.epoch.restarts, "nobody restarts for nothing")
 	s.pass(2 * time.Hour)
 	require.Len(t, s.runs, 2)
 
@@ -541,7 +541,7 @@ func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 		})
 		next.worked[id], next.runs[id] = run, run
 	}
-	require.Equal(t, running, next.r.phase)
+	require.Equal(t, running, next.r.epoch.phase)
 	require.Equal(t, spent, next.r.account.Spent)
 	for range 2 {
 		_, ok := next.crashes("a", RestartFree)
@@ -581,7 +581,7 @@ func TestElsewhereAndShrink(t *testing.T) {
 			require.Equal(t, can != nil, s.dirs["b"].Leave != nil)
 			s.obey()
 			require.Equal(t, 2, s.runs["a"].Place.GroupWorldSize)
-			require.Equal(t, 1, s.r.restarts)
+			require.Equal(t, 1, s.r.epoch.restarts)
 			require.Equal(t, 1, s.r.account.Spent.Streak, "it is counted as any other restart")
 			_, barred := s.r.Status().Bars["b"]
 			require.Equal(t, d == RestartElsewhere || can == nil, barred)
@@ -640,11 +640,11 @@ func TestTolerate(t *testing.T) {
 	require.Equal(t, job.Stop, s.dirs["a"].Kind, "nobody is left")
 	require.Equal(t, "a has failed", s.dirs["a"].Cause.Text)
 	s.obey()
-	require.Equal(t, 1, s.r.restarts)
+	require.Equal(t, 1, s.r.epoch.restarts)
 	s.fail("a", RestartCharged) // such as for a hang
 	require.Equal(t, job.Stop, s.dirs["b"].Kind)
 	s.obey()
-	require.Equal(t, 2, s.r.restarts)
+	require.Equal(t, 2, s.r.epoch.restarts)
 
 	s = begin()
 	fails(s, "a", 1)
@@ -684,7 +684,7 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	beside(s, "b", RestartCharged, 1)
 	require.Equal(t, job.Stop, s.dirs["a"].Kind, "a restart is left")
 	s.obey()
-	require.Equal(t, 1, s.r.restarts)
+	require.Equal(t, 1, s.r.epoch.restarts)
 	beside(s, "b", RestartCharged, 1)
 	require.Equal(t, job.EventRankFailed, s.log[len(s.log)-1].Event)
 	beside(s, "a", RestartCharged, 1)
@@ -730,7 +730,7 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	s.fail("a", RestartCharged)
 	beside(s, "a", Permanent, 0)
 	s.obey()
-	require.Equal(t, 2, s.r.restarts, "it is not for those beside rank 0 to end the run")
+	require.Equal(t, 2, s.r.epoch.restarts, "it is not for those beside rank 0 to end the run")
 
 	s = begin(9, Budget{BackoffLimit: 1})
 	beside(s, "b", RestartFree, 0)
@@ -754,8 +754,8 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 		}
 		next.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2}, Params: s.p, Seen: run.EpochID, Resume: &e})
 	}
-	require.Equal(t, running, next.r.phase)
-	require.Equal(t, 1, next.r.account.Exhausted)
+	require.Equal(t, running, next.r.epoch.phase)
+	require.Equal(t, 1, next.r.epoch.results.exhausted)
 }
 
 func TestBudgetValidate(t *testing.T) {
@@ -916,23 +916,23 @@ func (h *failureHistory) play() bool {
 func (h *failureHistory) turn() bool {
 	id := sortedKeys(h.runs)[h.rnd.Intn(len(h.runs))]
 	h.runsFor([]time.Duration{0, time.Millisecond, time.Second, time.Minute, longEpoch}[h.rnd.Intn(5)])
-	if h.r.phase != running || h.runs[id].Place == nil {
+	if h.r.epoch.phase != running || h.runs[id].Place == nil {
 		return true // its time was over
 	}
 	before := h.r.account.Spent
-	restarts, ran := h.r.restarts, h.r.ran(h.now)
+	restarts, ran := h.r.epoch.restarts, h.r.ran(h.now)
 	switch h.rnd.Intn(12) {
 	case 0: // preemption
 		h.must(Leave{ID: id})
 		delete(h.runs, id)
 		delete(h.dirs, id)
 		h.obey()
-		free := h.r.restarts <= restarts && h.r.account.Spent.Streak <= before.Streak &&
+		free := h.r.epoch.restarts <= restarts && h.r.account.Spent.Streak <= before.Streak &&
 			len(h.r.account.Spent.Recent) <= len(before.Recent) && h.r.account.BackoffAt.IsZero()
 		h.joinNode(Node{ID: fmt.Sprint(id, h.now.UnixNano(), h.rnd.Int()), Name: id, Rank: -1, Slots: 2})
 		h.pass(max(defaultGrowthDelay, h.p.LastCall))
 		h.obey()
-		return free && h.r.restarts <= restarts
+		return free && h.r.epoch.restarts <= restarts
 	case 1:
 		return h.permanent(id)
 	}
@@ -941,15 +941,15 @@ func (h *failureHistory) turn() bool {
 
 // permanent: nobody is started again, unless an operator resumes what is held.
 func (h *failureHistory) permanent(id string) bool {
-	epoch := h.r.id
+	epoch := h.r.epoch.id
 	h.fail(id, Permanent)
 	h.obey()
 	h.pass(attributionWindow)
 	h.obey()
 	if h.p.Budget.HoldFailed {
-		return h.r.paused != nil && h.r.id == epoch && h.resumed()
+		return h.r.paused != nil && h.r.epoch.id == epoch && h.resumed()
 	}
-	return h.r.id == epoch && h.r.outcome == job.Failed
+	return h.r.epoch.id == epoch && h.r.epoch.outcome == job.Failed
 }
 
 func (h *failureHistory) resumed() bool {
@@ -977,17 +977,17 @@ func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.D
 	rank := h.runs[id].Place.RankBase
 	h.must(Failing{ID: id, EpochID: h.runs[id].EpochID, Decision: d, Progress: p,
 		Failures: []job.Failure{{Rank: rank, Text: fmt.Sprint("error ", h.rnd.Intn(2)), At: h.now}}})
-	failed, epoch := h.now, h.r.id
+	failed, epoch := h.now, h.r.epoch.id
 	h.obey()
 	for range 3 {
-		if next := h.r.Next(); h.r.id == epoch && h.r.phase == forming && h.r.paused == nil && !next.IsZero() {
+		if next := h.r.Next(); h.r.epoch.id == epoch && h.r.epoch.phase == forming && h.r.paused == nil && !next.IsZero() {
 			h.pass(max(0, next.Sub(h.now)))
 			h.obey()
 		}
 	}
 	b := h.p.Budget.withDefaults()
-	if h.r.id == epoch {
-		return h.r.outcome == job.Failed || h.r.paused != nil // there was no restart left
+	if h.r.epoch.id == epoch {
+		return h.r.epoch.outcome == job.Failed || h.r.paused != nil // there was no restart left
 	}
 	wait := h.now.Sub(failed)
 	most := time.Duration(0)
@@ -1002,7 +1002,7 @@ func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.D
 	other := func(e Restarted) bool { return !h.window(e, id, rank, failed) }
 	recent := slices.DeleteFunc(slices.Clone(before.Recent), other)
 	return wait <= most && (streak == 0 || wait >= most-most/4) && // the back-off is bounded, and there is one
-		h.r.restarts == charged && charged <= h.p.MaxRestarts && // and no budget is exceeded
+		h.r.epoch.restarts == charged && charged <= h.p.MaxRestarts && // and no budget is exceeded
 		spent.Streak == streak+1 && (b.BackoffLimit < 0 || spent.Streak <= b.BackoffLimit) &&
 		(b.NoProgress == 0 || spent.Fruitless <= b.NoProgress) &&
 		(b.SameFailures < 0 || spent.Same < b.SameFailures) && len(recent) < h.most()
@@ -1058,11 +1058,11 @@ func TestALaterReportMayWeighMore(t *testing.T) {
 	}
 	require.Equal(t, job.Fail, begin(1, Permanent).dirs["a"].Kind)
 	require.NotNil(t, begin(1, Hold).dirs["a"].Paused)
-	require.Zero(t, begin(1, RestartCharged).r.restarts, "most failures only follow the first")
+	require.Zero(t, begin(1, RestartCharged).r.epoch.restarts, "most failures only follow the first")
 	for _, d := range []Decision{RestartElsewhere, Shrink} {
 		s := begin(1, d)
 		require.Equal(t, 1, s.runs["a"].Place.GroupWorldSize)
-		require.Equal(t, 1, s.r.restarts)
+		require.Equal(t, 1, s.r.epoch.restarts)
 		_, barred := s.r.Status().Bars["b"]
 		require.True(t, barred, "this launcher cannot be told to leave")
 		require.Equal(t, job.Fail, begin(0, d).dirs["a"].Kind, "nothing is left to pay with")
@@ -1082,5 +1082,5 @@ func TestADecisionHoldsARunOfOneNode(t *testing.T) {
 	s.must(Order{Kind: OrderResume})
 	s.obey()
 	require.Equal(t, job.Run, s.dirs["a"].Kind)
-	require.Zero(t, s.r.restarts)
+	require.Zero(t, s.r.epoch.restarts)
 }

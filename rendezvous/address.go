@@ -45,8 +45,8 @@ func (o overview) reach(n *node, addr string) string {
 
 // noteAddresses notes the nodes of a new world whose address in the world differs from the announced one.
 func (r *Round) noteAddresses() {
-	o := overviewOf(r.world)
-	for _, n := range r.world {
+	o := overviewOf(r.epoch.world)
+	for _, n := range r.epoch.world {
 		addr := o.reach(n, n.Addr)
 		if addr == n.Addr {
 			continue

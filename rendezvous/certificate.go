@@ -37,7 +37,7 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 		r.note(job.EventCleared, n.Name, "its check has passed")
 	}
 	switch {
-	case r.phase == finished:
+	case r.epoch.phase == finished:
 		return nil
 	case n.state == checking || n.state == barred && r.bars[n.Name] == nil:
 		r.members.become(n, waiting)
@@ -46,7 +46,7 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 	default:
 		return nil
 	}
-	if r.phase != gating || n.dir.Kind != job.Check {
+	if r.epoch.phase != gating || n.dir.Kind != job.Check {
 		r.direct(n, r.wait())
 	}
 	return nil
@@ -56,8 +56,8 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 func (r *Round) certify(now time.Time, n *node, e Cleared) {
 	delete(r.gone, n.Name)
 	at, until := now, e.Until
-	if !n.idle() && !r.sealedAt.IsZero() { // an answer that comes late: the clock stands still already
-		at = r.sealedAt
+	if !n.idle() && !r.epoch.sealedAt.IsZero() { // an answer that comes late: the clock stands still already
+		at = r.epoch.sealedAt
 	}
 	if !until.IsZero() {
 		until = until.Add(at.Sub(now))
@@ -82,7 +82,7 @@ func (r *Round) doubt(now time.Time, e Doubt) error {
 	if n == nil {
 		return ErrUnknownNode
 	}
-	if !n.cleared || r.phase == finished {
+	if !n.cleared || r.epoch.phase == finished {
 		return nil
 	}
 	n.void()
@@ -96,12 +96,12 @@ func (r *Round) doubt(now time.Time, e Doubt) error {
 // epochOver lets the certificates of the last world's members run on, and voids all if the end of the epoch was
 // suspicious. It is called when the last member has stopped its workers: everything about that end is known.
 func (r *Round) epochOver(now time.Time) {
-	if r.sealedAt.IsZero() {
+	if r.epoch.sealedAt.IsZero() {
 		return
 	}
-	stood := now.Sub(r.sealedAt)
-	r.sealedAt = time.Time{}
-	for _, n := range r.world {
+	stood := now.Sub(r.epoch.sealedAt)
+	r.epoch.sealedAt = time.Time{}
+	for _, n := range r.epoch.world {
 		if !n.until.IsZero() {
 			n.until = n.until.Add(stood)
 		}

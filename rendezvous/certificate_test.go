@@ -45,7 +45,7 @@ func TestWitnesses(t *testing.T) {
 		}
 		last := ids[members-1]
 		acts, err := s.r.Step(s.now, Join{
-			Node: Node{ID: last, Name: last, Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Stopped: s.r.id,
+			Node: Node{ID: last, Name: last, Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Stopped: s.r.epoch.id,
 		})
 		require.NoError(t, err)
 		s.take(acts)
@@ -61,10 +61,10 @@ func TestWitnesses(t *testing.T) {
 		s.must(Cleared{ID: "n000", Until: s.now}) // it was not needed
 		require.False(t, s.r.Asked("n000"))
 		require.False(t, s.r.members.nodes["n000"].optional, "it is not awaited")
-		require.Equal(t, gating, s.r.phase)
+		require.Equal(t, gating, s.r.epoch.phase)
 		require.Equal(t, job.Check, s.dirs["n000"].Kind, "it is told to run next")
 		s.must(Cleared{ID: "x0"})
-		require.Equal(t, releasing, s.r.phase, "nobody waits for the other witnesses")
+		require.Equal(t, releasing, s.r.epoch.phase, "nobody waits for the other witnesses")
 		s.must(Cleared{ID: "n001", Until: s.now})
 		require.NotEqual(t, job.Wait, s.dirs["n001"].Kind, "it is in the world")
 		s.obey()
@@ -197,7 +197,7 @@ func TestSpareFindsPartnersAfterTheSeal(t *testing.T) {
 	s.join("late")
 	s.obeyOne("a")
 	s.obeyOne("b")
-	require.Equal(t, releasing, s.r.phase, "nobody waits for who comes late")
+	require.Equal(t, releasing, s.r.epoch.phase, "nobody waits for who comes late")
 	require.Equal(t, "late:check spare:check", s.kinds()[strings.Index(s.kinds(), "late"):])
 	require.True(t, s.r.members.nodes["spare"].optional)
 	s.obey()
@@ -211,7 +211,7 @@ func TestWhenACertificateRunsOut(t *testing.T) {
 	s.join("a")
 	s.must(Cleared{ID: "a", Until: s.now.Add(time.Hour)})
 	s.obey()
-	sealed := s.r.sealedAt
+	sealed := s.r.epoch.sealedAt
 	require.Equal(t, sealed.Add(time.Hour), s.r.members.nodes["a"].until)
 	s.join("spare")
 	s.pass(time.Minute)
@@ -244,7 +244,7 @@ func TestDoubt(t *testing.T) {
 	s.fail("b", RestartCharged)
 	s.obeyOne("a")
 	s.obeyOne("b")
-	require.Equal(t, releasing, s.r.phase, "the world does not wait for it: there is a spare")
+	require.Equal(t, releasing, s.r.epoch.phase, "the world does not wait for it: there is a spare")
 	require.Equal(t, job.Check, s.dirs["a"].Kind)
 	s.obey()
 	require.Equal(t, "spare b", s.order())
@@ -302,7 +302,7 @@ func TestReleased(t *testing.T) {
 	require.Empty(t, released(Order{Kind: OrderResume}))
 	require.True(t, s.r.Asked("b") && s.r.Asked("c") && s.r.Asked("a"), "a helps")
 	s.clear("b", "c")
-	lead := s.r.id
+	lead := s.r.epoch.id
 	require.Empty(t, released(Tick{}))
 	require.Equal(t, []string{"a"}, s.freed, "the world is sealed without the witness")
 	require.Equal(t, job.Lead, s.dirs["a"].Kind)
@@ -336,7 +336,7 @@ func TestSuspiciousEnd(t *testing.T) {
 			s.vanish("b")
 			s.pass(brokenGraceFailing)
 			require.Empty(t, asked, "c has not stopped yet")
-			s.must(Join{Node: Node{ID: "c", Name: "c", Slots: 2}, Params: s.p, Stopped: s.r.id,
+			s.must(Join{Node: Node{ID: "c", Name: "c", Slots: 2}, Params: s.p, Stopped: s.r.epoch.id,
 				Failures: []job.Failure{{Rank: 4, GroupRank: 2, Text: "connection reset"}}})
 			if !c.gate {
 				require.Empty(t, asked)

@@ -16,7 +16,6 @@ import (
 type commands struct {
 	hold      *job.Cause   // the run is held; nil: it is not
 	unheld    bool         // an order has ended a hold; the nodes' state is older
-	heldWorld bool         // the members of the newest world got Run without workers
 	command   *job.Command // of the workers; nil: the one with which their nodes were started
 	commandIn *job.EpochID // the newest epoch that was known to the node that brought the command; nil: it was ordered
 	onResume  *job.Command // becomes the command when the run is first paused, or a hold ends; nil: none was given
@@ -86,7 +85,7 @@ func (r *Round) resumeRun(now time.Time, o Order) {
 	r.hold, r.unheld = nil, true
 	if r.paused != nil {
 		r.unpause(now)
-	} else if !r.collecting() && r.heldWorld {
+	} else if !r.epoch.collecting() && r.epoch.held {
 		r.breakWorld(now, *o.cause())
 	} else {
 		r.repeat(everyNode)
@@ -105,7 +104,7 @@ func (r *Round) restoreCommand(e Join) {
 
 // restoreHold: a world that is being rebuilt has workers, or is held.
 func (r *Round) restoreHold(e *Resume) {
-	r.heldWorld = e.Hold
+	r.epoch.held = e.Hold
 	switch {
 	case !e.Hold:
 		r.hold = nil
@@ -116,7 +115,7 @@ func (r *Round) restoreHold(e *Resume) {
 
 // startHeld ends a world that runs without workers although the run is not held any more.
 func (r *Round) startHeld(now time.Time) {
-	if r.heldWorld && r.hold == nil && !r.collecting() {
+	if r.epoch.held && r.hold == nil && !r.epoch.collecting() {
 		r.breakWorld(now, job.Cause{Kind: job.CauseOperator, Text: "the hold has ended"})
 	}
 }

@@ -36,15 +36,12 @@ func (n Node) can(a Ability) bool { return slices.Contains(n.Can, a) }
 // idle: it has no workers, and none that it would have to stop.
 func (n *node) idle() bool { return n.state == waiting || n.state == checking || n.state == barred }
 
-// collecting: no world is sealed.
-func (r *Round) collecting() bool { return r.phase == forming || r.phase == gating }
-
 // queue lets a node without workers wait for the next world, and sends it the directive for that.
 func (r *Round) queue(now time.Time, n *node) {
 	switch {
 	case r.bars[n.Name] != nil:
 		r.exclude(n)
-	case r.mustCheck(now, n) && r.phase != forming:
+	case r.mustCheck(now, n) && r.epoch.phase != forming:
 		r.ask(n)
 		r.findPartners(now)
 	case n.bar != nil:
@@ -79,7 +76,7 @@ func (r *Round) askAll(now time.Time) int {
 	if !r.params.Gate {
 		return 0
 	}
-	company := r.phase == gating && r.members.gaters() > 1
+	company := r.epoch.phase == gating && r.members.gaters() > 1
 	ns := r.members.sorted(func(n *node) bool {
 		return n.state == waiting && r.mustCheck(now, n) && (company || !n.unpaired) || n.state == barred && n.again
 	})
@@ -146,9 +143,9 @@ func (r *Round) passGate(now time.Time) (size int, open bool) {
 	if !r.params.Gate {
 		return r.fit(r.members.waiting), true
 	}
-	entered := r.phase != gating
+	entered := r.epoch.phase != gating
 	if entered {
-		r.phase, r.gateSince, r.gateAt, r.rechecks = gating, now, now.Add(r.params.GateTimeout), 0
+		r.epoch.phase, r.gateSince, r.gateAt, r.rechecks = gating, now, now.Add(r.params.GateTimeout), 0
 		for _, n := range r.members.nodes {
 			n.late = false
 		}
@@ -244,11 +241,11 @@ func (r *Round) noteGate(now time.Time) {
 
 // leaveGate goes on collecting nodes. The time in the gate does not count against the join timeout.
 func (r *Round) leaveGate(now time.Time) {
-	if r.phase != gating {
+	if r.epoch.phase != gating {
 		return
 	}
-	r.phase = forming
-	r.formingAt = r.formingAt.Add(now.Sub(r.gateSince))
+	r.epoch.phase = forming
+	r.epoch.formingAt = r.epoch.formingAt.Add(now.Sub(r.gateSince))
 	r.endChecks()
 }
 
@@ -262,7 +259,7 @@ func (r *Round) endChecks() {
 
 // endSecondOpinions lets the bars stand of nodes that have not answered within the gate's time.
 func (r *Round) endSecondOpinions(now time.Time) {
-	if r.phase != gating || now.Before(r.gateAt) {
+	if r.epoch.phase != gating || now.Before(r.gateAt) {
 		return
 	}
 	for _, n := range r.members.sorted(func(n *node) bool { return n.state == checking && n.bar != nil }) {
@@ -290,7 +287,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		return ErrUnknownNode
 	}
 	n.asked = false
-	if r.phase == finished || !r.params.Gate || !n.can(CanGate) || n.state == barred {
+	if r.epoch.phase == finished || !r.params.Gate || !n.can(CanGate) || n.state == barred {
 		return nil
 	}
 	n.void()
@@ -305,7 +302,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		r.note(event, n.Name, reason+"; it is checked again before the next world").Aspect = aspect
 		return nil
 	}
-	if r.phase == gating && e.withOthers() && len(r.wary) < maxGone {
+	if r.epoch.phase == gating && e.withOthers() && len(r.wary) < maxGone {
 		r.wary[n.machine()] = true
 	}
 	n.unsure = e.Again && !r.params.CheckOnly

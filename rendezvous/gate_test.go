@@ -110,12 +110,12 @@ func (s *sim) holdSeal(n Note) {
 		return
 	}
 	require.Nil(s.t, s.r.paused)
-	for _, m := range s.r.world {
+	for _, m := range s.r.epoch.world {
 		if s.r.params.Gate && !s.opened {
 			require.True(s.t, m.cleared || !m.can(CanGate), "node %s has not been cleared", m.ID)
 		}
 	}
-	require.Len(s.t, n.Members, len(s.r.world))
+	require.Len(s.t, n.Members, len(s.r.epoch.world))
 	s.opened = false
 }
 
@@ -228,7 +228,7 @@ func TestElasticWorldGoesWithoutTheBarred(t *testing.T) {
 	s.health["b"] = broken
 	s.join("a", "b", "c", "d")
 	s.clear("a", "c")
-	require.Equal(t, gating, s.r.phase, "b and d may make it larger")
+	require.Equal(t, gating, s.r.epoch.phase, "b and d may make it larger")
 	s.obey()
 	require.Equal(t, "a c d", s.order())
 	s.clear("b") // somebody has mended it
@@ -251,7 +251,7 @@ func TestUndecidedNodeWaitsBesideTheWorld(t *testing.T) {
 	s.obey()
 	require.Equal(t, "a b d", s.order())
 	s.pass(defaultGrowthDelay)
-	require.Equal(t, running, s.r.phase, "no worker is stopped for it")
+	require.Equal(t, running, s.r.epoch.phase, "no worker is stopped for it")
 	s.fail("b", RestartCharged)
 	s.obey() // its check passes this time
 	require.Equal(t, "a b d c", s.order(), "the next gate has checked it again")
@@ -266,7 +266,7 @@ func TestUndecidedNodeThatIsNeededIsCheckedAgain(t *testing.T) {
 		s.clear("a", "b")
 		for range min(passes, maxRechecks) {
 			s.must(undecided)
-			require.Equal(t, gating, s.r.phase)
+			require.Equal(t, gating, s.r.epoch.phase)
 			require.Equal(t, "a:check b:check c:check", s.kinds())
 		}
 		if passes <= maxRechecks {
@@ -309,7 +309,7 @@ func TestNoWorkersAreStoppedTwiceForADeadNode(t *testing.T) {
 	require.Equal(t, "a b", s.order())
 	s.leave("x1")
 	come("x2")
-	require.Equal(t, running, s.r.phase)
+	require.Equal(t, running, s.r.epoch.phase)
 	s.fail("a", RestartFree) // the next gate checks it all the same
 	s.health["x2"] = healthy
 	s.obey()
@@ -361,11 +361,11 @@ func TestCheckOnlyEndsWithItsChecks(t *testing.T) {
 		s = gated(t, Params{Min: 2, Max: 3, CheckOnly: true})
 		s.join("a", "b", "c")
 		for _, id := range []string{"a", "b", "c"} {
-			require.NotEqual(t, finished, s.r.phase)
+			require.NotEqual(t, finished, s.r.epoch.phase)
 			s.must(Barred{ID: id, Reason: "it reaches nothing", Again: again})
 		}
-		require.Equal(t, finished, s.r.phase)
-		require.Contains(t, s.r.cause.Text, "too few nodes have passed their checks: 0 nodes joined, need 2; a is barred: it")
+		require.Equal(t, finished, s.r.epoch.phase)
+		require.Contains(t, s.r.epoch.cause.Text, "too few nodes have passed their checks: 0 nodes joined, need 2; a is barred: it")
 	}
 }
 
@@ -394,12 +394,12 @@ func TestUndecidedNodeOfAStaticRun(t *testing.T) {
 	}
 	s.clear("a")
 	for range maxRechecks + 1 {
-		require.NotEqual(t, finished, s.r.phase)
+		require.NotEqual(t, finished, s.r.epoch.phase)
 		s.must(Barred{ID: "b", Reason: "nothing is proved", Again: true})
 	}
 	s.pass(staticPatience)
-	require.Equal(t, finished, s.r.phase)
-	require.Contains(t, s.r.cause.Text, "nothing is proved")
+	require.Equal(t, finished, s.r.epoch.phase)
+	require.Contains(t, s.r.epoch.cause.Text, "nothing is proved")
 }
 
 func TestUnitsAtTheGate(t *testing.T) {
@@ -407,9 +407,9 @@ func TestUnitsAtTheGate(t *testing.T) {
 	s.join("a", "b", "c", "d")
 	s.health["b"] = broken
 	s.clear("c", "d")
-	require.Equal(t, gating, s.r.phase)
+	require.Equal(t, gating, s.r.epoch.phase)
 	s.must(Barred{ID: "b"})
-	require.Equal(t, releasing, s.r.phase, "a cannot make two units any more")
+	require.Equal(t, releasing, s.r.epoch.phase, "a cannot make two units any more")
 	s.obey()
 	require.Equal(t, "c d", s.order())
 	require.Equal(t, "a:wait b:bar c:run d:run", s.kinds(), "a goes on with its check, as a spare")
@@ -423,7 +423,7 @@ func TestTooFewPass(t *testing.T) {
 	s.pass(30 * time.Minute) // what the checks take does not count
 	s.obey()
 	require.Equal(t, "a:wait b:wait c:bar", s.kinds())
-	require.Equal(t, forming, s.r.phase)
+	require.Equal(t, forming, s.r.epoch.phase)
 	s.pass(time.Minute - 1)
 	require.Equal(t, job.Wait, s.dirs["a"].Kind)
 	s.pass(1)
@@ -546,7 +546,7 @@ func TestNodeDepartsWhileGating(t *testing.T) {
 			s.clear("a")
 			depart(s)
 			require.Equal(t, "a:wait c:check", s.kinds())
-			require.Equal(t, forming, s.r.phase)
+			require.Equal(t, forming, s.r.epoch.phase)
 			s.clear("c")
 			require.Equal(t, "a:wait c:wait", s.kinds())
 			s.join("d")
@@ -575,11 +575,11 @@ func TestRepeatedJoinWhileGatingChangesNothing(t *testing.T) {
 	s := gated(t, Params{Min: 2, Max: 2})
 	s.join("a", "b")
 	seq := s.dirs["b"].Seq
-	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Stopped: s.r.id})
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Stopped: s.r.epoch.id})
 	require.Equal(t, seq, s.dirs["b"].Seq)
 	s.health["b"] = broken
 	s.obey()
-	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Stopped: s.r.id})
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Stopped: s.r.epoch.id})
 	require.Equal(t, job.Bar, s.dirs["b"].Kind)
 	require.Equal(t, 1, s.r.members.barred)
 }
@@ -660,7 +660,7 @@ func TestSecondOpinion(t *testing.T) {
 		s.pass(BrokenGrace)
 		s.obey()
 		require.Equal(t, "a:check b:check c:check", strings.ReplaceAll(s.kinds(), "wait", "check"))
-		require.Equal(t, gating, s.r.phase)
+		require.Equal(t, gating, s.r.epoch.phase)
 		s.clear("b")
 		require.Equal(t, "its check has passed", s.notes("cleared")[0].Text)
 		s.obey()
@@ -673,7 +673,7 @@ func TestSecondOpinion(t *testing.T) {
 		s.obey()
 		s.must(Barred{ID: "b", Reason: "still"})
 		require.Equal(t, "a:wait b:bar c:wait", s.kinds())
-		require.Equal(t, forming, s.r.phase)
+		require.Equal(t, forming, s.r.epoch.phase)
 		s.pass(time.Hour)
 		require.Equal(t, job.CauseCheck, s.dirs["a"].Cause.Kind)
 	})
@@ -683,10 +683,10 @@ func TestSecondOpinion(t *testing.T) {
 		s.pass(BrokenGrace)
 		s.obey()
 		s.pass(time.Minute - 1)
-		require.Equal(t, gating, s.r.phase)
+		require.Equal(t, gating, s.r.epoch.phase)
 		s.pass(1)
 		require.Equal(t, "a:wait b:bar c:wait", s.kinds(), "without an answer the bar stands")
-		require.Equal(t, forming, s.r.phase)
+		require.Equal(t, forming, s.r.epoch.phase)
 		s.join("e")
 		s.obey()
 		require.Equal(t, "a c e", s.order())
@@ -698,7 +698,7 @@ func TestSecondOpinion(t *testing.T) {
 		s.obey()
 		s.must(Leave{ID: "b"})
 		require.Zero(t, s.r.members.again)
-		require.Equal(t, forming, s.r.phase)
+		require.Equal(t, forming, s.r.epoch.phase)
 	})
 }
 
@@ -717,7 +717,7 @@ func TestCertificateRunsOut(t *testing.T) {
 		s.obeyOne("a")
 		s.pass(time.Hour) // b takes its time to stop
 		s.obeyOne("b")
-		require.Equal(t, releasing, s.r.phase)
+		require.Equal(t, releasing, s.r.epoch.phase)
 		s.obey()
 	}
 	require.Equal(t, 3, s.runs["a"].Epoch, "nobody of the world was checked")
@@ -781,16 +781,16 @@ func TestPermanentFailureWhileGating(t *testing.T) {
 			s.must(Doubt{ID: id, Reason: "carrier"})
 		}
 		s.fail("a", RestartCharged)
-		first := s.r.id
+		first := s.r.epoch.id
 		s.obeyOne("a")
 		s.obeyOne("b")
-		require.Equal(t, gating, s.r.phase)
+		require.Equal(t, gating, s.r.epoch.phase)
 		s.must(Failing{ID: "b", EpochID: first, Decision: Permanent})
-		require.Equal(t, forming, s.r.phase)
+		require.Equal(t, forming, s.r.epoch.phase)
 		s.clear("a", "b")
 		require.Equal(t, "a:wait b:wait", s.kinds(), "the run is about to fail: nothing is sealed")
 		if loss {
-			s.r.elastic = true // a member had died, as is known now
+			s.r.epoch.elastic = true // a member had died, as is known now
 		}
 		s.pass(attributionWindow)
 		s.obey()
@@ -833,7 +833,7 @@ func TestDaemonDiesWhileGating(t *testing.T) {
 		old.must(Doubt{ID: id})
 	}
 	old.fail("a", RestartCharged)
-	epoch := old.r.id
+	epoch := old.r.epoch.id
 
 	s := gated(t, old.p)
 	s.r = New(Config{Term: epoch.Term + 1000})
@@ -865,7 +865,7 @@ func TestOldWorldComesBackWhileGating(t *testing.T) {
 	s := gated(t, old.p)
 	s.join("stranger")
 	s.pass(time.Second)
-	require.Equal(t, gating, s.r.phase)
+	require.Equal(t, gating, s.r.epoch.phase)
 	for _, id := range []string{"a", "b"} {
 		d := old.runs[id]
 		s.must(Join{
@@ -874,7 +874,7 @@ func TestOldWorldComesBackWhileGating(t *testing.T) {
 		})
 		s.must(Attach{ID: id})
 	}
-	require.Equal(t, running, s.r.phase)
+	require.Equal(t, running, s.r.epoch.phase)
 	require.Equal(t, "a:run b:run stranger:check", s.kinds())
 }
 
@@ -884,7 +884,7 @@ func TestSpareOfARebuiltWorldIsChecked(t *testing.T) {
 	old.join("a")
 	old.obey()
 	s := gated(t, old.p)
-	s.must(Join{Node: Node{ID: "spare", Name: "spare", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: old.r.id})
+	s.must(Join{Node: Node{ID: "spare", Name: "spare", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: old.r.epoch.id})
 	require.Equal(t, "spare:wait", s.kinds())
 	d := old.runs["a"]
 	s.must(Join{
@@ -909,7 +909,7 @@ func TestGateCostsNothingPerNode(t *testing.T) {
 		require.NoError(t, err)
 		visits += len(acts)
 	}
-	require.Equal(t, releasing, s.r.phase)
+	require.Equal(t, releasing, s.r.epoch.phase)
 	require.Less(t, visits, 10, "who is cleared is told to run next, and nothing before")
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 func (r *Round) join(now time.Time, e Join) error {
-	if r.phase == finished {
+	if r.epoch.phase == finished {
 		if err := r.reopen(now, e); err != nil {
 			return err
 		}
@@ -26,9 +26,9 @@ func (r *Round) join(now time.Time, e Join) error {
 		r.tellRefused(e.Node, err)
 		return err
 	}
-	if r.fresh() && len(r.members.nodes) == 0 {
+	if r.epoch.fresh() && len(r.members.nodes) == 0 {
 		r.params = e.Params.WithDefaults()
-		r.formingAt = now
+		r.epoch.formingAt = now
 		r.opened(e)
 	}
 	if r.params.MaxRestarts == Unlimited {
@@ -97,24 +97,21 @@ func (l Lack) With(o Lack) bool {
 
 // Lacks describes the nodes that the run waits for.
 func (r *Round) Lacks() Lack {
-	if !r.fresh() || r.phase != forming || r.paused != nil || r.members.waiting >= r.params.Min {
+	if !r.epoch.fresh() || r.epoch.phase != forming || r.paused != nil || r.members.waiting >= r.params.Min {
 		return Lack{}
 	}
 	return Lack{r.members.waiting, r.params.Min, r.params.Max}
 }
 
-// fresh reports whether this history has seen no world yet.
-func (r *Round) fresh() bool { return r.id.Round == 0 }
-
 // remember takes the state that a restarted daemon has lost from a newcomer. A spare that knows of a world announces
 // others that may still run in it.
 func (r *Round) remember(now time.Time, e Join) {
-	if e.Seen.Round == 0 || e.Seen.Term == r.id.Term {
+	if e.Seen.Round == 0 || e.Seen.Term == r.epoch.id.Term {
 		return
 	}
-	r.restarts = max(r.restarts, e.Restarts)
+	r.epoch.restarts = max(r.epoch.restarts, e.Restarts)
 	r.restoreSpent(now, e)
-	if r.fresh() && !r.held && e.Stopped.Round == 0 {
+	if r.epoch.fresh() && !r.held && e.Stopped.Round == 0 {
 		r.held, r.holdAt = true, now.Add(resumeWindow)
 	}
 }
@@ -122,7 +119,7 @@ func (r *Round) remember(now time.Time, e Join) {
 // rejoin is a Join of a node that is already here: after the Stop of the present
 // epoch, or else a repeated request that changes nothing.
 func (r *Round) rejoin(now time.Time, n *node, e Join) {
-	if e.Stopped != r.id || n.idle() || n.state == leaving {
+	if e.Stopped != r.epoch.id || n.idle() || n.state == leaving {
 		return
 	}
 	if w := r.resume; w != nil {
@@ -138,7 +135,7 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
 	n.Peer, n.Via = e.Node.Peer, e.Node.Via
 	n.Ports, n.Bases = e.Node.Ports, e.Node.Bases
-	r.record(e.Failures)
+	r.epoch.record(e.Failures)
 	r.queue(now, n)
 }
 
@@ -147,7 +144,7 @@ func (r *Round) admit(e Join) error {
 	if err := r.check(e); err != nil {
 		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	if !r.params.Static || r.fresh() && len(r.members.nodes) == 0 {
+	if !r.params.Static || r.epoch.fresh() && len(r.members.nodes) == 0 {
 		return nil
 	}
 	if o := r.members.wisher(e.Node.Rank); o != nil && !o.supersededBy(e.Node) {
@@ -176,7 +173,7 @@ func (r *Round) check(e Join) error {
 	if err := e.Node.checkOffers(); err != nil {
 		return err
 	}
-	if len(r.members.nodes) > 0 || !r.fresh() {
+	if len(r.members.nodes) > 0 || !r.epoch.fresh() {
 		if err := r.conflict(e); err != nil {
 			return err
 		}
@@ -268,7 +265,7 @@ func (r *Round) leave(now time.Time, e Leave) error {
 	if n == nil {
 		return ErrUnknownNode // its join may still be under way
 	}
-	r.record(e.Failures)
+	r.epoch.record(e.Failures)
 	kind := job.CauseLeave
 	if e.Killed {
 		kind = job.CauseLoss
@@ -286,7 +283,7 @@ func (r *Round) reopen(now time.Time, e Join) error {
 		}
 		n := r.arrived(now, e.Node)
 		r.members.become(n, waiting)
-		r.direct(n, r.verdict())
+		r.direct(n, r.epoch.verdict())
 		return nil
 	}
 	if r.sameJob(now, e) {
@@ -309,7 +306,7 @@ const (
 // sameJob reports whether a node that joins a run which has succeeded is of the same job, such as a recreated pod. A
 // node with other work, or one that comes later, is of another job by the same name.
 func (r *Round) sameJob(now time.Time, e Join) bool {
-	return r.outcome == job.Succeeded && r.cfg.Run != "" && now.Sub(r.finishedAt) < sameJobFor &&
+	return r.epoch.outcome == job.Succeeded && r.cfg.Run != "" && now.Sub(r.finishedAt) < sameJobFor &&
 		slices.Contains(r.works, e.Work) && r.check(e) == nil
 }
 
@@ -334,16 +331,16 @@ func (r *Round) tellSucceeded(now time.Time, e Join) {
 // reset makes r as New does, with a new term. Bars are of names and stay, and so does a pause of a run that has not
 // finished.
 func (r *Round) reset() {
-	if r.phase != finished {
+	if r.epoch.phase != finished {
 		r.tellEnded()
 	}
 	r.cfg.Term = r.seq + 1
 	next := New(r.cfg)
 	next.members.left, next.acts, next.told, next.free, next.bars = r.members.left, r.acts, r.told, r.free, r.bars
-	if r.phase != finished && !r.account.Spent.Held { // a run that has failed is over when everybody has left
+	if r.epoch.phase != finished && !r.account.Spent.Held { // a run that has failed is over when everybody has left
 		next.paused, next.pausedIn, next.unpaused = r.paused, r.pausedIn, r.unpaused
 	}
-	if r.phase != finished {
+	if r.epoch.phase != finished {
 		next.command, next.commandIn = r.command, r.commandIn
 	}
 	*r = *next

@@ -19,7 +19,7 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 	if n == nil {
 		return ErrUnknownNode
 	}
-	if n.state == leaving || n.state == succeeded || r.phase == finished {
+	if n.state == leaving || n.state == succeeded || r.epoch.phase == finished {
 		return nil // it is known, or the run does not need the node any more
 	}
 	reason := text.Clip(e.Reason, maxReason)
@@ -42,12 +42,7 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 
 // loseTo ends the epoch because a member of it leaves.
 func (r *Round) loseTo(now time.Time, n *node, reason string) {
-	r.elastic = true
-	if len(r.losses) < maxKept {
-		r.losses = append(r.losses, job.Loss{
-			Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: now,
-		})
-	}
+	r.epoch.lose(n, job.Loss{Reason: reason, At: now})
 	text := fmt.Sprintf("node %d (%s) is leaving: %s", n.rank, n.Name, reason)
 	r.breakWorld(now, job.Cause{Kind: job.CauseLeave, Node: n.Name, Text: text})
 }

@@ -45,11 +45,11 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 	}
 	note := r.note(job.Event(kind), n.Name, reason)
 	note.ID = n.ID
-	if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
+	if r.epoch.seated(n) {
 		note.Rank = n.rank
 	}
 	r.keepBar(n)
-	if n.idle() || n.state == succeeded || n.state == leaving || r.phase == finished {
+	if n.idle() || n.state == succeeded || n.state == leaving || r.epoch.phase == finished {
 		return // it has no work to do; the world does not need it any more
 	}
 	if r.resume != nil {
@@ -57,13 +57,7 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 		r.resume.hurry(now)
 		return
 	}
-	r.elastic = true
-	if len(r.losses) < maxKept {
-		r.losses = append(r.losses, job.Loss{
-			Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: lossTime(now, n, kind),
-			Silent: silent,
-		})
-	}
+	r.epoch.lose(n, job.Loss{Reason: reason, At: lossTime(now, n, kind), Silent: silent})
 	text := fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)
 	r.breakWorld(now, job.Cause{Kind: kind, Node: n.Name, Text: text})
 }
@@ -103,7 +97,7 @@ func (r *Round) detach(now time.Time, e Detach) error {
 		n.detached = now.Add(-SuspectAfter)
 		r.fallSilent(n)
 	}
-	if n.broken && n.state == waiting && r.phase != finished {
+	if n.broken && n.state == waiting && r.epoch.phase != finished {
 		// It has no workers to lose: if it lives, it joins again at once.
 		r.lose(now, n, "its connection broke while it was waiting")
 		return nil
@@ -158,11 +152,11 @@ func (r *Round) nodeTimeout() time.Duration { return cmp.Or(r.params.NodeTimeout
 // grace is how long the detached node n may stay away.
 func (r *Round) grace(n *node) time.Duration {
 	switch {
-	case n.hungUp, n.silent && r.phase == forming && !r.fresh():
+	case n.hungUp, n.silent && r.epoch.phase == forming && !r.epoch.fresh():
 		return SuspectAfter
 	case !n.broken, n.silent:
 		return r.nodeTimeout()
-	case r.phase == forming && !r.fresh():
+	case r.epoch.phase == forming && !r.epoch.fresh():
 		return brokenGraceFailing
 	default:
 		return BrokenGrace

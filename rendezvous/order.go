@@ -64,11 +64,11 @@ func (o Order) validate() error {
 // refusal is why o cannot be carried out now.
 func (r *Round) refusal(o Order) error {
 	switch {
-	case r.phase == finished:
+	case r.epoch.phase == finished:
 		return ErrFinished
-	case o.Kind == OrderRestart && r.collecting() && r.resume == nil:
+	case o.Kind == OrderRestart && r.epoch.collecting() && r.resume == nil:
 		return ErrNotRunning
-	case o.Of != (job.EpochID{}) && (o.Of != r.id || r.collecting() && r.resume == nil):
+	case o.Of != (job.EpochID{}) && (o.Of != r.epoch.id || r.epoch.collecting() && r.resume == nil):
 		return fmt.Errorf("%w any more in that epoch", ErrNotRunning)
 	case o.Kind == OrderResume && r.paused == nil && r.hold == nil:
 		return ErrNotPaused
@@ -157,13 +157,13 @@ func (r *Round) unbarName(now time.Time, name string) {
 
 // enforce breaks a sealed world in which someone is barred, or that is paused.
 func (r *Round) enforce(now time.Time) {
-	if r.collecting() {
+	if r.epoch.collecting() {
 		return
 	}
-	i := slices.IndexFunc(r.world, func(n *node) bool { return r.bars[n.Name] != nil && n.state == member })
+	i := slices.IndexFunc(r.epoch.world, func(n *node) bool { return r.bars[n.Name] != nil && n.state == member })
 	if i >= 0 {
-		r.breakWorld(now, *r.bars[r.world[i].Name])
-		r.elastic = true
+		r.breakWorld(now, *r.bars[r.epoch.world[i].Name])
+		r.epoch.elastic = true
 	}
 	if r.paused != nil {
 		r.breakWorld(now, *r.paused)
@@ -186,7 +186,7 @@ func (r *Round) pause(now time.Time, c *job.Cause) {
 }
 
 func (r *Round) unpause(now time.Time) {
-	r.paused, r.pausedIn, r.unpaused, r.formingAt = nil, nil, true, now
+	r.paused, r.pausedIn, r.unpaused, r.epoch.formingAt = nil, nil, true, now
 	r.pauseEnds(now)
 	r.repeat(everyNode)
 	r.tellIdle(now)
@@ -196,7 +196,7 @@ func (r *Round) unpause(now time.Time) {
 // resumed. Every directive carries the present orders, and the nodes may have to report these to a restarted daemon
 // before their next directive.
 func (r *Round) repeat(f func(*node) bool) {
-	if !r.collecting() {
+	if !r.epoch.collecting() {
 		return // nodes with workers will get a Stop
 	}
 	for _, n := range r.members.sorted(func(n *node) bool { return f(n) && n.state != "" && !n.idle() }) {
@@ -243,8 +243,8 @@ func (r *Round) restorePause(now time.Time, n *node, e Join) {
 	switch {
 	case r.pausedIn != nil && e.Seen.Newer(*r.pausedIn):
 		r.pausedIn = &e.Seen
-	case r.paused != nil || r.unpaused || !r.collecting():
-	case r.fresh() || r.resume != nil && !r.id.Newer(e.Seen):
+	case r.paused != nil || r.unpaused || !r.epoch.collecting():
+	case r.epoch.fresh() || r.resume != nil && !r.epoch.id.Newer(e.Seen):
 		r.note(job.EventOrder, n.Name, "pause: it was ordered before the rendezvous daemon was started again")
 		r.pause(now, bounded(*e.Paused))
 		r.pausedIn = &e.Seen

@@ -69,19 +69,19 @@ func TestOrderOfAnEpoch(t *testing.T) {
 	for _, kind := range []OrderKind{OrderRestart, OrderStop} {
 		t.Run(string(kind), func(t *testing.T) {
 			s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 5}, "a", "b")
-			first := s.r.id
+			first := s.r.epoch.id
 			s.ordered(OrderRestart, "")
 			require.ErrorIs(t, s.step(Order{Kind: kind, Of: first}), ErrNotRunning, "its workers are being stopped")
 			s.obey()
-			require.NotEqual(t, first, s.r.id)
+			require.NotEqual(t, first, s.r.epoch.id)
 			require.ErrorIs(t, s.step(Order{Kind: kind, Of: first}), ErrNotRunning)
 			require.Equal(t, "a:run b:run", s.kinds())
-			s.must(Order{Kind: kind, Of: s.r.id})
+			s.must(Order{Kind: kind, Of: s.r.epoch.id})
 			require.NotEqual(t, "a:run b:run", s.kinds())
 		})
 	}
 	s := world(t, Params{Min: 1, Max: 1}, "a")
-	require.ErrorIs(t, s.step(Order{Kind: OrderPause, Of: s.r.id}), ErrBadOrder)
+	require.ErrorIs(t, s.step(Order{Kind: OrderPause, Of: s.r.epoch.id}), ErrBadOrder)
 }
 
 func TestSeat(t *testing.T) {
@@ -95,18 +95,18 @@ func TestSeat(t *testing.T) {
 		require.NoError(t, err)
 		return got
 	}
-	require.Equal(t, Seat{s.r.id, 1, "b", false}, seat("b"), "the store is not ready")
+	require.Equal(t, Seat{s.r.epoch.id, 1, "b", false}, seat("b"), "the store is not ready")
 	s.obey()
-	require.Equal(t, Seat{s.r.id, 0, "a", true}, seat("a"))
-	require.Equal(t, Seat{s.r.id, 1, "b", true}, seat("b"))
+	require.Equal(t, Seat{s.r.epoch.id, 0, "a", true}, seat("a"))
+	require.Equal(t, Seat{s.r.epoch.id, 1, "b", true}, seat("b"))
 	_, err = s.r.Seat("spare")
 	require.ErrorIs(t, err, ErrUnknownNode)
-	s.must(Success{ID: "a", EpochID: s.r.id})
+	s.must(Success{ID: "a", EpochID: s.r.epoch.id})
 	require.True(t, seat("a").Running, "others still work")
 	s.ordered(OrderRestart, "")
-	require.Equal(t, Seat{s.r.id, 1, "b", false}, seat("b"))
+	require.Equal(t, Seat{s.r.epoch.id, 1, "b", false}, seat("b"))
 	s.obey()
-	require.Equal(t, Seat{s.r.id, 1, "b", true}, seat("b"))
+	require.Equal(t, Seat{s.r.epoch.id, 1, "b", true}, seat("b"))
 	require.Equal(t, 1, seat("b").Epoch)
 	s.must(Leave{ID: "b"})
 	_, err = s.r.Seat("b")
@@ -116,7 +116,7 @@ func TestSeat(t *testing.T) {
 func TestOrderedRestartBeforeTheStoreIsReady(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})
 	s.join("a", "b")
-	require.Equal(t, releasing, s.r.phase)
+	require.Equal(t, releasing, s.r.epoch.phase)
 	s.ordered(OrderRestart, "")
 	require.Equal(t, "a:stop b:stop", s.kinds())
 	s.obey()
@@ -225,7 +225,7 @@ func TestBarByName(t *testing.T) {
 		s := newSim(t, p)
 		s.can = []Ability{CanGate}
 		s.join("a", "b", "spare")
-		require.Equal(t, releasing, s.r.phase)
+		require.Equal(t, releasing, s.r.epoch.phase)
 		s.ordered(OrderBar, "a")
 		s.obey()
 		require.Equal(t, "spare b", s.order())
@@ -329,7 +329,7 @@ func TestBarByName(t *testing.T) {
 		s.pass(BrokenGrace)
 		s.obey()
 		require.Equal(t, "a:wait c:bar", s.kinds())
-		require.Equal(t, forming, s.r.phase)
+		require.Equal(t, forming, s.r.epoch.phase)
 	})
 	t.Run("beside a running world, unbarred to be checked", func(t *testing.T) {
 		s := gated(t, p)
@@ -702,7 +702,7 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 	t.Run("brought to a world that has gone on it is late", func(t *testing.T) {
 		s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, "a", "b", "spare")
 		late := s.dirs["spare"]
-		late.Paused, late.EpochID = &job.Cause{Kind: job.CauseOperator, Text: "by hand"}, s.r.id
+		late.Paused, late.EpochID = &job.Cause{Kind: job.CauseOperator, Text: "by hand"}, s.r.epoch.id
 		s.dirs["spare"] = late
 		v := s.revive()
 		v.comeBack("a", "b")
@@ -716,7 +716,7 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 	t.Run("the newest of those who bring it counts", func(t *testing.T) {
 		s := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare")
 		stale := s.dirs["spare"]
-		stale.Paused, stale.EpochID = &job.Cause{Kind: job.CauseOperator, Text: "by hand"}, s.r.id
+		stale.Paused, stale.EpochID = &job.Cause{Kind: job.CauseOperator, Text: "by hand"}, s.r.epoch.id
 		s.ordered(OrderRestart, "")
 		s.obey()
 		s.ordered(OrderPause, "")
@@ -740,7 +740,7 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 	t.Run("ordered again, it is not the one that a newer world has outlived", func(t *testing.T) {
 		s := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare")
 		stale := s.dirs["spare"]
-		stale.Paused, stale.EpochID = &job.Cause{Kind: job.CauseOperator, Text: "by hand"}, s.r.id
+		stale.Paused, stale.EpochID = &job.Cause{Kind: job.CauseOperator, Text: "by hand"}, s.r.epoch.id
 		s.ordered(OrderRestart, "")
 		s.obey()
 		s.dirs["spare"] = stale
@@ -903,7 +903,7 @@ func TestBroughtChecksBar(t *testing.T) {
 	s.joinNode(Node{ID: "b2", Name: "b", Rank: -1, Slots: 2, Can: s.can})
 	require.Equal(t, "b:check b2:check", s.kinds(), "another launcher is checked")
 	s.obey()
-	require.Equal(t, running, s.r.phase)
+	require.Equal(t, running, s.r.epoch.phase)
 
 	s = newSim(t, Params{Min: 2, Max: 2})
 	join(s, []Ability{CanGate})
@@ -996,13 +996,13 @@ func TestEvidenceOfEveryEpochIsHandedOutOnce(t *testing.T) {
 	require.Empty(t, s.ended, "more may become known until the next seal")
 	s.obey()
 	require.Len(t, s.ended, 1)
-	require.Equal(t, job.EpochID{Term: s.r.id.Term, Round: 1}, s.ended[0].EpochID)
+	require.Equal(t, job.EpochID{Term: s.r.epoch.id.Term, Round: 1}, s.ended[0].EpochID)
 	require.Equal(t, "a failed", s.ended[0].Failures[0].Text)
 	require.Equal(t, job.CauseFailure, s.ended[0].Cause.Kind)
 	require.Empty(t, s.ended[0].Outcome)
 	s.fail("a", RestartCharged)
 	require.Len(t, s.ended, 2)
-	require.Equal(t, job.EpochID{Term: s.r.id.Term, Round: 1, Epoch: 1}, s.ended[1].EpochID)
+	require.Equal(t, job.EpochID{Term: s.r.epoch.id.Term, Round: 1, Epoch: 1}, s.ended[1].EpochID)
 	require.Equal(t, job.Failed, s.ended[1].Outcome)
 	s.pass(time.Hour)
 	require.Len(t, s.ended, 2)
@@ -1030,7 +1030,7 @@ func TestPortsAreToldToTheWorld(t *testing.T) {
 	s.must(Attach{ID: "a"})
 	s.obey()
 	s.ordered(OrderRestart, "")
-	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Ports: []int{5001}}, Params: s.p, Stopped: s.r.id})
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Ports: []int{5001}}, Params: s.p, Stopped: s.r.epoch.id})
 	require.Equal(t, []int{5001}, s.r.World()[0].Ports)
 	require.Empty(t, s.r.World()[0].Bases)
 	for want, n := range map[string]Node{

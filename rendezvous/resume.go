@@ -46,7 +46,7 @@ type resume struct {
 // history of its own, in which the node's world has no place.
 func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 	e := join.Resume
-	if e == nil || !r.collecting() || (!r.fresh() && r.resume == nil) || !plausible(e.Place) {
+	if e == nil || !r.epoch.collecting() || (!r.epoch.fresh() && r.resume == nil) || !plausible(e.Place) {
 		return false
 	}
 	r.giveUpFor(now, e.EpochID)
@@ -56,7 +56,7 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 		r.rebuild(now, n, e)
 	}
 	w := r.resume
-	if r.id != e.EpochID || len(w.world) != e.Place.GroupWorldSize || w.world[e.Place.GroupRank] != nil {
+	if r.epoch.id != e.EpochID || len(w.world) != e.Place.GroupWorldSize || w.world[e.Place.GroupRank] != nil {
 		return false
 	}
 	w.world[e.Place.GroupRank] = n
@@ -75,7 +75,7 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 // been left out of that.
 func (r *Round) giveUpFor(now time.Time, e job.EpochID) {
 	w := r.resume
-	if w == nil || !w.onlyStopped() || !e.Newer(r.id) {
+	if w == nil || !w.onlyStopped() || !e.Newer(r.epoch.id) {
 		return
 	}
 	r.resume = nil
@@ -90,8 +90,8 @@ func (r *Round) giveUpFor(now time.Time, e job.EpochID) {
 func (r *Round) rebuild(now time.Time, n *node, e *Resume) {
 	size := e.Place.GroupWorldSize
 	r.resume = &resume{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}
-	r.id, r.restarts, r.worldSize, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
-	r.seq = max(r.seq, r.id.Term)
+	r.epoch.id, r.epoch.restarts, r.epoch.workers, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
+	r.seq = max(r.seq, r.epoch.id.Term)
 	r.restoreHold(e)
 	r.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
 }
@@ -105,13 +105,13 @@ func (r *Round) catchUp(n *node, e *Resume) {
 		r.progress(job.Progress{Step: 1, Stepping: true})
 	}
 	if e.Done || len(e.Ranks) > 0 {
-		r.account.succeeded(n, Success{Ranks: e.Ranks}, r.params.Budget.Tolerate)
+		r.epoch.succeeded(n, Success{Ranks: e.Ranks}, r.params.Budget.Tolerate)
 	}
 	switch {
 	case e.Done:
 		r.succeed(n)
 	case e.Decision != "":
-		r.record(e.Failures)
+		r.epoch.record(e.Failures)
 		r.resume.failing = append(r.resume.failing, Failing{
 			ID: n.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures, Progress: e.Progress,
 			Tolerated: e.Tolerated, Beside: e.Beside,
@@ -129,16 +129,16 @@ func (r *Round) settleResume(now time.Time) {
 	if w.missing > 0 && now.Before(w.until) {
 		return
 	}
-	r.resume, r.resumed, r.phase, r.sealedAt, r.account.RanAt = nil, true, running, now, now
+	r.resume, r.epoch.adopted, r.epoch.phase, r.epoch.sealedAt, r.account.RanAt = nil, true, running, now, now
 	var members []*node
 	for _, n := range w.world {
 		if n != nil {
 			members = append(members, n)
 		}
 	}
-	r.setWorld(members)
+	r.epoch.setWorld(members)
 	if w.missing > 0 {
-		r.elastic = true
+		r.epoch.elastic = true
 		text := fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again",
 			w.missing, len(w.world))
 		r.breakWorld(now, job.Cause{Kind: job.CauseLoss, Text: text})
@@ -146,7 +146,7 @@ func (r *Round) settleResume(now time.Time) {
 		r.note(job.EventResumed, "", "the running world is complete again")
 	}
 	r.carryOut(now, w)
-	if r.phase == running {
+	if r.epoch.phase == running {
 		r.askAll(now)
 	}
 	r.checkDone(now)
@@ -157,11 +157,11 @@ func (r *Round) carryOut(now time.Time, w *resume) {
 	for _, e := range w.failing {
 		_ = r.failing(now, e) // the node is here, or its loss has been booked
 	}
-	if w.restart != nil && r.phase == running {
+	if w.restart != nil && r.epoch.phase == running {
 		r.restart(now, *w.restart)
 	}
 	r.enforce(now)
-	if len(w.stopped) > 0 && r.phase == running {
+	if len(w.stopped) > 0 && r.epoch.phase == running {
 		r.breakWorld(now, restartedAcross())
 	}
 	for _, n := range w.stopped {

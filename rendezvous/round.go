@@ -33,16 +33,6 @@ type Config struct {
 	Run string
 }
 
-type phase string
-
-const (
-	forming   phase = "forming"   // collecting joins
-	gating    phase = "gating"    // a world could be sealed; the checks of its nodes are awaited
-	releasing phase = "releasing" // sealed; rank 0 is clearing its store
-	running   phase = "running"
-	finished  phase = "finished"
-)
-
 type nodeState string
 
 const (
@@ -114,26 +104,14 @@ var (
 type Round struct {
 	cfg     Config
 	params  Params
-	phase   phase
-	id      job.EpochID // of the newest sealed world; Round is 0 before the first
 	members *members
-	world   []*node // members of the newest sealed world by group rank; lost ones stay until the next seal
-	done    int     // members that succeeded
+	epoch   *epoch
 
-	working int // members of the newest sealed world that have workers
-	seq     uint64
+	seq uint64
 
-	restarts   int
-	worldSize  int
-	charge     bool // the broken epoch spends a restart at the next seal
-	elastic    bool // a member went away since the last seal
-	short      bool // the world has been below Min since the last seal
-	cause      *job.Cause
-	failures   []job.Failure
-	losses     []job.Loss
+	charge     bool    // the broken epoch spends a restart at the next seal
+	short      bool    // the world has been below Min since the last seal
 	resume     *resume // a world that an earlier daemon sealed, being rebuilt
-	resumed    bool    // such a world was rebuilt, and no epoch has been sealed since
-	outcome    job.Outcome
 	finishedAt time.Time
 	ended      []NodeStatus    // the nodes as they were then
 	works      []string        // Join.Work of its nodes, each once
@@ -152,8 +130,6 @@ type Round struct {
 	account account
 	spent   *Spent // of account, for directives; nil: it has changed, or is zero
 
-	formingAt     time.Time // join timeout runs from here
-	sealedAt      time.Time // certificates of the members stand still since then; zero: they do not
 	failAt        time.Time // a static run fails then because of a check
 	gateSince     time.Time // when the phase gating began
 	gateAt        time.Time // it ends then without the missing answers
@@ -174,7 +150,8 @@ type Round struct {
 // New returns the Round of a run that no node has joined.
 func New(cfg Config) *Round {
 	return &Round{
-		cfg: cfg, phase: forming, id: job.EpochID{Term: cfg.Term}, seq: cfg.Term,
+		cfg: cfg, seq: cfg.Term,
+		epoch:   &epoch{phase: forming, id: job.EpochID{Term: cfg.Term}, term: cfg.Term},
 		members: newMembers(),
 		refused: map[string]bool{}, bars: map[string]*job.Cause{}, gone: map[string]*job.Cause{},
 		wary: map[string]bool{},
@@ -246,17 +223,17 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	if r.members.nodes[e.ID] == nil {
 		return ErrUnknownNode
 	}
-	if r.phase != releasing || e.EpochID != r.id || r.world[0].ID != e.ID {
+	if r.epoch.phase != releasing || e.EpochID != r.epoch.id || r.epoch.world[0].ID != e.ID {
 		return nil // the world broke meanwhile; the leader gets a newer directive
 	}
-	r.phase, r.heldWorld, r.account.RanAt = running, r.hold != nil, now
+	r.epoch.phase, r.epoch.held, r.account.RanAt = running, r.hold != nil, now
 	r.begun(now)
-	addr := overviewOf(r.world).reach(r.world[0], e.Addr)
-	for i, p := range r.places(r.world) { // nothing has changed since the seal
+	addr := overviewOf(r.epoch.world).reach(r.epoch.world[0], e.Addr)
+	for i, p := range r.epoch.places() { // nothing has changed since the seal
 		p.MasterAddr, p.MasterPort = addr, e.Port
-		r.direct(r.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.cause})
+		r.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause})
 	}
-	r.cause = nil
+	r.epoch.cause = nil
 	r.note(job.EventRun, "", fmt.Sprintf("store at %s:%d", addr, e.Port))
 	return nil
 }
@@ -266,23 +243,23 @@ func (r *Round) failing(now time.Time, e Failing) error {
 	if n == nil {
 		return ErrUnknownNode
 	}
-	if e.EpochID != r.id {
+	if e.EpochID != r.epoch.id {
 		return nil
 	}
-	r.record(e.Failures)
+	r.epoch.record(e.Failures)
 	r.progress(e.Progress)
 	switch {
 	case r.resume != nil:
 		r.resume.failing = append(r.resume.failing, e)
 		r.resume.hurry(now)
 		return nil
-	case r.collecting():
+	case r.epoch.collecting():
 		if !e.Beside {
 			r.escalate(now, e.Decision)
 		}
 		r.evict(now, n, e.Decision, job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
 		return nil
-	case r.phase != running || n.state != member:
+	case r.epoch.phase != running || n.state != member:
 		return nil // this epoch is ending already, and why is known
 	case e.Tolerated, e.Beside && r.futile(now, n, e):
 		r.tolerate(now, n, e)
@@ -299,7 +276,7 @@ func (r *Round) failPending(now time.Time) {
 	}
 	r.leaveGate(now)
 	r.failPendingAt = now
-	if len(r.world) > 1 {
+	if len(r.epoch.world) > 1 {
 		r.failPendingAt = now.Add(attributionWindow)
 	}
 }
@@ -316,10 +293,10 @@ func (r *Round) success(now time.Time, e Success) error {
 	if n == nil {
 		return ErrUnknownNode
 	}
-	if e.EpochID != r.id || n.state != member || r.phase != running && r.resume == nil {
+	if e.EpochID != r.epoch.id || n.state != member || r.epoch.phase != running && r.resume == nil {
 		return nil
 	}
-	r.account.succeeded(n, e, r.params.Budget.Tolerate)
+	r.epoch.succeeded(n, e, r.params.Budget.Tolerate)
 	if len(e.Ranks) == 0 {
 		r.succeed(n)
 	}
@@ -329,17 +306,17 @@ func (r *Round) success(now time.Time, e Success) error {
 
 func (r *Round) succeed(n *node) {
 	r.members.become(n, succeeded)
-	r.done++
+	r.epoch.done++
 	r.note(job.EventNodeSucceeded, n.Name, "")
 }
 
 // checkDone ends the run when its success rule is met, or starts it anew when that is the policy and a restart is left.
 func (r *Round) checkDone(now time.Time) {
 	switch {
-	case r.phase == running && r.account.Exhausted >= r.working:
+	case r.epoch.phase == running && r.epoch.results.exhausted >= r.epoch.working:
 		r.breakExhausted(now)
-	case r.phase != running || !r.enough():
-	case r.params.Always && r.restarts < r.params.MaxRestarts && !r.sumSpent():
+	case r.epoch.phase != running || !r.epoch.enough(r.params.Budget.Success):
+	case r.params.Always && r.epoch.restarts < r.params.MaxRestarts && !r.sumSpent():
 		r.charge = true
 		r.breakWorld(now, job.Cause{Kind: job.CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
 	default:
@@ -347,44 +324,25 @@ func (r *Round) checkDone(now time.Time) {
 	}
 }
 
-// record keeps the first failures of the newest epoch, at most one for a worker and at most maxKept, so that a world of
-// any size costs the same.
-func (r *Round) record(fs []job.Failure) {
-	for _, f := range fs {
-		if len(r.failures) < maxKept && !r.knows(f) {
-			r.failures = append(r.failures, f)
-		}
-	}
-}
-
-func (r *Round) knows(f job.Failure) bool {
-	for _, k := range r.failures {
-		if k.Rank == f.Rank && k.GroupRank == f.GroupRank {
-			return true
-		}
-	}
-	return false
-}
-
 // breakWorld ends the current epoch: every member has to stop its workers and join
 // again. The first cause stands; a loss replaces a failure, which it explains.
 func (r *Round) breakWorld(now time.Time, c job.Cause) {
-	broken := r.collecting()
+	broken := r.epoch.collecting()
 	if !broken {
 		r.enterForming(now, c)
 	}
-	if r.cause == nil || (c.Kind == job.CauseLoss && r.cause.Kind != job.CauseLoss) {
-		r.cause = &c
+	if r.epoch.cause == nil || (c.Kind == job.CauseLoss && r.epoch.cause.Kind != job.CauseLoss) {
+		r.epoch.cause = &c
 	}
 	if broken {
 		return // everyone has the final directive
 	}
-	for _, n := range r.world {
+	for _, n := range r.epoch.world {
 		if !r.members.here(n) || (n.state != member && n.state != succeeded) {
 			continue
 		}
 		r.members.become(n, pending)
-		r.direct(n, Directive{Kind: job.Stop, Cause: r.cause})
+		r.direct(n, Directive{Kind: job.Stop, Cause: r.epoch.cause})
 		if n.suspect() {
 			r.watchLiveness(n.detached.Add(r.grace(n)))
 		}
@@ -392,11 +350,8 @@ func (r *Round) breakWorld(now time.Time, c job.Cause) {
 }
 
 func (r *Round) enterForming(now time.Time, c job.Cause) {
-	r.phase = forming
-	r.formingAt = now
-	r.cause = nil
-	r.done = 0
-	r.account.BrokeAt, r.account.BackoffAt, r.account.Exhausted = now, time.Time{}, 0
+	r.epoch.breaks(now)
+	r.account.BrokeAt, r.account.BackoffAt = now, time.Time{}
 	r.growAt, r.lastCallAt = time.Time{}, time.Time{}
 	r.barsAge()
 	r.note(job.EventBreak, c.Node, c.Text)
@@ -407,7 +362,7 @@ func (r *Round) settle(now time.Time) {
 	if r.overdue(now) {
 		return
 	}
-	switch r.phase {
+	switch r.epoch.phase {
 	case forming, gating:
 		if len(r.members.nodes) == 0 {
 			r.reset() // abandoned: the next node starts afresh
@@ -420,7 +375,7 @@ func (r *Round) settle(now time.Time) {
 		if !r.failPendingAt.IsZero() {
 			r.judge(now)
 		}
-		if r.phase == finished || !r.failPendingAt.IsZero() {
+		if r.epoch.phase == finished || !r.failPendingAt.IsZero() {
 			return
 		}
 		if !r.failStatic(now) && !r.trySeal(now) {
@@ -430,10 +385,10 @@ func (r *Round) settle(now time.Time) {
 		r.tryGrow(now)
 	case finished:
 		if len(r.members.nodes) == 0 { // it may be kept for long: only its nodes' last states are
-			r.world = nil
+			r.epoch.world = nil
 			clear(r.members.wishes)
 			told := r.Evidence()
-			r.failures, r.losses = slices.Clone(told.Failures), slices.Clone(told.Losses)
+			r.epoch.failures, r.epoch.losses = slices.Clone(told.Failures), slices.Clone(told.Losses)
 		}
 	}
 }
@@ -441,7 +396,7 @@ func (r *Round) settle(now time.Time) {
 // judge decides an epoch with a pending failure: a node that died meanwhile explains the failure and
 // costs nothing; a suspect is waited for; otherwise the run fails.
 func (r *Round) judge(now time.Time) {
-	if r.elastic {
+	if r.epoch.elastic {
 		r.failPendingAt = time.Time{}
 		return
 	}
@@ -453,7 +408,7 @@ func (r *Round) judge(now time.Time) {
 		r.backOff(r.account.BrokeAt)
 		return
 	}
-	for _, n := range r.world {
+	for _, n := range r.epoch.world {
 		if n.state == pending && r.members.here(n) && n.suspect() {
 			r.failPendingAt = n.detached.Add(r.nodeTimeout()) // expire decides sooner
 			return
@@ -464,11 +419,11 @@ func (r *Round) judge(now time.Time) {
 
 func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.ended = r.lastStates(o)
-	r.phase, r.outcome, r.cause, r.finishedAt = finished, o, c, now
-	r.paused, r.resume, r.commands = nil, nil, commands{}
+	r.epoch.phase, r.epoch.outcome, r.epoch.cause, r.finishedAt = finished, o, c, now
+	r.paused, r.resume, r.commands, r.epoch.held = nil, nil, commands{}, false
 	r.failPendingAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
 	for _, n := range r.members.sorted(everyNode) {
-		r.direct(n, r.verdict())
+		r.direct(n, r.epoch.verdict())
 	}
 	text := ""
 	if c != nil {
@@ -478,17 +433,10 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.tellEnded()
 }
 
-func (r *Round) verdict() Directive {
-	if r.outcome == job.Succeeded {
-		return Directive{Kind: job.Done}
-	}
-	return Directive{Kind: job.Fail, Cause: r.cause}
-}
-
 func (r *Round) direct(n *node, d Directive) {
 	r.seq++
-	d.Seq, d.EpochID, d.Restarts, d.Paused, d.Barred = r.seq, r.id, r.restarts, r.paused, r.bars[n.Name]
-	d.Hold, d.Command, d.Leave, d.Spent = d.Kind == job.Run && r.heldWorld, r.command, n.drained, r.spentNow()
+	d.Seq, d.EpochID, d.Restarts, d.Paused, d.Barred = r.seq, r.epoch.id, r.epoch.restarts, r.paused, r.bars[n.Name]
+	d.Hold, d.Command, d.Leave, d.Spent = d.Kind == job.Run && r.epoch.held, r.command, n.drained, r.spentNow()
 	if n.differs {
 		p := r.params
 		d.Params = &p
@@ -509,7 +457,7 @@ func (r *Round) note(event job.Event, nodeName, text string) *Note {
 // Remark is a note about the present state of the run, from code outside of the Round.
 func (r *Round) Remark(event job.Event, nodeName, text string) Note {
 	return Note{
-		Event: event, Round: r.id.Round, Epoch: r.id.Epoch, Node: nodeName, Text: text,
-		Nodes: len(r.members.nodes), World: r.worldSize, Term: r.id.Term, Rank: -1,
+		Event: event, Round: r.epoch.id.Round, Epoch: r.epoch.id.Epoch, Node: nodeName, Text: text,
+		Nodes: len(r.members.nodes), World: r.epoch.workers, Term: r.epoch.id.Term, Rank: -1,
 	}
 }

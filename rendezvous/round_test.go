@@ -650,8 +650,8 @@ func TestMassDeparture(t *testing.T) {
 		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 1}, Params: s.p})
 		s.must(Attach{ID: id})
 	}
-	s.obeyOne(s.r.world[0].ID)
-	require.Equal(t, running, s.r.phase)
+	s.obeyOne(s.r.epoch.world[0].ID)
+	require.Equal(t, running, s.r.epoch.phase)
 	visits := 0
 	for i := range n - 1 {
 		acts, err := s.r.Step(s.now, Leave{ID: fmt.Sprint(i)})
@@ -659,7 +659,7 @@ func TestMassDeparture(t *testing.T) {
 		visits += len(acts)
 	}
 	require.Less(t, visits, 4*n)
-	require.Len(t, s.r.losses, maxKept)
+	require.Len(t, s.r.epoch.losses, maxKept)
 }
 
 func TestStaleReportsAreIgnored(t *testing.T) {
@@ -673,20 +673,20 @@ func TestStaleReportsAreIgnored(t *testing.T) {
 	s.must(Success{ID: "a", EpochID: old.EpochID})
 	s.must(Ready{ID: "a", EpochID: old.EpochID})
 	require.Equal(t, "a", s.order())
-	require.Equal(t, running, s.r.phase)
+	require.Equal(t, running, s.r.epoch.phase)
 }
 
 // Before its workers may start, and after they have succeeded, a node has none that could fail.
 func TestOnlyWorkersThatRunCanFail(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 3})
 	s.join("a", "b")
-	require.Equal(t, releasing, s.r.phase)
-	s.must(Failing{ID: "b", EpochID: s.r.id, Decision: RestartCharged})
-	require.Equal(t, releasing, s.r.phase)
+	require.Equal(t, releasing, s.r.epoch.phase)
+	s.must(Failing{ID: "b", EpochID: s.r.epoch.id, Decision: RestartCharged})
+	require.Equal(t, releasing, s.r.epoch.phase)
 	s.obey()
 	s.succeed("b")
 	s.fail("b", RestartCharged)
-	require.Equal(t, running, s.r.phase)
+	require.Equal(t, running, s.r.epoch.phase)
 	require.Equal(t, "a:run b:run", s.kinds())
 }
 
@@ -715,10 +715,10 @@ func TestFinishedRun(t *testing.T) {
 	s.must(Join{Node: late, Params: s.p})
 	require.Equal(t, job.Done, s.dirs["late"].Kind, "a launcher that is older than the end belongs to the ended run")
 	seq := s.dirs["late"].Seq
-	s.must(Join{Node: late, Params: s.p, Stopped: s.r.id})
+	s.must(Join{Node: late, Params: s.p, Stopped: s.r.epoch.id})
 	require.Equal(t, job.Done, s.dirs["late"].Kind)
 	require.Greater(t, s.dirs["late"].Seq, seq, "it asks again because it has not heard")
-	require.Equal(t, finished, s.r.phase)
+	require.Equal(t, finished, s.r.epoch.phase)
 	next := Node{ID: "next", Name: "next", Rank: -1, Slots: 1}
 	require.ErrorIs(t, s.step(Join{Node: next, Params: s.p}), ErrFinishing)
 	s.must(Leave{ID: "a"})
@@ -830,7 +830,7 @@ func TestWaitInASealedWorldHasNoCause(t *testing.T) {
 	for _, id := range []string{"a", "b"} {
 		s.obeyOne(id)
 	}
-	require.Equal(t, releasing, s.r.phase)
+	require.Equal(t, releasing, s.r.epoch.phase)
 	for _, id := range []string{"a", "b"} {
 		if d, err := s.r.Directive(id); d.Kind == job.Wait {
 			require.NoError(t, err)
@@ -1086,7 +1086,7 @@ func TestEvidenceIsBounded(t *testing.T) {
 		fs[i].Rank = i
 	}
 	s.must(Failing{ID: "a", EpochID: s.runs["a"].EpochID, Decision: Permanent, Failures: fs})
-	require.Len(t, s.r.failures, maxKept)
+	require.Len(t, s.r.epoch.failures, maxKept)
 	require.Len(t, s.r.Evidence().Failures, maxTold)
 }
 
@@ -1121,9 +1121,9 @@ func TestCauseOfAnEnd(t *testing.T) {
 			for _, event := range c.events {
 				event(s)
 			}
-			require.Equal(t, forming, s.r.phase)
-			require.Equal(t, c.kind, s.r.cause.Kind)
-			require.Equal(t, c.node, s.r.cause.Node)
+			require.Equal(t, forming, s.r.epoch.phase)
+			require.Equal(t, c.kind, s.r.epoch.cause.Kind)
+			require.Equal(t, c.node, s.r.epoch.cause.Node)
 		})
 	}
 }
@@ -1211,7 +1211,7 @@ func TestLastCallEndsWhenNobodyComes(t *testing.T) {
 			}
 			if c.after > 0 {
 				s.pass(c.after - time.Millisecond)
-				require.Zero(t, s.r.worldSize)
+				require.Zero(t, s.r.epoch.workers)
 				next := s.r.Next()
 				require.Equal(t, s.now.Add(time.Millisecond), next, "the Round wants to be asked then")
 				s.pass(time.Millisecond)
@@ -1317,11 +1317,11 @@ func TestMemberLeavesARebuiltWorld(t *testing.T) {
 	v := world(t, Params{Min: 2, Max: 3}, "a", "b", "c").revive()
 	v.comeBack("a", "b")
 	v.must(Leave{ID: "b"})
-	require.Empty(t, v.r.losses, "nothing is sealed that it could break")
+	require.Empty(t, v.r.epoch.losses, "nothing is sealed that it could break")
 	delete(v.dirs, "b")
 	delete(v.runs, "b")
 	v.comeBack("c")
-	require.Equal(t, forming, v.r.phase)
+	require.Equal(t, forming, v.r.epoch.phase)
 	v.pass(BrokenGrace)
 	v.obey()
 	require.Equal(t, "a c", v.order())
@@ -1406,9 +1406,9 @@ func TestRebuiltWorldRefusesWhatDoesNotFit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v := old.revive()
 			v.comeBack("a")
-			e := &Resume{EpochID: old.r.id, Place: *old.runs["b"].Place}
+			e := &Resume{EpochID: old.r.epoch.id, Place: *old.runs["b"].Place}
 			change(e)
-			v.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: v.p, Seen: old.r.id, Resume: e})
+			v.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: v.p, Seen: old.r.epoch.id, Resume: e})
 			require.Equal(t, "a:run b:wait", v.kinds())
 		})
 	}
@@ -1494,19 +1494,19 @@ func (s *sim) calmDown() {
 	}
 	s.check()
 	r := s.r
-	switch r.phase {
+	switch r.epoch.phase {
 	case finished:
 	case forming:
 		require.Zero(s.t, r.members.stopping, "someone is waited for")
 		require.Less(s.t, s.p.floor(r.members.waiting+r.members.checking+r.members.again), s.p.Min, "there are nodes for a world")
 	case running:
-		for _, n := range r.world {
+		for _, n := range r.epoch.world {
 			if n.state == member {
 				require.Contains(s.t, s.runs, n.ID, "everyone in the world runs")
 			}
 		}
 	default:
-		require.Fail(s.t, "stuck", "phase %s", r.phase)
+		require.Fail(s.t, "stuck", "phase %s", r.epoch.phase)
 	}
 }
 
@@ -1641,33 +1641,33 @@ func (s *sim) check() {
 		}
 		s.checkNode(n)
 	}
-	if r.phase != finished {
+	if r.epoch.phase != finished {
 		require.Equal(s.t, counts[pending], r.members.stopping)
 		require.Equal(s.t, counts[waiting], r.members.waiting)
 		require.Equal(s.t, seconds, r.members.again)
 		require.Equal(s.t, counts[checking]+counts[barred], r.members.checking+r.members.again+r.members.barred)
 	}
 	s.checkCertificates()
-	if r.phase == gating {
+	if r.epoch.phase == gating {
 		require.Zero(s.t, r.members.stopping)
 		require.NotZero(s.t, r.members.checking+r.members.again, "somebody's answer is awaited")
 	}
 	if r.paused != nil {
-		require.Equal(s.t, forming, r.phase)
+		require.Equal(s.t, forming, r.epoch.phase)
 	}
-	if r.phase == running || r.phase == releasing {
-		size := len(r.world)
+	if r.epoch.phase == running || r.epoch.phase == releasing {
+		size := len(r.epoch.world)
 		require.True(s.t, size >= s.p.Min && size <= s.p.Max && size%s.p.Unit == 0, "world of %d under %+v", size, s.p)
 		working := 0
-		for i, n := range r.world {
+		for i, n := range r.epoch.world {
 			require.Equal(s.t, i, n.rank)
 			working += min(n.Slots, 1)
 		}
-		require.Equal(s.t, working, r.working)
+		require.Equal(s.t, working, r.epoch.working)
 	}
 	for id, d := range s.runs { // no worker of an older epoch runs beside a released one
-		if n := r.members.nodes[id]; n != nil && r.phase == running && n.state == member {
-			require.Equal(s.t, r.id, d.EpochID, "node %s", id)
+		if n := r.members.nodes[id]; n != nil && r.epoch.phase == running && n.state == member {
+			require.Equal(s.t, r.epoch.id, d.EpochID, "node %s", id)
 		}
 	}
 }
@@ -1681,18 +1681,18 @@ func (s *sim) checkCertificates() {
 		require.Equal(s.t, s.awaited[n.ID], r.Asked(n.ID), "who checks node %s knows when it shall not", n.ID)
 		require.False(s.t, n.unpaired && !n.cleared, "node %s has passed alone, and has not", n.ID)
 	}
-	if !r.failAt.IsZero() && r.phase != finished && r.paused == nil && r.resume == nil && r.failPendingAt.IsZero() {
+	if !r.failAt.IsZero() && r.epoch.phase != finished && r.paused == nil && r.resume == nil && r.failPendingAt.IsZero() {
 		require.True(s.t, r.params.Static && r.failed() && r.members.checking > 0 && s.now.Before(r.failAt), "the run should have ended")
 	}
-	if r.phase == running || r.phase == releasing {
+	if r.epoch.phase == running || r.epoch.phase == releasing {
 		require.Nil(s.t, r.lacking)
-		require.False(s.t, r.sealedAt.IsZero(), "the clocks of the members' certificates run")
+		require.False(s.t, r.epoch.sealedAt.IsZero(), "the clocks of the members' certificates run")
 	}
 }
 
 func (s *sim) checkNode(n *node) {
 	r := s.r
-	if r.resume != nil || r.phase == finished {
+	if r.resume != nil || r.epoch.phase == finished {
 		return
 	}
 	out := r.bars[n.Name] != nil || n.bar != nil

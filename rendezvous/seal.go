@@ -2,7 +2,6 @@ package rendezvous
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"dlrover-run/internal/job"
@@ -10,7 +9,7 @@ import (
 
 func (r *Round) trySeal(now time.Time) bool {
 	if !r.holdAt.IsZero() && !now.Before(r.holdAt) {
-		r.holdAt, r.formingAt = time.Time{}, now
+		r.holdAt, r.epoch.formingAt = time.Time{}, now
 	}
 	if r.members.stopping > 0 || !r.holdAt.IsZero() || r.paused != nil || r.backingOff(now) {
 		if r.members.stopping == 0 {
@@ -26,14 +25,14 @@ func (r *Round) trySeal(now time.Time) bool {
 		return r.tooFew(now)
 	}
 	r.lacking, r.lackingFor = nil, 0
-	if r.phase != gating && candidates < r.params.Max && (r.fresh() || r.short) && !r.lastCallOver(now, candidates) {
+	if r.epoch.phase != gating && candidates < r.params.Max && (r.epoch.fresh() || r.short) && !r.lastCallOver(now, candidates) {
 		return false
 	}
 	size, open := r.passGate(now)
 	if open {
 		r.seal(now, size)
 	}
-	if r.phase == forming { // checks have been given up
+	if r.epoch.phase == forming { // checks have been given up
 		return r.tooFew(now)
 	}
 	return open
@@ -85,29 +84,22 @@ func (r *Round) seal(now time.Time, size int) {
 	r.tellEnded()
 	chosen := choose(r.members.candidates(size), size, r.suspect)
 	ranked := rank(chosen, r.cfg.Topology, r.params.Static)
-	if r.resumed { // an earlier daemon may have announced an epoch that would have the same name
-		r.id.Term, r.resumed = max(r.cfg.Term, r.id.Term+1), false
-	}
-	if !r.elastic && slices.Equal(r.world, ranked) {
-		r.id.Epoch++
-	} else {
-		r.id.Round++
-		r.id.Epoch = 0
-	}
-	if r.charge && !r.elastic {
-		r.restarts++
+	r.epoch.next(now, ranked)
+	if r.charge && !r.epoch.elastic {
+		r.epoch.restarts++
 	}
 	r.book(now)
-	r.sealedAt, r.heldWorld = now, false
-	r.setWorld(ranked)
-	r.phase = releasing
-	places := r.places(ranked)
+	places := r.epoch.places()
 	for i, n := range ranked {
 		r.members.become(n, member)
 		n.rank, n.rankBase, n.optional, n.failed, n.starts = i, places[i].RankBase, false, false, n.starts+1
 	}
-	r.resetEpoch()
-	r.direct(ranked[0], Directive{Kind: job.Lead, Place: &places[0], Cause: r.cause})
+	r.epoch.forget()
+	r.charge, r.short = false, false
+	clear(r.gone)
+	r.lastCallAt, r.growAt, r.failPendingAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}, time.Time{}
+	r.failAt = time.Time{}
+	r.direct(ranked[0], Directive{Kind: job.Lead, Place: &places[0], Cause: r.epoch.cause})
 	if r.params.Gate {
 		r.endChecks()
 		if r.members.checking == 1 {
@@ -120,54 +112,16 @@ func (r *Round) seal(now time.Time, size int) {
 
 // tellEnded hands out the evidence about the end of the newest epoch, before it is forgotten.
 func (r *Round) tellEnded() {
-	if !r.fresh() || r.phase == finished {
-		r.acts = append(r.acts, Action{Ended: &EpochEvidence{EpochID: r.id, Evidence: r.Evidence()}})
+	if !r.epoch.fresh() || r.epoch.phase == finished {
+		r.acts = append(r.acts, Action{Ended: &EpochEvidence{EpochID: r.epoch.id, Evidence: r.Evidence()}})
 	}
-}
-
-// resetEpoch forgets the evidence about the epoch before.
-func (r *Round) resetEpoch() {
-	r.charge, r.elastic, r.short = false, false, false
-	r.failures, r.losses = nil, nil
-	clear(r.gone)
-	r.lastCallAt, r.growAt, r.failPendingAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}, time.Time{}
-	r.failAt = time.Time{}
-}
-
-func (r *Round) setWorld(members []*node) {
-	r.world, r.working = members, 0
-	for _, n := range members {
-		if n.Slots > 0 {
-			r.working++
-		}
-	}
-}
-
-func (r *Round) places(ranked []*node) []job.Place {
-	roles := map[string]int{}
-	ps := make([]job.Place, len(ranked))
-	base := 0
-	workerStore := slices.ContainsFunc(ranked, func(n *node) bool { return n.Agent != "" })
-	for i, n := range ranked {
-		ps[i] = job.Place{
-			GroupRank: i, GroupWorldSize: len(ranked), RankBase: base, RoleRankBase: roles[n.Role], RestartCount: r.restarts,
-			WorkerStore: workerStore,
-		}
-		base += n.Slots
-		roles[n.Role] += n.Slots
-	}
-	for i, n := range ranked {
-		ps[i].WorldSize, ps[i].RoleWorldSize = base, roles[n.Role]
-	}
-	r.worldSize = base
-	return ps
 }
 
 // tryGrow restarts a running world for newcomers when they make it larger.
 func (r *Round) tryGrow(now time.Time) {
 	newcomers := r.newcomers()
-	size := r.fit(len(r.world) + newcomers)
-	if newcomers == 0 || size <= len(r.world) || r.done > 0 {
+	size := r.fit(len(r.epoch.world) + newcomers)
+	if newcomers == 0 || size <= len(r.epoch.world) || r.epoch.done > 0 {
 		r.growAt = time.Time{}
 		return
 	}
@@ -182,9 +136,9 @@ func (r *Round) tryGrow(now time.Time) {
 		r.growAt = time.Time{} // a clearance has run out meanwhile
 		return
 	}
-	text := fmt.Sprintf("the world grows from %d to %d nodes", len(r.world), size)
+	text := fmt.Sprintf("the world grows from %d to %d nodes", len(r.epoch.world), size)
 	r.breakWorld(now, job.Cause{Kind: job.CauseGrowth, Text: text})
-	r.elastic = true
+	r.epoch.elastic = true
 }
 
 // newcomers is how many nodes wait, but for those that have failed a check with others and have passed only alone
@@ -206,10 +160,10 @@ func (r *Round) newcomers() int {
 // does a pause, the wait for members of an older history, or the time in the gate (leaveGate).
 func (r *Round) checkJoinTimeout(now time.Time) {
 	if r.members.stopping > 0 || r.paused != nil || !r.holdAt.IsZero() || r.backingOff(now) {
-		r.formingAt = now
+		r.epoch.formingAt = now
 		return
 	}
-	if r.phase == forming && !now.Before(r.formingAt.Add(r.params.JoinTimeout)) {
+	if r.epoch.phase == forming && !now.Before(r.epoch.formingAt.Add(r.params.JoinTimeout)) {
 		r.finish(now, job.Failed, r.shortage())
 	}
 }

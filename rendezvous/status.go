@@ -18,10 +18,10 @@ func (r *Round) Next() time.Time {
 			next = at
 		}
 	}
-	if r.phase != finished && len(r.members.nodes) > 0 {
+	if r.epoch.phase != finished && len(r.members.nodes) > 0 {
 		consider(limit)
 	}
-	switch r.phase {
+	switch r.epoch.phase {
 	case forming, gating:
 		consider(r.nextDecision())
 	case running:
@@ -39,16 +39,16 @@ func (r *Round) nextDecision() time.Time {
 		return r.failPendingAt
 	case !r.failAt.IsZero() && r.paused == nil:
 		return r.failAt
-	case r.phase == gating:
+	case r.epoch.phase == gating:
 		return r.gateAt
 	case r.paused != nil || r.members.stopping > 0 || len(r.members.nodes) == 0:
 		return time.Time{}
 	case !r.holdAt.IsZero():
 		return r.holdAt
-	case !r.account.BackoffAt.IsZero() && !r.elastic:
+	case !r.account.BackoffAt.IsZero() && !r.epoch.elastic:
 		return r.account.BackoffAt
 	}
-	at := r.formingAt.Add(r.params.JoinTimeout)
+	at := r.epoch.formingAt.Add(r.params.JoinTimeout)
 	if !r.lastCallAt.IsZero() {
 		return earlier(r.lastCallEnd(r.members.possible()), at)
 	}
@@ -92,17 +92,17 @@ type Seat struct {
 // Seat is that of the node with the ID; ErrUnknownNode: it is not in the newest sealed world.
 func (r *Round) Seat(id string) (Seat, error) {
 	n := r.members.nodes[id]
-	if n == nil || r.resume != nil || n.rank < 0 || n.rank >= len(r.world) || r.world[n.rank] != n {
+	if n == nil || r.resume != nil || !r.epoch.seated(n) {
 		return Seat{}, ErrUnknownNode
 	}
-	return Seat{r.id, n.rank, n.Name, r.phase == running && (n.state == member || n.state == succeeded)}, nil
+	return Seat{r.epoch.id, n.rank, n.Name, r.epoch.phase == running && (n.state == member || n.state == succeeded)}, nil
 }
 
 // IDs are those of all nodes that are here, in no order.
 func (r *Round) IDs() []string { return slices.Collect(maps.Keys(r.members.nodes)) }
 
 // Running is the epoch whose workers run; false: none do.
-func (r *Round) Running() (job.EpochID, bool) { return r.id, r.phase == running }
+func (r *Round) Running() (job.EpochID, bool) { return r.epoch.id, r.epoch.phase == running }
 
 // Names are those of the nodes with ids that are here.
 func (r *Round) Names(ids []string) map[string]string {
@@ -128,7 +128,7 @@ func (r *Round) Roster() []Occupant {
 	list := make([]Occupant, 0, len(r.members.nodes))
 	for id, n := range r.members.nodes {
 		o := Occupant{ID: id, Name: n.Name, Can: n.Can, RankBase: -1, Slots: n.Slots}
-		if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
+		if r.epoch.seated(n) {
 			o.RankBase = n.rankBase
 		}
 		list = append(list, o)
@@ -154,37 +154,19 @@ func (r *Round) Size() int { return len(r.members.nodes) }
 // Empty reports whether nothing is worth keeping: no node is here and nothing runs.
 func (r *Round) Empty() bool { return len(r.members.nodes) == 0 }
 
-// World is the table of the newest sealed world, by group rank.
-func (r *Round) World() []job.Member {
-	ms, o := make([]job.Member, len(r.world)), overviewOf(r.world)
-	for i, n := range r.world {
-		ms[i] = job.Member{
-			GroupRank: i, Node: n.Name, Addr: o.reach(n, n.Addr), Addrs: n.Addrs, RankBase: n.rankBase,
-			Slots: n.Slots, Role: n.Role, Ports: n.Ports, Bases: n.Bases, Agent: n.Agent,
-		}
-	}
-	return ms
-}
-
 // Evidence is the evidence about the end of the newest epoch, the earliest first.
-func (r *Round) Evidence() job.Evidence {
-	earlier := func(a, b job.Failure) int { return a.At.Compare(b.At) }
-	failures := slices.SortedStableFunc(slices.Values(r.failures), earlier)
-	losses := slices.SortedStableFunc(slices.Values(r.losses), func(a, b job.Loss) int { return a.At.Compare(b.At) })
-	return job.Evidence{
-		Outcome: r.outcome, Cause: r.cause,
-		Failures: failures[:min(len(failures), maxTold)], Losses: losses[:min(len(losses), maxTold)],
-		Restarts: r.restarts, MaxRestarts: r.params.MaxRestarts, WorldSize: r.worldSize,
-	}
-}
+func (r *Round) Evidence() job.Evidence { return r.epoch.evidence(r.params.MaxRestarts) }
+
+// World is the table of the newest sealed world, by group rank.
+func (r *Round) World() []job.Member { return r.epoch.table() }
 
 // Status is a picture of the run.
 func (r *Round) Status() Status {
 	idle := r.members.idle()
 	s := Status{
-		Phase: string(r.phase), Round: r.id.Round, Epoch: r.id.Epoch, Params: r.params, Restarts: r.restarts,
-		Members: len(r.members.nodes) - idle, Waiting: idle, WorldSize: r.worldSize,
-		Outcome: string(r.outcome), Cause: r.cause, Paused: r.paused, Hold: r.hold, Command: r.command,
+		Phase: string(r.epoch.phase), Round: r.epoch.id.Round, Epoch: r.epoch.id.Epoch, Params: r.params, Restarts: r.epoch.restarts,
+		Members: len(r.members.nodes) - idle, Waiting: idle, WorldSize: r.epoch.workers,
+		Outcome: string(r.epoch.outcome), Cause: r.epoch.cause, Paused: r.paused, Hold: r.hold, Command: r.command,
 		Budget: r.budgetStatus(), EndedAt: r.finishedAt,
 	}
 	for name, c := range r.bars {

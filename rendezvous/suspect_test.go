@@ -33,7 +33,7 @@ func TestASpareIsPreferredToASuspectNode(t *testing.T) {
 	s.vanish("a")
 	s.pass(BrokenGrace)
 	s.obey()
-	require.Len(t, s.r.world, 3, "no world is smaller for it")
+	require.Len(t, s.r.epoch.world, 3, "no world is smaller for it")
 
 	s.join("d")
 	s.vanish("c")

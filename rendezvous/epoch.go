@@ -1,0 +1,204 @@
+package rendezvous
+
+import (
+	"slices"
+	"time"
+
+	"dlrover-run/internal/job"
+)
+
+type phase string
+
+const (
+	forming   phase = "forming"   // collecting joins
+	gating    phase = "gating"    // a world could be sealed; the checks of its nodes are awaited
+	releasing phase = "releasing" // sealed; rank 0 is clearing its store
+	running   phase = "running"
+	finished  phase = "finished"
+)
+
+// epoch is the newest sealed world, the phase in which the run is with it, and the evidence about its end.
+type epoch struct {
+	phase     phase
+	id        job.EpochID // Round is 0 before the first world
+	term      uint64      // the first term of this daemon
+	adopted   bool        // an earlier daemon had sealed it, and none has been sealed since
+	formingAt time.Time   // join timeout runs from here
+	sealedAt  time.Time   // passes of the members stand still since then; zero: they do not
+
+	world   []*node // members by group rank; lost ones stay until the next seal
+	working int     // members that have workers
+	workers int
+	held    bool // the members got Run without workers
+
+	restarts int // of the run
+	done     int // members that succeeded
+	results  results
+	elastic  bool // a member went away since the last seal
+	cause    *job.Cause
+	failures []job.Failure
+	losses   []job.Loss
+	outcome  job.Outcome // of the run
+}
+
+// results are the ends of an epoch's workers that do not end the epoch.
+type results struct {
+	// exhausted is the number of nodes whose workers have all failed, while others go on; decision is that of the newest.
+	exhausted int
+	decision  Decision
+	// Rank 0, all of the first node with workers, and any worker have succeeded.
+	rank0, node0, any bool
+}
+
+// fresh reports whether this history has seen no world yet.
+func (e *epoch) fresh() bool { return e.id.Round == 0 }
+
+// collecting: no world is sealed.
+func (e *epoch) collecting() bool { return e.phase == forming || e.phase == gating }
+
+// seated reports whether n has a place in the world.
+func (e *epoch) seated(n *node) bool {
+	return n.rank >= 0 && n.rank < len(e.world) && e.world[n.rank] == n
+}
+
+// next begins the epoch of the ranked nodes: a new round if other nodes form it than before.
+func (e *epoch) next(now time.Time, ranked []*node) {
+	if e.adopted { // an earlier daemon may have announced an epoch that would have the same name
+		e.id.Term, e.adopted = max(e.term, e.id.Term+1), false
+	}
+	if !e.elastic && slices.Equal(e.world, ranked) {
+		e.id.Epoch++
+	} else {
+		e.id.Round++
+		e.id.Epoch = 0
+	}
+	e.phase, e.sealedAt, e.held = releasing, now, false
+	e.setWorld(ranked)
+}
+
+func (e *epoch) setWorld(members []*node) {
+	e.world, e.working = members, 0
+	for _, n := range members {
+		if n.Slots > 0 {
+			e.working++
+		}
+	}
+}
+
+// forget drops the evidence about the epoch before.
+func (e *epoch) forget() {
+	e.elastic, e.failures, e.losses, e.results = false, nil, nil, results{}
+}
+
+// breaks lets the run form a world again.
+func (e *epoch) breaks(now time.Time) {
+	e.phase, e.formingAt, e.cause, e.done, e.results.exhausted = forming, now, nil, 0, 0
+}
+
+// places are those of the world's nodes, with the number of its workers.
+func (e *epoch) places() []job.Place {
+	roles := map[string]int{}
+	ps := make([]job.Place, len(e.world))
+	base := 0
+	workerStore := slices.ContainsFunc(e.world, func(n *node) bool { return n.Agent != "" })
+	for i, n := range e.world {
+		ps[i] = job.Place{
+			GroupRank: i, GroupWorldSize: len(e.world), RankBase: base, RoleRankBase: roles[n.Role], RestartCount: e.restarts,
+			WorkerStore: workerStore,
+		}
+		base += n.Slots
+		roles[n.Role] += n.Slots
+	}
+	for i, n := range e.world {
+		ps[i].WorldSize, ps[i].RoleWorldSize = base, roles[n.Role]
+	}
+	e.workers = base
+	return ps
+}
+
+// table is the world by group rank.
+func (e *epoch) table() []job.Member {
+	ms, o := make([]job.Member, len(e.world)), overviewOf(e.world)
+	for i, n := range e.world {
+		ms[i] = job.Member{
+			GroupRank: i, Node: n.Name, Addr: o.reach(n, n.Addr), Addrs: n.Addrs, RankBase: n.rankBase,
+			Slots: n.Slots, Role: n.Role, Ports: n.Ports, Bases: n.Bases, Agent: n.Agent,
+		}
+	}
+	return ms
+}
+
+// record keeps the first failures of the newest epoch, at most one for a worker and at most maxKept, so that a world of
+// any size costs the same.
+func (e *epoch) record(fs []job.Failure) {
+	for _, f := range fs {
+		if len(e.failures) < maxKept && !e.knows(f) {
+			e.failures = append(e.failures, f)
+		}
+	}
+}
+
+func (e *epoch) knows(f job.Failure) bool {
+	for _, k := range e.failures {
+		if k.Rank == f.Rank && k.GroupRank == f.GroupRank {
+			return true
+		}
+	}
+	return false
+}
+
+// lose records that a member has gone.
+func (e *epoch) lose(n *node, l job.Loss) {
+	e.elastic = true
+	if len(e.losses) < maxKept {
+		l.Node, l.GroupRank, l.RankBase, l.Slots = n.Name, n.rank, n.rankBase, n.Slots
+		e.losses = append(e.losses, l)
+	}
+}
+
+// evidence is the evidence about the end of the epoch, the earliest first.
+func (e *epoch) evidence(maxRestarts int) job.Evidence {
+	earlier := func(a, b job.Failure) int { return a.At.Compare(b.At) }
+	failures := slices.SortedStableFunc(slices.Values(e.failures), earlier)
+	losses := slices.SortedStableFunc(slices.Values(e.losses), func(a, b job.Loss) int { return a.At.Compare(b.At) })
+	return job.Evidence{
+		Outcome: e.outcome, Cause: e.cause,
+		Failures: failures[:min(len(failures), maxTold)], Losses: losses[:min(len(losses), maxTold)],
+		Restarts: e.restarts, MaxRestarts: maxRestarts, WorldSize: e.workers,
+	}
+}
+
+// succeeded books the successes that n reports.
+func (e *epoch) succeeded(n *node, s Success, tolerate bool) {
+	r := &e.results
+	whole := len(s.Ranks) == 0
+	r.any = true
+	first := n.rankBase == 0 && n.Slots > 0
+	r.node0 = r.node0 || whole && first
+	r.rank0 = r.rank0 || slices.Contains(s.Ranks, 0) || whole && first && !tolerate
+}
+
+// over: no worker is left, and some have succeeded.
+func (e *epoch) over() bool { return e.done > 0 && e.done+e.results.exhausted >= e.working }
+
+// enough reports whether the run's success rule is met.
+func (e *epoch) enough(rule SuccessRule) bool {
+	r := &e.results
+	switch rule {
+	case SuccessRank0:
+		return r.rank0 || e.over()
+	case SuccessNode0:
+		return r.node0 || e.over()
+	case SuccessAny:
+		return r.any || e.over()
+	}
+	return e.over()
+}
+
+// verdict is the last directive of a run that has ended.
+func (e *epoch) verdict() Directive {
+	if e.outcome == job.Succeeded {
+		return Directive{Kind: job.Done}
+	}
+	return Directive{Kind: job.Fail, Cause: e.cause}
+}
