@@ -127,9 +127,9 @@ func TestBackoffCountsFromTheFailure(t *testing.T) {
 	s.obeyOne("b")
 	s.obey()
 	require.Equal(t, 2, s.r.Status().Budget.Streak)
-	require.Equal(t, 2, s.r.epoch.restarts)
+	require.Equal(t, 2, s.r.account.restarts)
 	require.Len(t, s.runs, 2, "it was over when b had stopped")
-	require.Zero(t, s.r.account.BackoffAt)
+	require.Zero(t, s.r.account.backoffAt)
 }
 
 func TestWhoComesOrGoesIsNotCharged(t *testing.T) {
@@ -142,7 +142,7 @@ func TestWhoComesOrGoesIsNotCharged(t *testing.T) {
 	s.obey()
 	_, ok := s.crashes("a", RestartCharged)
 	require.True(t, ok)
-	before := s.r.account.Spent
+	before := s.r.account.spent
 	before.Same, before.Alike = 0, "" // a node loss ends the row
 	for i := range 5 {
 		s.vanish("b")
@@ -162,14 +162,14 @@ func TestWhoComesOrGoesIsNotCharged(t *testing.T) {
 		s.join("b")
 		s.pass(defaultGrowthDelay)
 		s.obey()
-		require.Equal(t, before, s.r.account.Spent)
-		require.Equal(t, 1, s.r.epoch.restarts)
+		require.Equal(t, before, s.r.account.spent)
+		require.Equal(t, 1, s.r.account.restarts)
 	}
 	s.must(Order{Kind: OrderRestart})
 	wait, ok := s.restarts("a")
 	require.True(t, ok)
 	require.Zero(t, wait, "an operator's order costs nothing either")
-	require.Equal(t, before, s.r.account.Spent)
+	require.Equal(t, before, s.r.account.spent)
 	s.must(Order{Kind: OrderRestart, Cause: job.CauseHang, Charge: true})
 	_, ok = s.restarts("a")
 	require.False(t, ok)
@@ -263,7 +263,7 @@ func TestWindowsForget(t *testing.T) {
 		require.True(t, ok)
 		s.runsFor(30 * time.Minute)
 	}
-	require.LessOrEqual(t, len(s.r.account.Spent.Recent), 2)
+	require.LessOrEqual(t, len(s.r.account.spent.Recent), 2)
 }
 
 // TestTheSumIsOfAllReplicas: each restart counts once, whoever's failure has led to it; nodes that come and go do not.
@@ -300,7 +300,7 @@ func TestTheSumBoundsAlways(t *testing.T) {
 	s.join("a")
 	s.obey()
 	for i := range 3 {
-		require.Equal(t, i, s.r.account.Spent.Sum)
+		require.Equal(t, i, s.r.account.spent.Sum)
 		s.must(Success{ID: "a", EpochID: s.runs["a"].EpochID})
 		s.obey()
 	}
@@ -483,7 +483,7 @@ func TestARunThatWouldFailIsHeld(t *testing.T) {
 	s.must(Order{Kind: OrderResume})
 	s.obey()
 	require.Len(t, s.runs, 2)
-	require.Zero(t, s.r.epoch.restarts, "nobody restarts for nothing")
+	require.Zero(t, s.r.account.restarts, "nobody restarts for nothing")
 	s.pass(2 * time.Hour)
 	require.Len(t, s.runs, 2)
 
@@ -528,7 +528,7 @@ func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 		_, ok := s.crashes("a", RestartFree)
 		require.True(t, ok)
 	}
-	spent := s.r.account.Spent
+	spent := s.r.account.spent
 	require.Equal(t, 3, spent.Streak)
 	require.Len(t, spent.Recent, 3)
 	next := newSim(t, s.p)
@@ -542,7 +542,7 @@ func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 		next.worked[id], next.runs[id] = run, run
 	}
 	require.Equal(t, running, next.r.epoch.phase)
-	require.Equal(t, spent, next.r.account.Spent)
+	require.Equal(t, spent, next.r.account.spent)
 	for range 2 {
 		_, ok := next.crashes("a", RestartFree)
 		require.True(t, ok)
@@ -564,7 +564,7 @@ func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 		require.NoError(t, err)
 	}
 	want := Spent{Since: next.now, Recent: make([]Restarted, 32), Alike: strings.Repeat("x", 256)}
-	require.Equal(t, want, r.account.Spent)
+	require.Equal(t, want, r.account.spent)
 }
 
 func TestElsewhereAndShrink(t *testing.T) {
@@ -581,13 +581,13 @@ func TestElsewhereAndShrink(t *testing.T) {
 			require.Equal(t, can != nil, s.dirs["b"].Leave != nil)
 			s.obey()
 			require.Equal(t, 2, s.runs["a"].Place.GroupWorldSize)
-			require.Equal(t, 1, s.r.epoch.restarts)
-			require.Equal(t, 1, s.r.account.Spent.Streak, "it is counted as any other restart")
+			require.Equal(t, 1, s.r.account.restarts)
+			require.Equal(t, 1, s.r.account.spent.Streak, "it is counted as any other restart")
 			_, barred := s.r.Status().Bars["b"]
 			require.Equal(t, d == RestartElsewhere || can == nil, barred)
 			s.fail("c", d)
 			s.obey()
-			require.Equal(t, 2, s.r.account.Cost.Rank)
+			require.Equal(t, 2, s.r.account.newest.cost.rank)
 			s.join("d")
 			s.pass(defaultLastCall)
 			s.obey()
@@ -640,11 +640,11 @@ func TestTolerate(t *testing.T) {
 	require.Equal(t, job.Stop, s.dirs["a"].Kind, "nobody is left")
 	require.Equal(t, "a has failed", s.dirs["a"].Cause.Text)
 	s.obey()
-	require.Equal(t, 1, s.r.epoch.restarts)
+	require.Equal(t, 1, s.r.account.restarts)
 	s.fail("a", RestartCharged) // such as for a hang
 	require.Equal(t, job.Stop, s.dirs["b"].Kind)
 	s.obey()
-	require.Equal(t, 2, s.r.epoch.restarts)
+	require.Equal(t, 2, s.r.account.restarts)
 
 	s = begin()
 	fails(s, "a", 1)
@@ -684,14 +684,14 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	beside(s, "b", RestartCharged, 1)
 	require.Equal(t, job.Stop, s.dirs["a"].Kind, "a restart is left")
 	s.obey()
-	require.Equal(t, 1, s.r.epoch.restarts)
+	require.Equal(t, 1, s.r.account.restarts)
 	beside(s, "b", RestartCharged, 1)
 	require.Equal(t, job.EventRankFailed, s.log[len(s.log)-1].Event)
 	beside(s, "a", RestartCharged, 1)
 	beside(s, "b", RestartCharged, 0)
 	s.pass(time.Hour)
 	require.Equal(t, job.Run, s.dirs["a"].Kind, "rank 0 goes on")
-	require.Equal(t, cost{}, s.r.account.Cost)
+	require.Equal(t, cost{}, s.r.account.newest.cost)
 	require.Equal(t, "failed", s.r.Nodes()[1].State)
 	s.succeed("a")
 	require.Equal(t, string(job.Succeeded), s.r.Status().Outcome)
@@ -730,7 +730,7 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	s.fail("a", RestartCharged)
 	beside(s, "a", Permanent, 0)
 	s.obey()
-	require.Equal(t, 2, s.r.epoch.restarts, "it is not for those beside rank 0 to end the run")
+	require.Equal(t, 2, s.r.account.restarts, "it is not for those beside rank 0 to end the run")
 
 	s = begin(9, Budget{BackoffLimit: 1})
 	beside(s, "b", RestartFree, 0)
@@ -919,20 +919,20 @@ func (h *failureHistory) turn() bool {
 	if h.r.epoch.phase != running || h.runs[id].Place == nil {
 		return true // its time was over
 	}
-	before := h.r.account.Spent
-	restarts, ran := h.r.epoch.restarts, h.r.ran(h.now)
+	before := h.r.account.spent
+	restarts, ran := h.r.account.restarts, h.r.account.newest.ran(h.now)
 	switch h.rnd.Intn(12) {
 	case 0: // preemption
 		h.must(Leave{ID: id})
 		delete(h.runs, id)
 		delete(h.dirs, id)
 		h.obey()
-		free := h.r.epoch.restarts <= restarts && h.r.account.Spent.Streak <= before.Streak &&
-			len(h.r.account.Spent.Recent) <= len(before.Recent) && h.r.account.BackoffAt.IsZero()
+		free := h.r.account.restarts <= restarts && h.r.account.spent.Streak <= before.Streak &&
+			len(h.r.account.spent.Recent) <= len(before.Recent) && h.r.account.backoffAt.IsZero()
 		h.joinNode(Node{ID: fmt.Sprint(id, h.now.UnixNano(), h.rnd.Int()), Name: id, Rank: -1, Slots: 2})
 		h.pass(max(defaultGrowthDelay, h.p.LastCall))
 		h.obey()
-		return free && h.r.epoch.restarts <= restarts
+		return free && h.r.account.restarts <= restarts
 	case 1:
 		return h.permanent(id)
 	}
@@ -955,7 +955,7 @@ func (h *failureHistory) permanent(id string) bool {
 func (h *failureHistory) resumed() bool {
 	h.must(Order{Kind: OrderResume})
 	h.obey()
-	return len(h.runs) > 0 && h.r.account.Spent.Streak == 0
+	return len(h.runs) > 0 && h.r.account.spent.Streak == 0
 }
 
 func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.Duration) bool {
@@ -994,7 +994,7 @@ func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.D
 	if streak > 0 {
 		most = min(b.BackoffMin<<(streak-1), b.BackoffMax)
 	}
-	spent := h.r.account.Spent
+	spent := h.r.account.spent
 	charged := restarts
 	if d == RestartCharged {
 		charged++
@@ -1002,7 +1002,7 @@ func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.D
 	other := func(e Restarted) bool { return !h.window(e, id, rank, failed) }
 	recent := slices.DeleteFunc(slices.Clone(before.Recent), other)
 	return wait <= most && (streak == 0 || wait >= most-most/4) && // the back-off is bounded, and there is one
-		h.r.epoch.restarts == charged && charged <= h.p.MaxRestarts && // and no budget is exceeded
+		h.r.account.restarts == charged && charged <= h.p.MaxRestarts && // and no budget is exceeded
 		spent.Streak == streak+1 && (b.BackoffLimit < 0 || spent.Streak <= b.BackoffLimit) &&
 		(b.NoProgress == 0 || spent.Fruitless <= b.NoProgress) &&
 		(b.SameFailures < 0 || spent.Same < b.SameFailures) && len(recent) < h.most()
@@ -1036,7 +1036,7 @@ func (h *failureHistory) ended() bool {
 	case c == nil:
 		return false
 	case c.Kind == job.CauseDeadline:
-		return b.Deadline > 0 && !h.now.Before(h.r.account.Spent.Since.Add(b.Deadline))
+		return b.Deadline > 0 && !h.now.Before(h.r.account.spent.Since.Add(b.Deadline))
 	case c.Kind == job.CauseBudget:
 		return strings.Contains(c.Text, " (--")
 	}
@@ -1058,11 +1058,11 @@ func TestALaterReportMayWeighMore(t *testing.T) {
 	}
 	require.Equal(t, job.Fail, begin(1, Permanent).dirs["a"].Kind)
 	require.NotNil(t, begin(1, Hold).dirs["a"].Paused)
-	require.Zero(t, begin(1, RestartCharged).r.epoch.restarts, "most failures only follow the first")
+	require.Zero(t, begin(1, RestartCharged).r.account.restarts, "most failures only follow the first")
 	for _, d := range []Decision{RestartElsewhere, Shrink} {
 		s := begin(1, d)
 		require.Equal(t, 1, s.runs["a"].Place.GroupWorldSize)
-		require.Equal(t, 1, s.r.epoch.restarts)
+		require.Equal(t, 1, s.r.account.restarts)
 		_, barred := s.r.Status().Bars["b"]
 		require.True(t, barred, "this launcher cannot be told to leave")
 		require.Equal(t, job.Fail, begin(0, d).dirs["a"].Kind, "nothing is left to pay with")
@@ -1082,5 +1082,5 @@ func TestADecisionHoldsARunOfOneNode(t *testing.T) {
 	s.must(Order{Kind: OrderResume})
 	s.obey()
 	require.Equal(t, job.Run, s.dirs["a"].Kind)
-	require.Zero(t, s.r.epoch.restarts)
+	require.Zero(t, s.r.account.restarts)
 }

@@ -31,7 +31,6 @@ type epoch struct {
 	workers int
 	held    bool // the members got Run without workers
 
-	restarts int // of the run
 	done     int // members that succeeded
 	results  results
 	elastic  bool // a member went away since the last seal
@@ -95,15 +94,15 @@ func (e *epoch) breaks(now time.Time) {
 	e.phase, e.formingAt, e.cause, e.done, e.results.exhausted = forming, now, nil, 0, 0
 }
 
-// places are those of the world's nodes, with the number of its workers.
-func (e *epoch) places() []job.Place {
+// places are those of the world's nodes after so many restarts.
+func (e *epoch) places(restarts int) []job.Place {
 	roles := map[string]int{}
 	ps := make([]job.Place, len(e.world))
 	base := 0
 	workerStore := slices.ContainsFunc(e.world, func(n *node) bool { return n.Agent != "" })
 	for i, n := range e.world {
 		ps[i] = job.Place{
-			GroupRank: i, GroupWorldSize: len(e.world), RankBase: base, RoleRankBase: roles[n.Role], RestartCount: e.restarts,
+			GroupRank: i, GroupWorldSize: len(e.world), RankBase: base, RoleRankBase: roles[n.Role], RestartCount: restarts,
 			WorkerStore: workerStore,
 		}
 		base += n.Slots
@@ -157,14 +156,14 @@ func (e *epoch) lose(n *node, l job.Loss) {
 }
 
 // evidence is the evidence about the end of the epoch, the earliest first.
-func (e *epoch) evidence(maxRestarts int) job.Evidence {
+func (e *epoch) evidence(restarts, maxRestarts int) job.Evidence {
 	earlier := func(a, b job.Failure) int { return a.At.Compare(b.At) }
 	failures := slices.SortedStableFunc(slices.Values(e.failures), earlier)
 	losses := slices.SortedStableFunc(slices.Values(e.losses), func(a, b job.Loss) int { return a.At.Compare(b.At) })
 	return job.Evidence{
 		Outcome: e.outcome, Cause: e.cause,
 		Failures: failures[:min(len(failures), maxTold)], Losses: losses[:min(len(losses), maxTold)],
-		Restarts: e.restarts, MaxRestarts: maxRestarts, WorldSize: e.workers,
+		Restarts: restarts, MaxRestarts: maxRestarts, WorldSize: e.workers,
 	}
 }
 
@@ -194,6 +193,9 @@ func (e *epoch) enough(rule SuccessRule) bool {
 	}
 	return e.over()
 }
+
+// starting reports whether a first step may be awaited.
+func (e *epoch) starting() bool { return e.phase == running && e.done == 0 && !e.held }
 
 // verdict is the last directive of a run that has ended.
 func (e *epoch) verdict() Directive {

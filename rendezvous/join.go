@@ -27,7 +27,7 @@ func (r *Round) join(now time.Time, e Join) error {
 		return err
 	}
 	if r.epoch.fresh() && len(r.members.nodes) == 0 {
-		r.params = e.Params.WithDefaults()
+		*r.params = e.Params.WithDefaults()
 		r.epoch.formingAt = now
 		r.opened(e)
 	}
@@ -37,7 +37,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	n := r.arrived(now, e.Node)
 	r.learnWork(e)
 	r.cameAt = now
-	n.differs = e.Params.WithDefaults() != r.params
+	n.differs = e.Params.WithDefaults() != *r.params
 	r.replace(now, n)
 	r.remember(now, e)
 	r.restore(now, n, e)
@@ -109,8 +109,7 @@ func (r *Round) remember(now time.Time, e Join) {
 	if e.Seen.Round == 0 || e.Seen.Term == r.epoch.id.Term {
 		return
 	}
-	r.epoch.restarts = max(r.epoch.restarts, e.Restarts)
-	r.restoreSpent(now, e)
+	r.account.restore(now, e, r.epoch.fresh())
 	if r.epoch.fresh() && !r.held && e.Stopped.Round == 0 {
 		r.held, r.holdAt = true, now.Add(resumeWindow)
 	}
@@ -131,7 +130,7 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 	if n.state != pending { // an earlier daemon had stopped it, unknown to this one
 		r.breakWorld(now, restartedAcross())
 	}
-	r.progress(e.Progress)
+	r.account.progress(e.Progress)
 	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
 	n.Peer, n.Via = e.Node.Peer, e.Node.Via
 	n.Ports, n.Bases = e.Node.Ports, e.Node.Bases
@@ -195,7 +194,7 @@ func (r *Round) conflict(e Join) error {
 	if !e.Node.can(CanGate) {
 		p.Check = r.params.Check
 	}
-	return cmp.Or(p.conflict(r.params), r.cannotFollow(e.Node))
+	return cmp.Or(p.conflict(*r.params), r.cannotFollow(e.Node))
 }
 
 func (n Node) checkNames() error {
@@ -337,7 +336,7 @@ func (r *Round) reset() {
 	r.cfg.Term = r.seq + 1
 	next := New(r.cfg)
 	next.members.left, next.acts, next.told, next.free, next.bars = r.members.left, r.acts, r.told, r.free, r.bars
-	if r.epoch.phase != finished && !r.account.Spent.Held { // a run that has failed is over when everybody has left
+	if r.epoch.phase != finished && !r.account.spent.Held { // a run that has failed is over when everybody has left
 		next.paused, next.pausedIn, next.unpaused = r.paused, r.pausedIn, r.unpaused
 	}
 	if r.epoch.phase != finished {

@@ -76,8 +76,8 @@ func (r *Round) attach(e Attach) error {
 		return ErrUnknownNode
 	}
 	n.attached++
-	if n.broken && !r.failPendingAt.IsZero() {
-		r.failPendingAt = r.account.BrokeAt.Add(attributionWindow) // it was waited for
+	if n.broken && !r.account.failPendingAt.IsZero() {
+		r.account.failPendingAt = r.account.newest.brokeAt.Add(attributionWindow) // it was waited for
 	}
 	n.broken, n.silent, n.hungUp = false, false, false
 	return nil

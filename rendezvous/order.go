@@ -119,7 +119,7 @@ func (r *Round) restart(now time.Time, o Order) {
 		r.resume.restart = &o
 	} else {
 		c := *o.cause()
-		r.breakCharged(now, c, o.Charge, cost{Count: o.Charge, Node: o.Node, Rank: -1})
+		r.breakCharged(now, c, cost{charge: o.Charge, count: o.Charge, node: o.Node, rank: -1})
 	}
 }
 
@@ -178,7 +178,7 @@ func (r *Round) pause(now time.Time, c *job.Cause) {
 		return
 	}
 	r.paused, r.lastCallAt = c, time.Time{}
-	r.pauseBegins(now)
+	r.account.pauseBegins(now)
 	r.leaveGate(now)
 	r.repeat(everyNode)
 	r.enforce(now)
@@ -187,7 +187,7 @@ func (r *Round) pause(now time.Time, c *job.Cause) {
 
 func (r *Round) unpause(now time.Time) {
 	r.paused, r.pausedIn, r.unpaused, r.epoch.formingAt = nil, nil, true, now
-	r.pauseEnds(now)
+	r.account.pauseEnds(now)
 	r.repeat(everyNode)
 	r.tellIdle(now)
 }
@@ -255,7 +255,7 @@ func (r *Round) restorePause(now time.Time, n *node, e Join) {
 func (r *Round) expirePause(now time.Time, e job.EpochID) {
 	if r.pausedIn != nil && e.Newer(*r.pausedIn) {
 		r.paused, r.pausedIn = nil, nil
-		r.pauseEnds(now)
+		r.account.pauseEnds(now)
 		r.tellIdle(now)
 	}
 }

@@ -90,7 +90,7 @@ func (r *Round) giveUpFor(now time.Time, e job.EpochID) {
 func (r *Round) rebuild(now time.Time, n *node, e *Resume) {
 	size := e.Place.GroupWorldSize
 	r.resume = &resume{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}
-	r.epoch.id, r.epoch.restarts, r.epoch.workers, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
+	r.epoch.id, r.account.restarts, r.epoch.workers, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
 	r.seq = max(r.seq, r.epoch.id.Term)
 	r.restoreHold(e)
 	r.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
@@ -102,7 +102,7 @@ func (w *resume) onlyStopped() bool { return len(w.stopped) == len(w.world)-w.mi
 // catchUp books the events of a member's workers while there was no daemon.
 func (r *Round) catchUp(n *node, e *Resume) {
 	if e.Stepped {
-		r.progress(job.Progress{Step: 1, Stepping: true})
+		r.account.progress(job.Progress{Step: 1, Stepping: true})
 	}
 	if e.Done || len(e.Ranks) > 0 {
 		r.epoch.succeeded(n, Success{Ranks: e.Ranks}, r.params.Budget.Tolerate)
@@ -129,7 +129,7 @@ func (r *Round) settleResume(now time.Time) {
 	if w.missing > 0 && now.Before(w.until) {
 		return
 	}
-	r.resume, r.epoch.adopted, r.epoch.phase, r.epoch.sealedAt, r.account.RanAt = nil, true, running, now, now
+	r.resume, r.epoch.adopted, r.epoch.phase, r.epoch.sealedAt, r.account.newest.ranAt = nil, true, running, now, now
 	var members []*node
 	for _, n := range w.world {
 		if n != nil {

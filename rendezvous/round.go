@@ -103,13 +103,13 @@ var (
 // Round is the state of one run.
 type Round struct {
 	cfg     Config
-	params  Params
+	params  *Params
 	members *members
 	epoch   *epoch
+	account *account
 
 	seq uint64
 
-	charge     bool    // the broken epoch spends a restart at the next seal
 	short      bool    // the world has been below Min since the last seal
 	resume     *resume // a world that an earlier daemon sealed, being rebuilt
 	finishedAt time.Time
@@ -127,20 +127,17 @@ type Round struct {
 	pausedIn *job.EpochID // newest epoch of the nodes that brought the pause from an earlier daemon; nil: ordered
 	unpaused bool         // a pause was ended by an order; the nodes' state is older
 	commands
-	account account
-	spent   *Spent // of account, for directives; nil: it has changed, or is zero
 
-	failAt        time.Time // a static run fails then because of a check
-	gateSince     time.Time // when the phase gating began
-	gateAt        time.Time // it ends then without the missing answers
-	rechecks      int       // in the present gate, of nodes without a result
-	lastCallAt    time.Time // the last call ends then at the latest
-	cameAt        time.Time // the newest node did
-	growAt        time.Time
-	failPendingAt time.Time // the run fails then, unless a node turns out to have died
-	holdAt        time.Time // no world is sealed before: members of an older history may come back
-	held          bool      // that was waited for
-	liveAt        time.Time // earliest liveness deadline, never too late
+	failAt     time.Time // a static run fails then because of a check
+	gateSince  time.Time // when the phase gating began
+	gateAt     time.Time // it ends then without the missing answers
+	rechecks   int       // in the present gate, of nodes without a result
+	lastCallAt time.Time // the last call ends then at the latest
+	cameAt     time.Time // the newest node did
+	growAt     time.Time
+	holdAt     time.Time // no world is sealed before: members of an older history may come back
+	held       bool      // that was waited for
+	liveAt     time.Time // earliest liveness deadline, never too late
 
 	acts []Action
 	told []*node // to Check, in this step
@@ -149,8 +146,9 @@ type Round struct {
 
 // New returns the Round of a run that no node has joined.
 func New(cfg Config) *Round {
+	params := &Params{}
 	return &Round{
-		cfg: cfg, seq: cfg.Term,
+		cfg: cfg, params: params, seq: cfg.Term, account: &account{params: params},
 		epoch:   &epoch{phase: forming, id: job.EpochID{Term: cfg.Term}, term: cfg.Term},
 		members: newMembers(),
 		refused: map[string]bool{}, bars: map[string]*job.Cause{}, gone: map[string]*job.Cause{},
@@ -226,10 +224,10 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	if r.epoch.phase != releasing || e.EpochID != r.epoch.id || r.epoch.world[0].ID != e.ID {
 		return nil // the world broke meanwhile; the leader gets a newer directive
 	}
-	r.epoch.phase, r.epoch.held, r.account.RanAt = running, r.hold != nil, now
-	r.begun(now)
+	r.epoch.phase, r.epoch.held = running, r.hold != nil
+	r.account.ran(now, r.epoch.held)
 	addr := overviewOf(r.epoch.world).reach(r.epoch.world[0], e.Addr)
-	for i, p := range r.epoch.places() { // nothing has changed since the seal
+	for i, p := range r.epoch.places(r.account.restarts) { // nothing has changed since the seal
 		p.MasterAddr, p.MasterPort = addr, e.Port
 		r.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause})
 	}
@@ -247,7 +245,7 @@ func (r *Round) failing(now time.Time, e Failing) error {
 		return nil
 	}
 	r.epoch.record(e.Failures)
-	r.progress(e.Progress)
+	r.account.progress(e.Progress)
 	switch {
 	case r.resume != nil:
 		r.resume.failing = append(r.resume.failing, e)
@@ -261,31 +259,12 @@ func (r *Round) failing(now time.Time, e Failing) error {
 		return nil
 	case r.epoch.phase != running || n.state != member:
 		return nil // this epoch is ending already, and why is known
-	case e.Tolerated, e.Beside && r.futile(now, n, e):
+	case e.Tolerated, e.Beside && r.account.futile(now, costOf(n, e.Decision, e.Failures)):
 		r.tolerate(now, n, e)
 		return nil
 	}
 	r.breakFailed(now, n, e.Decision, e.Failures)
 	return nil
-}
-
-// failPending lets the run fail soon, unless a node turns out to have died.
-func (r *Round) failPending(now time.Time) {
-	if !r.failPendingAt.IsZero() {
-		return
-	}
-	r.leaveGate(now)
-	r.failPendingAt = now
-	if len(r.epoch.world) > 1 {
-		r.failPendingAt = now.Add(attributionWindow)
-	}
-}
-
-func firstText(fs []job.Failure, n *node) string {
-	if len(fs) > 0 && fs[0].Text != "" {
-		return fs[0].Text
-	}
-	return fmt.Sprintf("a worker of node %d (%s) failed", n.rank, n.Name)
 }
 
 func (r *Round) success(now time.Time, e Success) error {
@@ -316,8 +295,7 @@ func (r *Round) checkDone(now time.Time) {
 	case r.epoch.phase == running && r.epoch.results.exhausted >= r.epoch.working:
 		r.breakExhausted(now)
 	case r.epoch.phase != running || !r.epoch.enough(r.params.Budget.Success):
-	case r.params.Always && r.epoch.restarts < r.params.MaxRestarts && !r.sumSpent():
-		r.charge = true
+	case r.account.again():
 		r.breakWorld(now, job.Cause{Kind: job.CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
 	default:
 		r.finish(now, job.Succeeded, nil)
@@ -351,7 +329,7 @@ func (r *Round) breakWorld(now time.Time, c job.Cause) {
 
 func (r *Round) enterForming(now time.Time, c job.Cause) {
 	r.epoch.breaks(now)
-	r.account.BrokeAt, r.account.BackoffAt = now, time.Time{}
+	r.account.broke(now)
 	r.growAt, r.lastCallAt = time.Time{}, time.Time{}
 	r.barsAge()
 	r.note(job.EventBreak, c.Node, c.Text)
@@ -372,10 +350,10 @@ func (r *Round) settle(now time.Time) {
 			r.settleResume(now)
 			return
 		}
-		if !r.failPendingAt.IsZero() {
+		if !r.account.failPendingAt.IsZero() {
 			r.judge(now)
 		}
-		if r.epoch.phase == finished || !r.failPendingAt.IsZero() {
+		if r.epoch.phase == finished || !r.account.failPendingAt.IsZero() {
 			return
 		}
 		if !r.failStatic(now) && !r.trySeal(now) {
@@ -397,20 +375,20 @@ func (r *Round) settle(now time.Time) {
 // costs nothing; a suspect is waited for; otherwise the run fails.
 func (r *Round) judge(now time.Time) {
 	if r.epoch.elastic {
-		r.failPendingAt = time.Time{}
+		r.account.failPendingAt = time.Time{}
 		return
 	}
-	if now.Before(r.failPendingAt) {
+	if now.Before(r.account.failPendingAt) {
 		return
 	}
-	if !r.hopeless(now) { // others have reported progress meanwhile
-		r.failPendingAt = time.Time{}
-		r.backOff(r.account.BrokeAt)
+	if !r.account.hopeless(now) { // others have reported progress meanwhile
+		r.account.failPendingAt = time.Time{}
+		r.backOff(r.account.newest.brokeAt)
 		return
 	}
 	for _, n := range r.epoch.world {
 		if n.state == pending && r.members.here(n) && n.suspect() {
-			r.failPendingAt = n.detached.Add(r.nodeTimeout()) // expire decides sooner
+			r.account.failPendingAt = n.detached.Add(r.nodeTimeout()) // expire decides sooner
 			return
 		}
 	}
@@ -421,7 +399,7 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.ended = r.lastStates(o)
 	r.epoch.phase, r.epoch.outcome, r.epoch.cause, r.finishedAt = finished, o, c, now
 	r.paused, r.resume, r.commands, r.epoch.held = nil, nil, commands{}, false
-	r.failPendingAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
+	r.account.failPendingAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
 	for _, n := range r.members.sorted(everyNode) {
 		r.direct(n, r.epoch.verdict())
 	}
@@ -435,10 +413,10 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 
 func (r *Round) direct(n *node, d Directive) {
 	r.seq++
-	d.Seq, d.EpochID, d.Restarts, d.Paused, d.Barred = r.seq, r.epoch.id, r.epoch.restarts, r.paused, r.bars[n.Name]
-	d.Hold, d.Command, d.Leave, d.Spent = d.Kind == job.Run && r.epoch.held, r.command, n.drained, r.spentNow()
+	d.Seq, d.EpochID, d.Restarts, d.Paused, d.Barred = r.seq, r.epoch.id, r.account.restarts, r.paused, r.bars[n.Name]
+	d.Hold, d.Command, d.Leave, d.Spent = d.Kind == job.Run && r.epoch.held, r.command, n.drained, r.account.directive()
 	if n.differs {
-		p := r.params
+		p := *r.params
 		d.Params = &p
 	}
 	if n.asked && d.Kind != job.Check {

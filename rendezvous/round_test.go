@@ -1681,7 +1681,7 @@ func (s *sim) checkCertificates() {
 		require.Equal(s.t, s.awaited[n.ID], r.Asked(n.ID), "who checks node %s knows when it shall not", n.ID)
 		require.False(s.t, n.unpaired && !n.cleared, "node %s has passed alone, and has not", n.ID)
 	}
-	if !r.failAt.IsZero() && r.epoch.phase != finished && r.paused == nil && r.resume == nil && r.failPendingAt.IsZero() {
+	if !r.failAt.IsZero() && r.epoch.phase != finished && r.paused == nil && r.resume == nil && r.account.failPendingAt.IsZero() {
 		require.True(s.t, r.params.Static && r.failed() && r.members.checking > 0 && s.now.Before(r.failAt), "the run should have ended")
 	}
 	if r.epoch.phase == running || r.epoch.phase == releasing {

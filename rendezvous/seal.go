@@ -11,7 +11,7 @@ func (r *Round) trySeal(now time.Time) bool {
 	if !r.holdAt.IsZero() && !now.Before(r.holdAt) {
 		r.holdAt, r.epoch.formingAt = time.Time{}, now
 	}
-	if r.members.stopping > 0 || !r.holdAt.IsZero() || r.paused != nil || r.backingOff(now) {
+	if r.members.stopping > 0 || !r.holdAt.IsZero() || r.paused != nil || r.account.backingOff(now, r.epoch.elastic) {
 		if r.members.stopping == 0 {
 			r.epochOver(now)
 		}
@@ -85,19 +85,16 @@ func (r *Round) seal(now time.Time, size int) {
 	chosen := choose(r.members.candidates(size), size, r.suspect)
 	ranked := rank(chosen, r.cfg.Topology, r.params.Static)
 	r.epoch.next(now, ranked)
-	if r.charge && !r.epoch.elastic {
-		r.epoch.restarts++
-	}
-	r.book(now)
-	places := r.epoch.places()
+	r.account.book(now, r.epoch.elastic)
+	places := r.epoch.places(r.account.restarts)
 	for i, n := range ranked {
 		r.members.become(n, member)
 		n.rank, n.rankBase, n.optional, n.failed, n.starts = i, places[i].RankBase, false, false, n.starts+1
 	}
 	r.epoch.forget()
-	r.charge, r.short = false, false
+	r.short = false
 	clear(r.gone)
-	r.lastCallAt, r.growAt, r.failPendingAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}, time.Time{}
+	r.lastCallAt, r.growAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}
 	r.failAt = time.Time{}
 	r.direct(ranked[0], Directive{Kind: job.Lead, Place: &places[0], Cause: r.epoch.cause})
 	if r.params.Gate {
@@ -159,7 +156,7 @@ func (r *Round) newcomers() int {
 // checkJoinTimeout: the time that members take to stop their workers does not count; their launchers bound it. Nor
 // does a pause, the wait for members of an older history, or the time in the gate (leaveGate).
 func (r *Round) checkJoinTimeout(now time.Time) {
-	if r.members.stopping > 0 || r.paused != nil || !r.holdAt.IsZero() || r.backingOff(now) {
+	if r.members.stopping > 0 || r.paused != nil || !r.holdAt.IsZero() || r.account.backingOff(now, r.epoch.elastic) {
 		r.epoch.formingAt = now
 		return
 	}

@@ -12,7 +12,7 @@ import (
 // Next is when the Round wants a Tick; zero when only an event can change it.
 func (r *Round) Next() time.Time {
 	next := r.liveAt
-	limit, _ := r.timeLimit()
+	limit, _ := r.account.limit(r.paused, r.epoch.starting())
 	consider := func(at time.Time) {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at
@@ -35,8 +35,8 @@ func (r *Round) nextDecision() time.Time {
 	switch {
 	case r.resume != nil:
 		return r.resume.until
-	case !r.failPendingAt.IsZero():
-		return r.failPendingAt
+	case !r.account.failPendingAt.IsZero():
+		return r.account.failPendingAt
 	case !r.failAt.IsZero() && r.paused == nil:
 		return r.failAt
 	case r.epoch.phase == gating:
@@ -45,8 +45,8 @@ func (r *Round) nextDecision() time.Time {
 		return time.Time{}
 	case !r.holdAt.IsZero():
 		return r.holdAt
-	case !r.account.BackoffAt.IsZero() && !r.epoch.elastic:
-		return r.account.BackoffAt
+	case !r.account.backoffAt.IsZero() && !r.epoch.elastic:
+		return r.account.backoffAt
 	}
 	at := r.epoch.formingAt.Add(r.params.JoinTimeout)
 	if !r.lastCallAt.IsZero() {
@@ -155,7 +155,9 @@ func (r *Round) Size() int { return len(r.members.nodes) }
 func (r *Round) Empty() bool { return len(r.members.nodes) == 0 }
 
 // Evidence is the evidence about the end of the newest epoch, the earliest first.
-func (r *Round) Evidence() job.Evidence { return r.epoch.evidence(r.params.MaxRestarts) }
+func (r *Round) Evidence() job.Evidence {
+	return r.epoch.evidence(r.account.restarts, r.params.MaxRestarts)
+}
 
 // World is the table of the newest sealed world, by group rank.
 func (r *Round) World() []job.Member { return r.epoch.table() }
@@ -164,10 +166,13 @@ func (r *Round) World() []job.Member { return r.epoch.table() }
 func (r *Round) Status() Status {
 	idle := r.members.idle()
 	s := Status{
-		Phase: string(r.epoch.phase), Round: r.epoch.id.Round, Epoch: r.epoch.id.Epoch, Params: r.params, Restarts: r.epoch.restarts,
+		Phase: string(r.epoch.phase), Round: r.epoch.id.Round, Epoch: r.epoch.id.Epoch, Params: *r.params, Restarts: r.account.restarts,
 		Members: len(r.members.nodes) - idle, Waiting: idle, WorldSize: r.epoch.workers,
 		Outcome: string(r.epoch.outcome), Cause: r.epoch.cause, Paused: r.paused, Hold: r.hold, Command: r.command,
-		Budget: r.budgetStatus(), EndedAt: r.finishedAt,
+		EndedAt: r.finishedAt,
+	}
+	if !r.epoch.fresh() {
+		s.Budget = r.account.status(r.epoch.id)
 	}
 	for name, c := range r.bars {
 		if c == nil {
