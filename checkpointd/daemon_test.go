@@ -99,7 +99,7 @@ func (n *node) control() *checkpointd.Control {
 func shard(dir string, step int64, rank, ranks, local int) shmtest.Save {
 	m := shmtest.Meta(dir, step)
 	m.Rank, m.Shard, m.Shards, m.WorldSize, m.LocalWorldSize, m.Resize = rank, rank, ranks, ranks, local, "same"
-	m.Trackers = []shm.Tracker{{Path: "dlrover_latest.txt", Text: fmt.Sprint(step)}}
+	m.Trackers = []commit.Tracker{{Path: "dlrover_latest.txt", Text: fmt.Sprint(step)}}
 	return shmtest.Save{Meta: m, Disk: true, Files: []shmtest.File{{Path: fmt.Sprintf("%d/rank_%d.pt", step, rank),
 		Kind: "raw", Data: content(step, rank)}}}
 }

@@ -17,7 +17,6 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
-	"dlrover-run/checkpointd/shm"
 	"dlrover-run/checkpointd/shm/shmtest"
 )
 
@@ -81,7 +80,7 @@ func (f *tracking) Remove(path string) error     { return f.look("remove "+path,
 func bigStep(dir string, step int64, keep int) shmtest.Save {
 	s := single(dir, step)
 	s.Files[0].Data = bytes.Repeat([]byte{byte(step)}, stepBytes)
-	s.Meta.Retention = &shm.Retention{KeepLatest: keep}
+	s.Meta.Retention = &commit.Retention{KeepLatest: keep}
 	return s
 }
 

@@ -129,7 +129,7 @@ func bothPrepared(t *testing.T) (n *node, dir string) {
 func elsewhere(t *testing.T, dir string, step int64) string {
 	n, s := newNode(t), single(dir, step)
 	s.Meta.Epoch, s.Saved, s.Meta.Save = "9.1.0", time.Now(), fmt.Sprintf("%016x", 0xabc000+step)
-	s.Meta.Retention = &shm.Retention{KeepLatest: 1}
+	s.Meta.Retention = &commit.Retention{KeepLatest: 1}
 	n.put(s, "seg/l0-0.seg")
 	require.Equal(t, true, n.wait(dir, step)["ok"])
 	n.stop()

@@ -291,16 +291,9 @@ func (d *Daemon) already(j *save) bool {
 
 func saveOf(j *save) commit.Save {
 	m := j.meta
-	s := commit.Save{ID: m.Save, Epoch: m.Epoch, Dir: m.Dir, Framework: m.Framework, Layout: m.Layout, Step: m.Step,
-		Shards: m.Shards, WorldSize: m.WorldSize, Saved: j.saved, Late: j.resumed}
-	for _, t := range m.Trackers {
-		s.Trackers = append(s.Trackers, commit.Tracker(t))
-	}
-	if m.Retention != nil {
-		r := commit.Retention(*m.Retention)
-		s.Retention = &r
-	}
-	return s
+	return commit.Save{ID: m.Save, Epoch: m.Epoch, Dir: m.Dir, Framework: m.Framework, Layout: m.Layout, Step: m.Step,
+		Shards: m.Shards, WorldSize: m.WorldSize, Saved: j.saved, Trackers: m.Trackers, Retention: m.Retention,
+		Late: j.resumed}
 }
 
 // abort reports to the other shards that this save will not be complete, and removes our files. When the leader may be

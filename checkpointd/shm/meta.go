@@ -7,6 +7,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"dlrover-run/checkpointd/commit"
 )
 
 // File is one file of a checkpoint, as part of the image of a segment.
@@ -17,44 +19,32 @@ type File struct {
 	Kind string `json:"kind"`
 }
 
-// Tracker is a small file that names the newest checkpoint.
-type Tracker struct {
-	Path string `json:"path"`
-	Text string `json:"text"`
-}
-
-// Retention is the policy for old checkpoints.
-type Retention struct {
-	KeepLatest   int   `json:"keep_latest,omitempty"`
-	KeepInterval int64 `json:"keep_interval,omitempty"`
-}
-
 // Meta describes the save in a segment.
 type Meta struct {
-	Run            string     `json:"run"`
-	Epoch          string     `json:"epoch"`
-	Save           string     `json:"save"` // id, equal on all ranks: 16 hex digits
-	Step           int64      `json:"step"`
-	SavedNS        int64      `json:"saved_ns"` // when its rank began to save it
-	Order          int64      `json:"order"`    // counts the saves of the epoch into Dir, alike on all ranks; 0: not known
-	Rank           int        `json:"rank"`
-	LocalRank      int        `json:"local_rank"`
-	WorldSize      int        `json:"world_size"`
-	LocalWorldSize int        `json:"local_world_size"`
-	NodeRank       int        `json:"node_rank"`
-	Shard          int        `json:"shard"`
-	Shards         int        `json:"shards"`
-	Primary        bool       `json:"primary"` // this holder writes the shard to disk
-	Dir            string     `json:"dir"`
-	Framework      string     `json:"framework"`
-	Layout         string     `json:"layout"`
-	Resize         string     `json:"resize"` // "any": usable in a world of another size; else "same"
-	Files          []File     `json:"files"`
-	Trackers       []Tracker  `json:"trackers"`
-	Retention      *Retention `json:"retention"`
-	TimeoutS       int        `json:"timeout_s"`
-	Replicas       int        `json:"replicas"`
-	Torch          string     `json:"torch"`
+	Run            string            `json:"run"`
+	Epoch          string            `json:"epoch"`
+	Save           string            `json:"save"` // id, equal on all ranks: 16 hex digits
+	Step           int64             `json:"step"`
+	SavedNS        int64             `json:"saved_ns"` // when its rank began to save it
+	Order          int64             `json:"order"`    // of the save in Epoch and Dir, alike on all ranks; 0: not known
+	Rank           int               `json:"rank"`
+	LocalRank      int               `json:"local_rank"`
+	WorldSize      int               `json:"world_size"`
+	LocalWorldSize int               `json:"local_world_size"`
+	NodeRank       int               `json:"node_rank"`
+	Shard          int               `json:"shard"`
+	Shards         int               `json:"shards"`
+	Primary        bool              `json:"primary"` // this holder writes the shard to disk
+	Dir            string            `json:"dir"`
+	Framework      string            `json:"framework"`
+	Layout         string            `json:"layout"`
+	Resize         string            `json:"resize"` // "any": usable in a world of another size; else "same"
+	Files          []File            `json:"files"`
+	Trackers       []commit.Tracker  `json:"trackers"`
+	Retention      *commit.Retention `json:"retention"`
+	TimeoutS       int               `json:"timeout_s"`
+	Replicas       int               `json:"replicas"`
+	Torch          string            `json:"torch"`
 }
 
 // ParseMeta reads and checks the description of a save. Whether the files fit in the image is for the reader of the

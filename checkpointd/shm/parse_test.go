@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/checkpointd/commit"
 )
 
 func goodHeader() Header {
@@ -119,8 +121,8 @@ func goodMeta() Meta {
 		NodeRank: 1, Shard: 3, Shards: 4, Primary: true, Dir: "/data/ckpt", Framework: "fsdp", Layout: "ab", Resize: "same",
 		Files: []File{{"20/a.distcp", 0, 4096, "distcp"}, {"/else/b.pt", 8192, 10, "raw"},
 			{"20/empty", 4096, 0, "raw"}},
-		Trackers: []Tracker{{"dlrover_latest.txt",
-			"20"}}, Retention: &Retention{KeepLatest: 2}, TimeoutS: 600, Replicas: 1,
+		Trackers:  []commit.Tracker{{Path: "dlrover_latest.txt", Text: "20"}},
+		Retention: &commit.Retention{KeepLatest: 2}, TimeoutS: 600, Replicas: 1,
 		Torch: "2.1",
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/checkpointd/shm/shmtest"
 )
@@ -308,7 +309,7 @@ func TestWorker(t *testing.T) {
 	require.Equal(t, []any{uint64(1), int64(20), true}, []any{p.Header.Seq, p.Header.Step, p.Header.Disk})
 	require.WithinDuration(t, before, p.Header.Saved, time.Minute)
 	require.Equal(t, []shm.File{{Path: "20/rank_0.pt", Off: 0, Len: 5000, Kind: "torchzip"}}, p.Meta.Files)
-	require.Equal(t, []shm.Tracker{{Path: "dlrover_latest.txt", Text: "20"}}, p.Meta.Trackers)
+	require.Equal(t, []commit.Tracker{{Path: "dlrover_latest.txt", Text: "20"}}, p.Meta.Trackers)
 	sum, err := p.Seal(t.Context(), 0).Sum()
 	require.NoError(t, err)
 	file := p.File(0)
