@@ -172,8 +172,8 @@ func plans(c choice) map[int]Plan {
 	return all
 }
 
-// agreeAnswer is the answer to a node under the key; false as long as there is none.
-func (st *state) Agreement(key string, node int) (agreeAnswer, bool) {
+// agreement is the answer to a node under the key; false as long as there is none.
+func (st *state) agreement(key string, node int) (agreeAnswer, bool) {
 	a := st.agreements[key]
 	if a == nil || !a.open {
 		return agreeAnswer{}, false

@@ -62,8 +62,8 @@ func evictFor[M interface{ asBarrier() *barrier }](st *state, all map[string]M) 
 	return nil
 }
 
-// Next returns the time when patience runs out next; zero if no node waits. Step in a tick then.
-func (st *state) Next() time.Time { return soonest(st.exchanges, soonest(st.agreements, time.Time{})) }
+// next returns the time when patience runs out next; zero if no node waits. Pass a tick to step then.
+func (st *state) next() time.Time { return soonest(st.exchanges, soonest(st.agreements, time.Time{})) }
 
 func soonest[M interface{ asBarrier() *barrier }](all map[string]M, next time.Time) time.Time {
 	for _, x := range all {

@@ -63,7 +63,7 @@ func (h *Hub) Summary(run string) summary {
 	if r := h.runs.Get(run); r != nil {
 		return r.summary()
 	}
-	return newState().Summary()
+	return newState().summary()
 }
 
 // Runs are the names of the runs with recent requests, in no order.

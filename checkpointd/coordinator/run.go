@@ -79,14 +79,14 @@ func (r *run) stepLocked(ev event) error {
 		return err
 	}
 	now := time.Now()
-	topics, err := r.state.Step(now, ev)
+	topics, err := r.state.step(now, ev)
 	for _, t := range topics {
 		if w := r.waiting[t]; w != nil {
 			close(w.news)
 			delete(r.waiting, t)
 		}
 	}
-	r.Arm(now, r.state.Next())
+	r.Arm(now, r.state.next())
 	return err
 }
 
@@ -107,7 +107,7 @@ func (r *run) apply(ev event) error {
 
 func (r *run) post(ctx context.Context, rep Report) (es []commit.Entry, err error) {
 	err = r.ask(ctx, reportEvent{rep}, rep.topic(), func(st *state) (done bool, err error) {
-		es, done, err = st.Reply(rep)
+		es, done, err = st.reply(rep)
 		return done, err
 	})
 	return es, err
@@ -115,7 +115,7 @@ func (r *run) post(ctx context.Context, rep Report) (es []commit.Entry, err erro
 
 func (r *run) agree(ctx context.Context, h agreeEvent) (a agreeAnswer, err error) {
 	err = r.ask(ctx, h, topic{agreed, h.Key}, func(st *state) (done bool, _ error) {
-		a, done = st.Agreement(h.Key, h.Node)
+		a, done = st.agreement(h.Key, h.Node)
 		return done, nil
 	})
 	return a, err
@@ -139,7 +139,7 @@ func (r *run) reopen(id string) {
 func (r *run) summary() summary {
 	r.Lock()
 	defer r.Unlock()
-	return r.state.Summary()
+	return r.state.summary()
 }
 
 // tick implements runhost.Machine.
@@ -148,7 +148,7 @@ func (r *run) Tick(time.Time) { _ = r.stepLocked(tick{}) } // never refused
 // Idle implements runhost.Machine.
 func (r *run) Idle(now time.Time) bool {
 	r.Tick(now)
-	return r.state.Empty() && len(r.waiting) == 0
+	return r.state.empty() && len(r.waiting) == 0
 }
 
 // Closed implements runhost.Machine. It ends every request.

@@ -258,8 +258,8 @@ func (r Report) topic() topic {
 	return topic{kind, r.Save.ID}
 }
 
-// Reply is the answer to a Report that was stepped in; false as long as there is none.
-func (st *state) Reply(r Report) ([]commit.Entry, bool, error) {
+// reply is the answer to a Report that was stepped in; false as long as there is none.
+func (st *state) reply(r Report) ([]commit.Entry, bool, error) {
 	s := st.saves[r.Save.ID]
 	if s == nil {
 		return nil, false, nil
@@ -270,7 +270,7 @@ func (st *state) Reply(r Report) ([]commit.Entry, bool, error) {
 		return nil, true, fmt.Errorf("%w: save %s: the intent is written; keep the files", ErrDecided, s.ID)
 	case t == topic{}:
 		return nil, true, nil
-	case s.known()&t.Kind == 0:
+	case s.known()&t.kind == 0:
 		return nil, false, nil
 	case s.published && r.Phase == Prepared:
 		return nil, true, fmt.Errorf("%w: save %s of step %d", ErrCommitted, s.ID, s.Step)
@@ -278,7 +278,7 @@ func (st *state) Reply(r Report) ([]commit.Entry, bool, error) {
 		return nil, true, s.failure(ErrAborted)
 	case s.stalled() && r.Phase == Placed:
 		return nil, true, s.failure(ErrStalled)
-	case t.Kind == allPrepared:
+	case t.kind == allPrepared:
 		return s.sorted(), true, nil
 	}
 	return nil, true, nil

@@ -8,7 +8,7 @@ import (
 )
 
 // state has the saves, agreements, peers and ages of one run. It has no clock and does no I/O: time is an argument of
-// every Step and must not go back. It may start empty at any time, because everything is repeated: waiting daemons
+// every step and must not go back. It may start empty at any time, because everything is repeated: waiting daemons
 // repeat their last report, and a later phase implies the earlier ones.
 //
 // A state keeps the slices that it is given and hands out its own: neither may be modified.
@@ -30,14 +30,14 @@ func newState() *state {
 
 // topic is something that waiting nodes want to know.
 type topic struct {
-	Kind topicKind
-	Key  string // a save's id, or the key of an agreement or exchange
+	kind topicKind
+	key  string // a save's id, or the key of an agreement or exchange
 }
 
 // topicKind is the question of a topic.
 type topicKind uint8
 
-// The kinds of topics. Those of a save are bits, because Step compares the known ones before and after.
+// The kinds of topics. Those of a save are bits, because step compares the known ones before and after.
 const (
 	allPrepared topicKind = 1 << iota // for the leader
 	hasIntent                         // for the others
@@ -47,7 +47,7 @@ const (
 	peersKnown
 )
 
-// event is an input of Step: reportEvent, agreeEvent, peersEvent, agesEvent, Participation or tick.
+// event is an input of step: reportEvent, agreeEvent, peersEvent, agesEvent, Participation or tick.
 type event interface {
 	check() error
 	step(st *state, now time.Time) ([]topic, error)
@@ -59,9 +59,9 @@ type tick struct{}
 // sweepEvery is the time between two sweeps.
 const sweepEvery = 10 * time.Second
 
-// Step applies an event and returns the topics that have an answer now. An event that is
+// step applies an event and returns the topics that have an answer now. An event that is
 // refused changes nothing but time; errors wrap errBadRequest, ErrLimit or ErrDecided.
-func (st *state) Step(now time.Time, ev event) ([]topic, error) {
+func (st *state) step(now time.Time, ev event) ([]topic, error) {
 	if err := ev.check(); err != nil {
 		return nil, err
 	}
@@ -95,8 +95,8 @@ func (st *state) sweep(now time.Time) {
 	forget(st, st.participants, old)
 }
 
-// Empty reports whether there is nothing to remember.
-func (st *state) Empty() bool {
+// empty reports whether there is nothing to remember.
+func (st *state) empty() bool {
 	return len(st.saves)+len(st.agreements)+len(st.exchanges)+len(st.ages)+len(st.participants) == 0
 }
 

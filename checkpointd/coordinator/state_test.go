@@ -17,7 +17,7 @@ var start = time.Unix(1_000_000, 0)
 func TestStateForgetsTheSilent(t *testing.T) {
 	st := newState()
 	step := func(at time.Duration, ev event) {
-		_, err := st.Step(start.Add(at), ev)
+		_, err := st.step(start.Add(at), ev)
 		require.NoError(t, err)
 	}
 	s := Save{ID: "a", Step: 1, Shards: 2}
@@ -35,7 +35,7 @@ func TestStateForgetsTheSilent(t *testing.T) {
 	require.Empty(t, st.ages)
 	require.Empty(t, st.participants)
 	step(2*forgetAfter+sweepEvery, tick{})
-	require.True(t, st.Empty())
+	require.True(t, st.empty())
 	require.Zero(t, st.bytes)
 }
 
@@ -43,7 +43,7 @@ func TestStateLimits(t *testing.T) {
 	saves := func(n int) *state {
 		st := newState()
 		for i := range n {
-			_, err := st.Step(start, reportEvent{report(Save{ID: fmt.Sprint(i), Shards: 2}, Prepared, 1)})
+			_, err := st.step(start, reportEvent{report(Save{ID: fmt.Sprint(i), Shards: 2}, Prepared, 1)})
 			require.NoError(t, err)
 		}
 		return st
@@ -52,7 +52,7 @@ func TestStateLimits(t *testing.T) {
 	fat.Entries[0].Files[0].Path = strings.Repeat("x", maxBytes)
 	keys := newState()
 	for i := range maxKeys {
-		_, err := keys.Step(start, agreeEvent{Key: fmt.Sprint(i), Nodes: 2, Patience: time.Hour})
+		_, err := keys.step(start, agreeEvent{Key: fmt.Sprint(i), Nodes: 2, Patience: time.Hour})
 		require.NoError(t, err)
 	}
 	for name, c := range map[string]struct {
@@ -69,7 +69,7 @@ func TestStateLimits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bytes, n := c.l.bytes, len(c.l.saves)+len(c.l.agreements)
-			_, err := c.l.Step(start, c.ev)
+			_, err := c.l.step(start, c.ev)
 			require.ErrorIs(t, err, ErrLimit)
 			require.ErrorContains(t, err, c.want)
 			require.Equal(t, bytes, c.l.bytes)
@@ -83,7 +83,7 @@ func TestStateForgetsOldRounds(t *testing.T) {
 	st := newState()
 	for i := range 2 * maxKeys {
 		for range 2 {
-			_, err := st.Step(start.Add(time.Duration(i)), Participation{Of: fmt.Sprint("7.", i), Node: 1})
+			_, err := st.step(start.Add(time.Duration(i)), Participation{Of: fmt.Sprint("7.", i), Node: 1})
 			require.NoError(t, err)
 		}
 	}
@@ -97,10 +97,10 @@ func TestStateForgetsOldRounds(t *testing.T) {
 func TestStateDropsFinishedSaves(t *testing.T) {
 	st := newState()
 	for i := range 20 * maxSaves {
-		_, err := st.Step(start.Add(time.Duration(i)),
+		_, err := st.step(start.Add(time.Duration(i)),
 			reportEvent{report(Save{ID: fmt.Sprint(i), Step: int64(i), Shards: 1}, Published, 0)})
 		require.NoError(t, err)
-		_, err = st.Step(start.Add(time.Duration(i)),
+		_, err = st.step(start.Add(time.Duration(i)),
 			agreeEvent{Key: fmt.Sprint(i), Nodes: 1, Holdings: []Holding{holding("a", 1, 1, 0, 1)}})
 		require.NoError(t, err)
 	}
@@ -111,9 +111,9 @@ func TestStateDropsFinishedSaves(t *testing.T) {
 
 func TestStateRefusesAnotherSaveOfTheName(t *testing.T) {
 	st := newState()
-	_, err := st.Step(start, reportEvent{report(Save{ID: "a", Step: 1, Shards: 2}, Prepared, 1)})
+	_, err := st.step(start, reportEvent{report(Save{ID: "a", Step: 1, Shards: 2}, Prepared, 1)})
 	require.NoError(t, err)
-	_, err = st.Step(start, reportEvent{report(Save{ID: "a", Step: 2, Shards: 2}, Prepared, 1)})
+	_, err = st.step(start, reportEvent{report(Save{ID: "a", Step: 2, Shards: 2}, Prepared, 1)})
 	require.ErrorIs(t, err, errBadRequest)
 }
 
@@ -134,10 +134,10 @@ func TestStateIsRebuilt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			st := newState()
 			for _, r := range []Report{c.first, c.then} {
-				_, err := st.Step(start, reportEvent{r})
+				_, err := st.step(start, reportEvent{r})
 				require.NoError(t, err)
 			}
-			_, done, err := st.Reply(c.then)
+			_, done, err := st.reply(c.then)
 			require.NoError(t, err)
 			require.Equal(t, c.done, done)
 		})
@@ -163,13 +163,13 @@ func TestStateOfManyNodes(t *testing.T) {
 					}
 				}
 				now = now.Add(time.Millisecond)
-				ts, err := st.Step(now, reportEvent{r})
+				ts, err := st.step(now, reportEvent{r})
 				require.NoError(t, err)
 				topics = append(topics, ts...)
 			}
 		}
 		all(Prepared)
-		es, ok, err := st.Reply(report(s, Prepared, 0))
+		es, ok, err := st.reply(report(s, Prepared, 0))
 		require.NoError(t, err)
 		require.True(t, ok)
 		require.Len(t, es, nodes*per)
@@ -178,7 +178,7 @@ func TestStateOfManyNodes(t *testing.T) {
 			if p == Published {
 				all(Placed)
 			}
-			ts, err := st.Step(now, reportEvent{report(s, p, 0)})
+			ts, err := st.step(now, reportEvent{report(s, p, 0)})
 			require.NoError(t, err)
 			topics = append(topics, ts...)
 		}
@@ -241,7 +241,7 @@ func over(nodes []*node) bool {
 // act sends one request of the node. Its answer may be lost.
 func (n *node) act(t *testing.T, rng *rand.Rand, st *state, s Save, nodes []*node, failing int) {
 	for _, r := range n.retold {
-		_, err := st.Step(start, reportEvent{r})
+		_, err := st.step(start, reportEvent{r})
 		require.NoError(t, err)
 	}
 	if n.done {
@@ -254,9 +254,9 @@ func (n *node) act(t *testing.T, rng *rand.Rand, st *state, s Save, nodes []*nod
 		}
 	}
 	r := report(s, n.phase, n.shard)
-	_, err := st.Step(start, reportEvent{r})
+	_, err := st.step(start, reportEvent{r})
 	require.NoError(t, err)
-	es, ok, err := st.Reply(r)
+	es, ok, err := st.reply(r)
 	if !ok || rng.IntN(4) == 0 {
 		return
 	}

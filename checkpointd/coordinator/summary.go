@@ -52,8 +52,8 @@ type saveStatus struct {
 	Heard    time.Time `json:"heard"` // when a node last reported it
 }
 
-// summary describes the run as it is.
-func (st *state) Summary() summary {
+// summary describes the run at present.
+func (st *state) summary() summary {
 	sum := summary{Saves: make([]saveStatus, 0, len(st.saves)), Ages: make([]Age, 0, len(st.ages))}
 	for _, s := range st.saves {
 		sum.Saves = append(sum.Saves, s.status())
