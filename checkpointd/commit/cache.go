@@ -3,7 +3,6 @@ package commit
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -112,39 +111,4 @@ func (c *Cache) remember(dir string, now memory) {
 	if len(now) > 0 {
 		c.dirs[dir] = now
 	}
-}
-
-// briefs returns the committed steps of the directory, the newest commit first. It reads the manifests that the cache
-// does not know. Damaged ones are left out.
-func (d directory) briefs() ([]*brief, error) {
-	es, err := d.list(d.meta())
-	if err != nil {
-		return nil, fmt.Errorf("list the checkpoints: %w", err)
-	}
-	// A manifest that is replaced after this listing gets a time stamp no earlier than the newest one in the listing. So
-	// entries that are older by more than the granularity would get another stamp.
-	settled := lastCommit(es).Add(-stampGrain)
-	known, now := d.cache.known(d.root), memory{}
-	var all []*brief
-	for _, e := range es {
-		step, ok := numbered(e, ".json")
-		if !ok {
-			continue
-		}
-		b, ok := known[e]
-		if !ok {
-			m, ok := d.committed(step)
-			if !ok {
-				continue
-			}
-			b = briefOf(m)
-		}
-		all = append(all, b)
-		if e.ModTime.Before(settled) {
-			now[e] = b
-		}
-	}
-	d.cache.remember(d.root, now)
-	slices.SortFunc(all, func(a, b *brief) int { return newestFirst(a.Manifest, b.Manifest) })
-	return all, nil
 }

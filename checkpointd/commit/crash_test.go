@@ -275,11 +275,11 @@ func (r *run) cut(visit func(crashfs.Op, crashfs.Choice, *run), choices ...crash
 func (r *run) checkBefore(t *testing.T, where string) {
 	d, err := r.store.at(dir)
 	require.NoError(t, err, where)
-	if step, ok := d.tracked(); ok {
-		_, ok := d.committed(step)
+	if step, ok := d.steps.tracked(); ok {
+		_, ok := d.steps.committed(step)
 		require.True(t, ok, where)
 	}
-	intents, damaged, err := d.intents()
+	intents, damaged, err := d.stages.intents()
 	require.NoError(t, err, where)
 	require.Empty(t, damaged, where)
 	if r.committed.ID == "" || len(intents) > 0 {

@@ -114,9 +114,9 @@ func (c crashed) publish(s Save, track bool) {
 	m, err := d.future(s, entries)
 	require.NoError(c.t, err)
 	m.Committed = c.store.Now()
-	require.NoError(c.t, d.put(d.manifest(s.Step), m))
+	require.NoError(c.t, d.storage.put(d.paths.manifest(s.Step), m))
 	if track {
-		require.NoError(c.t, d.track(m.Trackers))
+		require.NoError(c.t, d.storage.track(m.Trackers))
 	}
 }
 

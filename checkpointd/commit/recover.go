@@ -9,7 +9,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"dlrover-run/checkpointd/fsx"
@@ -42,7 +41,7 @@ func (t Store) Recover(ctx context.Context, dir string, live func(save string) b
 		if err == nil {
 			err = t.rollForward(d, m)
 		}
-		if err != nil && d.missing(d.intent(m.ID)) {
+		if err != nil && d.storage.missing(d.paths.intent(m.ID)) {
 			continue // another recovery was faster, or it is set aside
 		}
 		if err != nil {
@@ -59,22 +58,49 @@ func (t Store) Recover(ctx context.Context, dir string, live func(save string) b
 	return r, nil
 }
 
-func (d directory) missing(file string) bool {
-	_, err := d.fs.Size(file)
-	return errors.Is(err, fs.ErrNotExist)
+// intents returns the saves that can only be completed. Saves with damaged intents are set aside.
+func (t Store) intents(d directory) ([]Manifest, error) {
+	ms, bad, err := d.stages.intents()
+	for _, id := range slices.Sorted(maps.Keys(bad)) {
+		err = errors.Join(err, t.setAside(d, d.paths.stage(id), bad[id]))
+	}
+	return ms, err
+}
+
+// asideExt is the extension of names that were set aside: they are no longer a stage or a step.
+const asideExt = ".damaged"
+
+// setAside renames an entry that cannot be processed, and keeps all that may help a person: the stage of a save that
+// can never be completed, or the list of files of a removed step.
+func (t Store) setAside(d directory, path string, why error) error {
+	to := path + asideExt
+	err := d.storage.fs.Rename(path, to)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // another recovery was faster
+	}
+	if err == nil {
+		err = d.storage.fs.SyncDir(filepath.Dir(path))
+	}
+	if err != nil {
+		return fmt.Errorf("set %s aside (%w): %w", path, why, err)
+	}
+	if t.OnDamaged != nil {
+		t.OnDamaged(to, why)
+	}
+	return nil
 }
 
 // rollForward completes a save whose intent is visible. It makes the intent durable first: its writer may have died
 // just before. Without the intent, half of the files would destroy the older save of the step. A save that can never be
 // completed is set aside.
 func (t Store) rollForward(d directory, m Manifest) error {
-	if err := d.syncDirs([]string{d.intent(m.ID)}); err != nil {
+	if err := d.storage.syncDirs([]string{d.paths.intent(m.ID)}); err != nil {
 		return err
 	}
-	if why := d.lost(m); why != nil {
-		return cmp.Or(t.setAside(d, d.stage(m.ID), why), errAside)
+	if why := d.stages.lost(m); why != nil {
+		return cmp.Or(t.setAside(d, d.paths.stage(m.ID), why), errAside)
 	}
-	if err := d.place(m.Files, m.ID); err != nil {
+	if err := d.storage.place(m.Files, m.ID); err != nil {
 		return err
 	}
 	_, err := t.complete(d, m, true)
@@ -83,11 +109,11 @@ func (t Store) rollForward(d directory, m Manifest) error {
 
 // orphans removes the saves that no writer will commit.
 func (t Store) orphans(ctx context.Context, d directory, live func(string) bool) (removed []string, err error) {
-	stages, err := d.list(d.stages())
+	stages, err := d.storage.list(d.paths.stages())
 	if err != nil || len(stages) == 0 {
 		return nil, err
 	}
-	metas, err := d.list(d.meta())
+	metas, err := d.storage.list(d.paths.meta())
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +125,7 @@ func (t Store) orphans(ctx context.Context, d directory, live func(string) bool)
 		}
 		dead, err := t.orphan(d, e, last)
 		if err == nil && dead {
-			err = d.discard(e.Name)
+			err = d.stages.discard(e.Name)
 		}
 		if err == nil && dead {
 			removed = append(removed, e.Name)
@@ -121,7 +147,7 @@ func lastCommit(metas []fsx.Entry) (last time.Time) {
 
 // orphan reports whether a stage has no intent and has been quiet since the last commit, or for an hour.
 func (t Store) orphan(d directory, stage fsx.Entry, last time.Time) (bool, error) {
-	es, err := d.list(d.stage(stage.Name))
+	es, err := d.storage.list(d.paths.stage(stage.Name))
 	if err != nil {
 		return false, err
 	}
@@ -140,102 +166,9 @@ func (t Store) orphan(d directory, stage fsx.Entry, last time.Time) (bool, error
 	return active.Before(last) || t.Now().Sub(active) > orphanAge, nil
 }
 
-// discard removes a save with its temporary files.
-func (d directory) discard(save string) error {
-	es, err := d.list(d.stage(save))
-	if err != nil {
-		return err
-	}
-	for _, e := range es {
-		if strings.HasSuffix(e.Name, ".prepared") { // before the files go
-			if err := d.fs.Remove(filepath.Join(d.stage(save), e.Name)); err != nil {
-				return err
-			}
-		}
-	}
-	for _, e := range es {
-		if strings.HasSuffix(e.Name, ".plan") {
-			if err := d.removePlanned(filepath.Join(d.stage(save), e.Name), save); err != nil {
-				return err
-			}
-		}
-	}
-	return d.clear(save)
-}
-
-// removePlanned removes the files that a plan names, and the directories that are empty without them. A plan that
-// cannot be understood names none.
-func (d directory) removePlanned(plan, save string) error {
-	b, err := d.fs.ReadFile(plan, readLimit)
-	if errors.Is(err, fs.ErrNotExist) || damaged(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	tmps, err := parsePlan(b, save)
-	if err != nil {
-		return nil
-	}
-	for i, tmp := range tmps {
-		if tmps[i], err = d.real(tmp); err != nil {
-			return err
-		}
-	}
-	return d.removeFiles(tmps)
-}
-
-// clear removes the markers of a finished save. The intent is removed first and durably: if it reappeared after a later
-// save of the step, it would claim the files of that save.
-func (d directory) clear(save string) error {
-	dir := d.stage(save)
-	es, err := d.list(dir)
-	if err != nil {
-		return err
-	}
-	if err := d.fs.Remove(d.intent(save)); err != nil {
-		return err
-	}
-	if err := d.fs.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	for _, e := range es {
-		if err := d.fs.Remove(filepath.Join(dir, e.Name)); err != nil {
-			return err
-		}
-	}
-	if err := d.fs.Remove(dir); err != nil {
-		return err
-	}
-	if err := d.fs.SyncDir(d.stages()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// removeFiles removes files, then the directories below the root that are empty without them, durably.
-func (d directory) removeFiles(files []string) error {
-	dirs := map[string]bool{}
-	for _, file := range files {
-		if err := d.fs.Remove(file); err != nil {
-			return err
-		}
-		dirs[filepath.Dir(file)] = true
-	}
-	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
-		for strings.HasPrefix(dir, d.root+"/") && d.fs.Remove(dir) == nil {
-			dir = filepath.Dir(dir)
-		}
-		if err := d.fs.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
-}
-
 // sweep finishes the removal of steps, and removes leftovers of WriteFile.
 func (t Store) sweep(ctx context.Context, d directory) error {
-	metas, err := d.list(d.meta())
+	metas, err := d.storage.list(d.paths.meta())
 	if err != nil {
 		return err
 	}
@@ -245,19 +178,19 @@ func (t Store) sweep(ctx context.Context, d directory) error {
 		if !ok || ctx.Err() != nil {
 			continue
 		}
-		m, found, err := d.read(d.gone(step))
+		m, found, err := d.storage.read(d.paths.gone(step))
 		if err == nil && found && m.Step != step {
-			err = fmt.Errorf("%s: %w: is of step %d", d.gone(step), errDamaged, m.Step)
+			err = fmt.Errorf("%s: %w: is of step %d", d.paths.gone(step), errDamaged, m.Step)
 		}
 		switch {
 		case damaged(err):
-			err = t.setAside(d, d.gone(step), err)
+			err = t.setAside(d, d.paths.gone(step), err)
 		case err == nil && found:
 			err = d.removeStep(m)
 		}
 		errs = append(errs, err)
 	}
-	for _, dir := range []string{d.root, d.meta()} {
+	for _, dir := range []string{d.paths.root, d.paths.meta()} {
 		errs = append(errs, t.sweepDir(d, dir, lastCommit(metas)))
 	}
 	return errors.Join(append(errs, ctx.Err())...)
@@ -266,13 +199,13 @@ func (t Store) sweep(ctx context.Context, d directory) error {
 // sweepDir removes the temporary files of small ones that are older than the last commit: a writer that is only slow
 // begins again.
 func (t Store) sweepDir(d directory, dir string, last time.Time) error {
-	es, err := d.list(dir)
+	es, err := d.storage.list(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range es {
 		if fsx.Temporary(e.Name) && !e.Dir && (e.ModTime.Before(last) || t.Now().Sub(e.ModTime) > orphanAge) {
-			if err := d.fs.Remove(filepath.Join(dir, e.Name)); err != nil {
+			if err := d.storage.fs.Remove(filepath.Join(dir, e.Name)); err != nil {
 				return err
 			}
 		}

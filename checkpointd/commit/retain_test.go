@@ -97,7 +97,7 @@ func TestRetainDoesNotReadRemainingSteps(t *testing.T) {
 	removed, err := store.Retain(t.Context(), dir)
 	require.NoError(t, err)
 	require.Equal(t, []int64{20}, removed)
-	manifest := directory{root: dir}.manifest
+	manifest := layout{dir}.manifest
 	require.True(t, read[manifest(60)], "it is new")
 	require.True(t, read[manifest(20)], "it goes")
 	require.False(t, read[manifest(30)])
@@ -106,7 +106,7 @@ func TestRetainDoesNotReadRemainingSteps(t *testing.T) {
 
 func TestManifestDamagedAfterItWasKnown(t *testing.T) {
 	model, store := grown(t, 3, 40)
-	model.Put(directory{root: dir}.manifest(20), "{}")
+	model.Put(layout{dir}.manifest(20), "{}")
 	removed, err := store.Retain(t.Context(), dir)
 	require.NoError(t, err)
 	require.Empty(t, removed, "three are left")
@@ -126,7 +126,7 @@ func TestManifestLostWhileRetaining(t *testing.T) {
 			model, store := grown(t, 1, 30)
 			reads := 0
 			model.Fault(func(o crashfs.Op) error {
-				if o.Kind == "read" && o.Path == (directory{root: dir}).manifest(c.lost) {
+				if o.Kind == "read" && o.Path == (layout{dir}).manifest(c.lost) {
 					if reads++; reads > 1 {
 						return fs.ErrNotExist
 					}

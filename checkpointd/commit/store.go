@@ -16,52 +16,32 @@ func (t Store) Plan(s Save, shard int, paths []string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("plan: %w", err)
 	}
-	if err := d.notBegun(s.ID); err != nil {
+	if err := d.stages.notBegun(s.ID); err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
 	files := make([]FileEntry, len(paths))
 	for i, path := range paths {
 		files[i] = FileEntry{Path: path, Shard: shard}
 	}
-	e, err := d.entry(Entry{Shard: shard, Files: files})
+	e, err := d.storage.entry(Entry{Shard: shard, Files: files})
 	if err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
-	finals, tmps, err := d.realFiles(e.Files, s.ID)
+	finals, tmps, err := d.storage.realFiles(e.Files, s.ID)
 	if err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
-	if err := d.free(finals); err != nil {
+	if err := d.storage.free(finals); err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
 	named := make([]string, len(e.Files))
 	for i, f := range e.Files {
 		named[i] = temporary(f.Path, s.ID)
 	}
-	if err := d.plan(d.marker(s.ID, shard, "plan"), named, finals); err != nil {
+	if err := d.stages.plan(d.paths.marker(s.ID, shard, "plan"), named, finals); err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
 	return tmps, nil
-}
-
-// plan writes a plan, durably up to the root: it is how the files are found that take up the space. Then it makes the
-// directories of the files.
-func (d directory) plan(marker string, tmps, finals []string) error {
-	if err := d.fs.MkdirAll(filepath.Dir(marker)); err != nil {
-		return err
-	}
-	if err := d.put(marker, tmps); err != nil {
-		return err
-	}
-	if err := d.syncDirs([]string{marker}); err != nil {
-		return err
-	}
-	for _, final := range finals {
-		if err := d.fs.MkdirAll(filepath.Dir(final)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // open checks the arguments of a call about a save.
@@ -75,46 +55,25 @@ func (t Store) open(s Save, shard int) (directory, error) {
 	return t.at(s.Dir)
 }
 
-func (d directory) notBegun(save string) error {
-	begun, err := d.exists(d.intent(save))
-	if begun {
-		err = ErrBegun
-	}
-	return err
-}
-
-// entry returns e with the paths by which this package knows the files.
-func (d directory) entry(e Entry) (Entry, error) {
-	files := slices.Clone(e.Files)
-	for i, f := range files {
-		rel, err := d.relative(f.Path)
-		if err != nil {
-			return Entry{}, err
-		}
-		files[i].Path, files[i].Shard, files[i].Tmp = rel, e.Shard, ""
-	}
-	return Entry{Shard: e.Shard, Files: files}, checkFiles(files, e.Shard+1)
-}
-
 // Prepared records that the temporary files of a shard are complete. It makes their names durable; their content is.
 func (t Store) Prepared(s Save, e Entry) error {
 	d, err := t.open(s, e.Shard)
 	if err != nil {
 		return fmt.Errorf("prepare: %w", err)
 	}
-	e, err = d.entry(e)
+	e, err = d.storage.entry(e)
 	if err != nil {
 		return fmt.Errorf("prepare save %s: %w", s.ID, err)
 	}
-	_, tmps, err := d.realFiles(e.Files, s.ID)
+	_, tmps, err := d.storage.realFiles(e.Files, s.ID)
 	if err == nil {
-		err = d.expect(tmps, e.Files)
+		err = d.storage.expect(tmps, e.Files)
 	}
 	if err == nil {
-		err = d.syncDirs(tmps)
+		err = d.storage.syncDirs(tmps)
 	}
 	if err == nil {
-		err = d.put(d.marker(s.ID, e.Shard, "prepared"), e)
+		err = d.storage.put(d.paths.marker(s.ID, e.Shard, "prepared"), e)
 	}
 	if err != nil {
 		return fmt.Errorf("prepare save %s: %w", s.ID, err)
@@ -140,21 +99,21 @@ func (t Store) Intent(s Save, es []Entry) error {
 }
 
 func (t Store) begin(d directory, m Manifest) error {
-	if old, ok := d.committed(m.Step); ok && old.ID == m.ID {
+	if old, ok := d.steps.committed(m.Step); ok && old.ID == m.ID {
 		return nil
 	}
-	if begun, err := d.exists(d.intent(m.ID)); begun || err != nil {
+	if begun, err := d.stages.begun(m.ID); begun || err != nil {
 		return err
 	}
-	_, tmps, err := d.realFiles(m.Files, m.ID)
+	_, tmps, err := d.storage.realFiles(m.Files, m.ID)
 	if err != nil {
 		return err
 	}
-	if err := d.expect(tmps, m.Files); err != nil {
+	if err := d.storage.expect(tmps, m.Files); err != nil {
 		return err
 	}
 	for _, tr := range m.Trackers {
-		if err := d.free([]string{filepath.Join(d.root, tr.Path)}); err != nil {
+		if err := d.storage.free([]string{filepath.Join(d.paths.root, tr.Path)}); err != nil {
 			return err
 		}
 	}
@@ -169,34 +128,16 @@ func (t Store) begin(d directory, m Manifest) error {
 			}
 		}
 	}
-	if err := d.notSuperseded(m); err != nil {
+	if err := d.steps.notSuperseded(m); err != nil {
 		return err
 	}
-	return d.put(d.intent(m.ID), m) // the directories above it are durable since Plan
-}
-
-// notSuperseded fails when a save that was made later has put its files in the place of m's.
-func (d directory) notSuperseded(m Manifest) error {
-	bs, err := d.briefs()
-	if err != nil {
-		return err
-	}
-	same := func(b *brief) bool {
-		return b.Step == m.Step || slices.ContainsFunc(m.Files,
-			func(f FileEntry) bool { return b.has(pathSum(f.Path)) })
-	}
-	for _, other := range bs {
-		if other.Overtakes(m, m.Late) && same(other) {
-			return fmt.Errorf("%w: save %s of step %d", ErrSuperseded, other.ID, other.Step)
-		}
-	}
-	return nil
+	return d.storage.put(d.paths.intent(m.ID), m) // the directories above it are durable since Plan
 }
 
 // future makes the manifest of a save that is to be committed.
 func (d directory) future(s Save, es []Entry) (Manifest, error) {
 	m := Manifest{Version: version, Save: s}
-	m.Dir, m.Trackers = d.root, withLatest(s.Trackers, s.Step)
+	m.Dir, m.Trackers = d.paths.root, withLatest(s.Trackers, s.Step)
 	es = slices.SortedFunc(slices.Values(es), func(a, b Entry) int { return a.Shard - b.Shard })
 	if len(es) != s.Shards {
 		return m, fmt.Errorf("%d shards instead of %d", len(es), s.Shards)
@@ -205,7 +146,7 @@ func (d directory) future(s Save, es []Entry) (Manifest, error) {
 		if e.Shard != i {
 			return m, fmt.Errorf("shard %d is missing", i)
 		}
-		e, err := d.entry(e)
+		e, err := d.storage.entry(e)
 		if err != nil {
 			return m, err
 		}
@@ -237,31 +178,31 @@ func (t Store) Begun(dir, save string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look for the intent of save %s: %w", save, err)
 	}
-	return d.exists(d.intent(save))
+	return d.stages.begun(save)
 }
 
 // Used reports whether a directory exists and has been saved to.
 func (t Store) Used(dir string) bool {
 	d, err := t.at(dir)
-	return err == nil && !d.missing(d.meta())
+	return err == nil && !d.storage.missing(d.paths.meta())
 }
 
 // Gone reports whether the storage is there, and a file of a prepared shard is not, under either of its names.
 func (t Store) Gone(s Save, e Entry) bool {
 	d, err := t.open(s, e.Shard)
-	if err != nil || d.missing(d.meta()) {
+	if err != nil || d.storage.missing(d.paths.meta()) {
 		return false
 	}
-	e, err = d.entry(e)
+	e, err = d.storage.entry(e)
 	if err != nil {
 		return false
 	}
-	finals, tmps, err := d.realFiles(e.Files, s.ID)
+	finals, tmps, err := d.storage.realFiles(e.Files, s.ID)
 	if err != nil {
 		return false
 	}
 	for i := range finals {
-		if d.missing(tmps[i]) && d.missing(finals[i]) {
+		if d.storage.missing(tmps[i]) && d.storage.missing(finals[i]) {
 			return true
 		}
 	}
@@ -274,32 +215,14 @@ func (t Store) Place(s Save, e Entry) error {
 	if err != nil {
 		return fmt.Errorf("place: %w", err)
 	}
-	e, err = d.entry(e)
+	e, err = d.storage.entry(e)
 	if err == nil {
-		err = d.place(e.Files, s.ID)
+		err = d.storage.place(e.Files, s.ID)
 	}
 	if err != nil {
 		return fmt.Errorf("place the files of save %s: %w", s.ID, err)
 	}
 	return nil
-}
-
-// place renames the files that still have temporary names. Other processes may be doing the same.
-func (d directory) place(files []FileEntry, save string) error {
-	finals, tmps, err := d.realFiles(files, save)
-	if err != nil {
-		return err
-	}
-	for i := range files {
-		err := d.fs.Rename(tmps[i], finals[i])
-		if errors.Is(err, fs.ErrNotExist) {
-			err = d.expect(finals[i:i+1], files[i:i+1])
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return d.syncDirs(finals)
 }
 
 // Placed records that the files of a shard have their final names. After the commit it does nothing.
@@ -308,7 +231,7 @@ func (t Store) Placed(s Save, shard int) error {
 	if err != nil {
 		return fmt.Errorf("placed: %w", err)
 	}
-	err = d.fs.WriteFile(d.marker(s.ID, shard, "placed"), nil)
+	err = d.storage.fs.WriteFile(d.paths.marker(s.ID, shard, "placed"), nil)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("placed: %w", err)
 	}
@@ -327,11 +250,11 @@ func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
 	}
-	begun, err := d.exists(d.intent(s.ID))
+	begun, err := d.stages.begun(s.ID)
 	if err != nil {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
 	}
-	old, exists := d.committed(s.Step)
+	old, exists := d.steps.committed(s.Step)
 	if !begun && exists && (old.ID == s.ID || old.Saved.After(s.Saved)) {
 		return old, nil // by Recover, or by an earlier call
 	}
@@ -348,56 +271,42 @@ func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
 // complete finishes a save whose files all have their final names. It does not move the trackers away from later saves.
 // A recovered save may have been overtaken by others, in any epoch.
 func (t Store) complete(d directory, m Manifest, recovered bool) (Manifest, error) {
-	finals, _, err := d.realFiles(m.Files, m.ID)
+	finals, _, err := d.storage.realFiles(m.Files, m.ID)
 	if err != nil {
 		return m, err
 	}
-	if err := d.expect(finals, m.Files); err != nil {
+	if err := d.storage.expect(finals, m.Files); err != nil {
 		return m, err
 	}
-	if old, ok := d.committed(m.Step); ok && old.ID != m.ID {
+	if old, ok := d.steps.committed(m.Step); ok && old.ID != m.ID {
 		if err := d.removeOthers(old, m); err != nil {
 			return m, err
 		}
 	}
 	moves := true
 	m.Committed = t.Now()
-	if last, ok := d.trackedSave(); ok {
+	if last, ok := d.steps.trackedSave(); ok {
 		moves = !last.Overtakes(m, recovered)
 		if moves {
 			m.Committed = later(m.Committed, last.Committed)
-		} else if m.Committed, err = d.overtaken(m, last); err != nil {
+		} else if m.Committed, err = d.steps.overtaken(m, last); err != nil {
 			return m, err
 		}
 	}
 	// Another process may have completed it while we were held up, and begun the next save of the step.
-	if begun, err := d.exists(d.intent(m.ID)); !begun {
-		last, _ := d.committed(m.Step)
+	if begun, err := d.stages.begun(m.ID); !begun {
+		last, _ := d.steps.committed(m.Step)
 		return last, err
 	}
-	if err := d.put(d.manifest(m.Step), m); err != nil {
+	if err := d.storage.put(d.paths.manifest(m.Step), m); err != nil {
 		return m, err
 	}
 	if moves {
-		if err := d.track(m.Trackers); err != nil {
+		if err := d.storage.track(m.Trackers); err != nil {
 			return m, err
 		}
 	}
-	return m, d.clear(m.ID)
-}
-
-// overtaken returns the commit time of a save that is older than the tracked one, regardless of when it is completed:
-// the time of the first later save of its epoch. Among saves of the same commit time the one that was made last is the
-// newest.
-func (d directory) overtaken(m, by Manifest) (time.Time, error) {
-	at := by.Committed
-	bs, err := d.briefs()
-	for _, b := range bs {
-		if b.Epoch == m.Epoch && b.ID != m.ID && b.Saved.After(m.Saved) && b.Committed.Before(at) {
-			at = b.Committed
-		}
-	}
-	return at, err
+	return m, d.stages.clear(m.ID)
 }
 
 // later keeps commit times in order when the clocks of nodes differ.
@@ -408,22 +317,6 @@ func later(now, last time.Time) time.Time {
 	return last.Add(1)
 }
 
-func (d directory) track(trackers []Tracker) error {
-	for _, tr := range trackers {
-		path := filepath.Join(d.root, tr.Path)
-		if err := d.fs.MkdirAll(filepath.Dir(path)); err != nil {
-			return err
-		}
-		if err := d.fs.WriteFile(path, []byte(tr.Text)); err != nil {
-			return err
-		}
-		if err := d.syncDirs([]string{path}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Abort removes the files of a shard of a save that will not be committed. It fails with ErrBegun after the intent.
 // Once a shard is prepared, Abort may be called only if it is certain that no intent is being written.
 func (t Store) Abort(s Save, shard int) error {
@@ -431,35 +324,12 @@ func (t Store) Abort(s Save, shard int) error {
 	if err != nil {
 		return fmt.Errorf("abandon: %w", err)
 	}
-	err = d.notBegun(s.ID)
+	err = d.stages.notBegun(s.ID)
 	if err == nil {
-		err = d.abort(s.ID, shard)
+		err = d.stages.abort(s.ID, shard)
 	}
 	if err != nil {
 		return fmt.Errorf("abandon shard %d of save %s: %w", shard, s.ID, err)
 	}
-	return nil
-}
-
-// abort removes the word that the shard is prepared, then its files, then the plan by which they are found.
-func (d directory) abort(save string, shard int) error {
-	plan := d.marker(save, shard, "plan")
-	known, err := d.exists(plan)
-	if err != nil || !known {
-		return err
-	}
-	if err := d.fs.Remove(d.marker(save, shard, "prepared")); err != nil {
-		return err
-	}
-	if err := d.fs.SyncDir(d.stage(save)); err != nil {
-		return err
-	}
-	if err := d.removePlanned(plan, save); err != nil {
-		return err
-	}
-	if err := d.fs.Remove(plan); err != nil {
-		return err
-	}
-	_ = d.fs.Remove(d.stage(save)) // if this was the last shard
 	return nil
 }
