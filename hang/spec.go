@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/duration"
 )
 
 // ErrSpec is wrapped by all errors of ParseSpec.
@@ -36,7 +38,7 @@ func ParseSpec(text string) (s Spec, err error) {
 		case "action":
 			s.Action = Action(value)
 		case "after":
-			if s.After, err = time.ParseDuration(value); err != nil || s.After <= 0 {
+			if s.After, err = duration.Parse(value); err != nil || s.After <= 0 {
 				return Spec{}, fmt.Errorf("%w %.200q: after %.80q is no time: use 3m or the like", ErrSpec, text, value)
 			}
 		default:
