@@ -606,7 +606,7 @@ func (c *Case) retract(id uint64, line string) {
 }
 
 func (c *Case) note(event job.Event, node, format string, args ...any) {
-	c.out = append(c.out, CaseAction{Note: &Note{Event: event, Node: node, Text: fmt.Sprintf(format, args...)}})
+	c.out = append(c.out, CaseAction{Note: &job.Note{Event: event, Node: node, Text: fmt.Sprintf(format, args...)}})
 }
 
 // beginCollection asks for stacks, unless these are being asked for, or were a moment ago.

@@ -37,7 +37,7 @@ type stage struct {
 	due      []answer
 
 	asks   []Ask
-	notes  []Note
+	notes  []job.Note
 	orders []Order
 	doubts int
 	at     map[string]time.Duration // when something of the kind happened last, since dawn

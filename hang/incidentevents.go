@@ -37,19 +37,12 @@ func (CaseTick) caseEvent() {}
 type CaseAction struct {
 	// Ask is for all nodes of the world.
 	Ask *Ask
-	// Note is for the run's timeline.
-	Note *Note
+	// Note is for the run's timeline: hang-suspected, hang-verdict, hang-decided or hang-withdrawn.
+	Note *job.Note
 	// Order is to be given to the run.
 	Order *Order
 	// Doubt: the network of all nodes is to be checked when it is checked next, for this reason.
 	Doubt string
-}
-
-// Note is one line of the run's timeline.
-type Note struct {
-	Event job.Event // hang-suspected, hang-verdict, hang-decided, hang-withdrawn
-	Node  string    // name, or ""
-	Text  string
 }
 
 // Order ends an epoch.

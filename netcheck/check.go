@@ -168,5 +168,5 @@ func (c *Check) end() {
 }
 
 func (c *Check) note(event job.Event, name, format string, args ...any) {
-	c.out = append(c.out, Action{Note: &Note{Event: event, Node: name, Text: fmt.Sprintf(format, args...)}})
+	c.out = append(c.out, Action{Note: &job.Note{Event: event, Node: name, Text: fmt.Sprintf(format, args...)}})
 }

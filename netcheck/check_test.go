@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 // full makes a sim of nodes with PyTorch, which takes a while to import.
@@ -57,7 +59,7 @@ func TestHealthyNodesPassWithinTenSeconds(t *testing.T) {
 	}
 }
 
-func events(notes []Note) (names []string) {
+func events(notes []job.Note) (names []string) {
 	for _, n := range notes {
 		names = append(names, string(n.Event))
 	}
@@ -236,7 +238,7 @@ func TestBrokenDevicesAreToldWhereNobodyIsLeftOut(t *testing.T) {
 	fatal := func(kind, metric string) Finding {
 		return Finding{Severity: Fatal, Kind: kind, Metric: metric, Text: "GPU 3: " + kind + " " + metric}
 	}
-	faults := func(reportOnly bool) (told []Note) {
+	faults := func(reportOnly bool) (told []job.Note) {
 		s := newSim(1, 9)
 		s.check.cfg.Spec.ReportOnly = reportOnly
 		s.nodes[2].node.Findings = []Finding{fatal("gpu.driver", "xid"), fatal("gpu.memory", "ecc_uncorrected"),
@@ -251,7 +253,7 @@ func TestBrokenDevicesAreToldWhereNobodyIsLeftOut(t *testing.T) {
 				told = append(told, n)
 			}
 		}
-		slices.SortStableFunc(told, func(a, b Note) int { return strings.Compare(a.Node, b.Node) })
+		slices.SortStableFunc(told, func(a, b job.Note) int { return strings.Compare(a.Node, b.Node) })
 		return told
 	}
 	require.Empty(t, faults(false), "who is left out says why")

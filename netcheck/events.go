@@ -55,15 +55,8 @@ type Action struct {
 	// Silent names a node that was expected and did not take part: it is to be barred without its help, for Verdict.
 	Silent  string
 	Verdict *Verdict
-	// Note is for the run's timeline.
-	Note *Note
-}
-
-// Note is one line of the run's timeline.
-type Note struct {
-	Event job.Event // check-began, check-round, check-verdict, device-fault, check-ended
-	Node  string    // name, or ""
-	Text  string
+	// Note is for the run's timeline: check-began, check-round, check-verdict, device-fault or check-ended.
+	Note *job.Note
 }
 
 // Picture is the state of a run's checks, for people and metrics.

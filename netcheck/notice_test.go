@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 func noticed(severity Severity, kind, entity string) Finding {
@@ -52,7 +54,8 @@ func TestWhatANodeNoticesAtItsVerdict(t *testing.T) {
 		require.Equal(t, told, *s.nodes[1].verdict, "what was sent stays as it is")
 		want := map[bool]string{false: "4 ok, 1 left out", true: "4 ok, 1 not ok, but kept"}[report]
 		require.Contains(t, p.Summary, want)
-		require.Equal(t, Note{"check-verdict", s.nodes[1].node.Name, "faulty: eth0 has link"}, s.notes[len(s.notes)-1])
+		note := job.Note{Event: "check-verdict", Node: s.nodes[1].node.Name, Text: "faulty: eth0 has link"}
+		require.Equal(t, note, s.notes[len(s.notes)-1])
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // sim drives a Check by events, with a model of nodes, paths and faults. It is deterministic.
@@ -34,7 +36,7 @@ type sim struct {
 	began     func(test string, a, b int) // of every test; nil
 	ended     func(test string)
 
-	notes []Note
+	notes []job.Note
 	work  []simWork
 	story *json.Encoder // of all actions; nil for nobody
 }

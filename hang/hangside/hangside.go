@@ -56,7 +56,7 @@ func Run(ctx context.Context, c Config) {
 	s.hub = serve.New(serve.Config{
 		Spec: func(string) (hang.Spec, error) { return c.Spec, nil }, Seat: s.seat, World: s.world, Log: c.Log,
 		Notify: func(_ string, a hang.Ask) { s.hear(a) }, Order: s.act, Doubt: func(string, string) {},
-		Note: func(_ string, n hang.Note) { c.Log.Debug(string(n.Event), "node", n.Node, "text", n.Text) },
+		Note: func(_ string, n job.Note) { c.Log.Debug(string(n.Event), "node", n.Node, "text", n.Text) },
 	})
 	c.Log.Info("waiting for torchrun's workers, to find their hangs")
 	for set := s.next(ctx, nil); set != nil; set = s.next(ctx, set) {

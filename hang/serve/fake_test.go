@@ -27,7 +27,7 @@ type rdzv struct {
 	worlds  int // that were asked for
 
 	asks   chan hang.Ask
-	notes  []hang.Note
+	notes  []job.Note
 	orders []hang.Order
 	doubts int
 }
@@ -53,7 +53,7 @@ func (r *rdzv) config() Config {
 		},
 		Seat: r.seat, World: r.world,
 		Notify: func(_ string, a hang.Ask) { r.asks <- a },
-		Note:   func(_ string, n hang.Note) { r.locked(func() { r.notes = append(r.notes, n) }) },
+		Note:   func(_ string, n job.Note) { r.locked(func() { r.notes = append(r.notes, n) }) },
 		Order:  func(_ string, o hang.Order) { r.locked(func() { r.orders = append(r.orders, o) }) },
 		Doubt:  func(string, string) { r.locked(func() { r.doubts++ }) },
 		judge:  blame,

@@ -69,7 +69,7 @@ type Config struct {
 	// Notify sends an Ask to all nodes of the run.
 	Notify func(run string, a hang.Ask)
 	// Note takes a line for the run's timeline.
-	Note func(run string, n hang.Note)
+	Note func(run string, n job.Note)
 	// Order gives an order to the run.
 	Order func(run string, o hang.Order)
 	// Doubt has all nodes of the run checked when nodes are checked next.

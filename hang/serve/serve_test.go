@@ -58,7 +58,7 @@ func TestHangIsJudgedAndEnded(t *testing.T) {
 		const line = "rank 1 (node 0 n0) hung for 22 s: asleep"
 		require.Equal(t, []hang.Order{{Action: hang.ActRestart, Epoch: r.epoch, Text: line}}, r.orders)
 		require.Equal(t, job.EventHangSuspected, r.notes[0].Event)
-		require.Equal(t, hang.Note{Event: "hang-verdict", Node: "n0", Text: line}, r.notes[1])
+		require.Equal(t, job.Note{Event: "hang-verdict", Node: "n0", Text: line}, r.notes[1])
 		require.Equal(t, 1, r.worlds, "the world is fetched once")
 
 		h.Ended("r", r.epoch)

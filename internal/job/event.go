@@ -60,3 +60,10 @@ const (
 	EventNodeUnmarked  Event = "node-unmarked"
 	EventNodeMarkHeld  Event = "node-mark-held"
 )
+
+// Note is one line of the run's timeline, about checks or hangs.
+type Note struct {
+	Event Event
+	Node  string // name, or ""
+	Text  string
+}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/probe"
 	"dlrover-run/netcheck/serve"
@@ -23,7 +24,7 @@ func TestFourNodesTestEachOtherForReal(t *testing.T) {
 	hub := serve.New(serve.Config{
 		Spec: func(string) (netcheck.Spec, error) { return spec, nil },
 		Bar:  func(_, _, _, reason string) { t.Error(reason) },
-		Note: func(_ string, n netcheck.Note) { t.Log(n.Event, n.Text) },
+		Note: func(_ string, n job.Note) { t.Log(n.Event, n.Text) },
 	})
 	defer hub.Close()
 	require.NoError(t, hub.Expect("r", []string{"id0", "id1", "id2", "id3"}, nil))

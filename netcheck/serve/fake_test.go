@@ -175,5 +175,5 @@ func (p *pairing) decide(id string, v netcheck.Verdict) {
 }
 
 func (p *pairing) note(event job.Event, node, text string) {
-	p.acts = append(p.acts, netcheck.Action{Note: &netcheck.Note{Event: event, Node: node, Text: text}})
+	p.acts = append(p.acts, netcheck.Action{Note: &job.Note{Event: event, Node: node, Text: text}})
 }

@@ -345,7 +345,7 @@ func (r *run) performLocked(now time.Time, a netcheck.Action) {
 }
 
 // aliased is a note that names a node by its ID, because it never came, without that.
-func (r *run) aliased(n netcheck.Note) netcheck.Note {
+func (r *run) aliased(n job.Note) job.Note {
 	if r.nodes[n.Node] != nil {
 		n.Text = strings.ReplaceAll(n.Text, n.Node, "the node "+netcheck.Alias(n.Node))
 		n.Node = ""

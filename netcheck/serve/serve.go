@@ -20,6 +20,7 @@ import (
 	"log/slog"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/runhost"
 	"dlrover-run/netcheck"
 )
@@ -54,7 +55,7 @@ type Config struct {
 	// verdict.
 	Bar func(run, id, aspect, reason string)
 	// Note takes a line for the run's timeline.
-	Note func(run string, n netcheck.Note)
+	Note func(run string, n job.Note)
 	// Keep reports whether the rendezvous knows the run; nil knows none. It is called now and then.
 	Keep func(run string) bool
 	Log  *slog.Logger

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/runhost"
 	"dlrover-run/netcheck"
 )
@@ -36,7 +37,7 @@ func newPlace(t *testing.T) *place {
 			defer p.mu.Unlock()
 			p.barred = append(p.barred, fmt.Sprint(run, " ", id, " ", aspect, reason))
 		},
-		Note: func(run string, n netcheck.Note) {
+		Note: func(run string, n job.Note) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.notes = append(p.notes, strings.TrimSpace(run+" "+string(n.Event)+" "+n.Node+n.Text))
@@ -358,7 +359,7 @@ func TestGoneDoesNotWaitForWhatItCauses(t *testing.T) {
 	h := New(Config{
 		Spec:  func(string) (netcheck.Spec, error) { return netcheck.Spec{}, nil },
 		Bar:   func(string, string, string, string) { take() },
-		Note:  func(string, netcheck.Note) { take() },
+		Note:  func(string, job.Note) { take() },
 		check: func(c netcheck.Config) check { return newPairing(c) },
 	})
 	defer h.Close()

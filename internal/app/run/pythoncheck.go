@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/tempdir"
 	"dlrover-run/launcher/preset"
@@ -183,7 +184,7 @@ func (c *nodeChecks) alone(p *upstream.Service) *serve.Hub {
 	spec.Level = netcheck.LevelLocal
 	hub := serve.New(serve.Config{
 		Spec: func(string) (netcheck.Spec, error) { return spec, nil }, Log: c.log,
-		Keep: func(string) bool { return true }, Note: func(string, netcheck.Note) {},
+		Keep: func(string) bool { return true }, Note: func(string, job.Note) {},
 		Bar: func(run, id, _, reason string) {
 			_ = p.Report(context.Background(), run, rendezvous.Barred{ID: id, Reason: reason}) // the launcher reports it, too
 		},

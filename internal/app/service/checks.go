@@ -33,7 +33,7 @@ func (s *Service) gate(run string, subjects, witnesses []string) {
 	if err == nil {
 		return
 	}
-	s.annotate(run, netcheck.Note{
+	s.annotate(run, job.Note{
 		Event: job.EventCheckEnded, Text: fmt.Sprintf("%d nodes are not checked: %v", len(subjects), err),
 	})
 	for _, id := range slices.Concat(subjects, witnesses) {
@@ -61,7 +61,7 @@ func (s *Service) barSilent(run, id, aspect, reason string) {
 	_ = s.Hub.Report(context.Background(), run, b) // it may have left
 }
 
-func (s *Service) annotate(run string, n netcheck.Note) {
+func (s *Service) annotate(run string, n job.Note) {
 	_ = s.Hub.Annotate(run, n.Event, n.Node, n.Text) // the run may be over
 }
 

@@ -18,7 +18,7 @@ func (s *Service) newHangs() *hangs.Hub {
 	return hangs.New(hangs.Config{
 		Spec: s.hangSpec, Seat: s.seat, World: s.hangWorld, Saved: s.saved, Log: s.cfg.Log,
 		Notify: s.askNodes, Order: s.endHang, Doubt: s.doubtAll,
-		Note: func(run string, n hang.Note) {
+		Note: func(run string, n job.Note) {
 			_ = s.Hub.Annotate(run, n.Event, n.Node, n.Text) // the run may be over
 			s.cfg.Log.Debug(string(n.Event), "run_id", run, "node", n.Node, "text", n.Text)
 		},
