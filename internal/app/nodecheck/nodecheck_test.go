@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/node"
 	"dlrover-run/netcheck/probe"
@@ -82,7 +83,7 @@ func (m *machine) checker(change func(*Config)) *Checker {
 func meet(t *testing.T, spec netcheck.Spec, ids ...string) *serve.Hub {
 	hub := serve.New(serve.Config{
 		Spec: func(string) (netcheck.Spec, error) { return spec, nil },
-		Bar:  func(string, string, string, string) {}, Note: func(string, netcheck.Note) {},
+		Bar:  func(string, string, string, string) {}, Note: func(string, job.Note) {},
 	})
 	t.Cleanup(hub.Close)
 	require.NoError(t, hub.Expect("r", ids, nil))
