@@ -14,8 +14,8 @@ type terms struct{ tell, deadline time.Duration }
 func both(d time.Duration) terms { return terms{d, d} }
 
 // terms returns the deadlines of a rank that others wait for. An idle rank is reported at once. A rank that may be at
-// work gets the time limit of its phase. A rank that only spins is reported, but no action follows. Case decides when
-// anything is done.
+// work gets the time limit of its phase. A rank that only spins is reported, but no action follows. Incident decides
+// when anything is done.
 func (c *analysis) terms(m *member) terms {
 	quick := both(c.base())
 	if c.early() {

@@ -10,17 +10,17 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Case is the state machine of the hangs of one run. It is not safe for concurrent use.
+// Incident is the state machine of the hangs of one run. It is not safe for concurrent use.
 //
-// One case follows another as nodes suspect something: idle, asking for evidence, waiting for as long as it may take,
-// confirming, decided, idle. It decides by its events, their times and Config.Judge alone.
-type Case struct {
-	cfg   CaseConfig
+// One incident follows another as nodes suspect something: idle, asking for evidence, waiting for as long as it may
+// take, confirming, decided, idle. It decides by its events, their times and Config.Judge alone.
+type Incident struct {
+	cfg   IncidentConfig
 	now   time.Time
-	out   []CaseAction
+	out   []Effect
 	seq   uint64 // of the newest Ask
 	asks  bucket // of Asks that cost the nodes something
-	opens bucket // of cases
+	opens bucket // of incidents
 
 	world      World // of the newest epoch
 	live       bool  // its workers run
@@ -30,7 +30,7 @@ type Case struct {
 	suspecting int         // nodes that suspect something
 
 	state   State
-	file    *file // of the newest case or collection, nil for none
+	file    *file // of the newest incident or collection, nil for none
 	ask     Ask   // that answers are awaited for
 	until   time.Time
 	due     time.Time     // when the verdict may be confirmed
@@ -41,7 +41,7 @@ type Case struct {
 	collect collection
 
 	told   []Told
-	lapsed uint64 // the case that was reported, and then lapsed; 0: none
+	lapsed uint64 // the incident that was reported, and then lapsed; 0: none
 	trials progress
 	// longest is for how long the run has made no progress and then has resumed by itself.
 	longest time.Duration
@@ -63,13 +63,13 @@ type collection struct {
 	missing int
 }
 
-// NewCase returns a Case without nodes.
-func NewCase(cfg CaseConfig) *Case {
-	return &Case{cfg: cfg, seq: cfg.Seq, state: StateIdle, asks: bucket{left: maxAsks}, opens: bucket{left: maxAsks}}
+// NewIncident returns an Incident without nodes.
+func NewIncident(cfg IncidentConfig) *Incident {
+	return &Incident{cfg: cfg, seq: cfg.Seq, state: StateIdle, asks: bucket{left: maxAsks}, opens: bucket{left: maxAsks}}
 }
 
 // Step takes one event and returns the actions, in order.
-func (c *Case) Step(now time.Time, ev CaseEvent) []CaseAction {
+func (c *Incident) Step(now time.Time, ev IncidentEvent) []Effect {
 	if now.Before(c.now) {
 		now = c.now // time never goes back
 	}
@@ -89,8 +89,8 @@ func (c *Case) Step(now time.Time, ev CaseEvent) []CaseAction {
 	return c.out
 }
 
-// Next is when the Case next wants a CaseTick; zero: not before another event.
-func (c *Case) Next() time.Time {
+// Next is when the Incident next wants a Tick; zero: not before another event.
+func (c *Incident) Next() time.Time {
 	var next time.Time
 	consider := func(at time.Time) {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
@@ -114,9 +114,9 @@ func (c *Case) Next() time.Time {
 }
 
 // Epoch is the newest that has begun; false: it is over, or none has.
-func (c *Case) Epoch() (job.EpochID, bool) { return c.world.Epoch, c.live }
+func (c *Incident) Epoch() (job.EpochID, bool) { return c.world.Epoch, c.live }
 
-func (c *Case) begin(w World) {
+func (c *Incident) begin(w World) {
 	if c.live && c.world.Epoch == w.Epoch {
 		return
 	}
@@ -126,7 +126,7 @@ func (c *Case) begin(w World) {
 }
 
 // over keeps the file, for a caller that has yet to write the report.
-func (c *Case) over(e job.EpochID) {
+func (c *Incident) over(e job.EpochID) {
 	if !c.live || e != c.world.Epoch {
 		return
 	}
@@ -136,14 +136,14 @@ func (c *Case) over(e job.EpochID) {
 }
 
 // rest is idle. The file is kept for some time.
-func (c *Case) rest() {
+func (c *Incident) rest() {
 	c.state, c.ask, c.pause = StateIdle, Ask{}, 0
 	if c.file != nil {
 		c.dropAt = c.now.Add(keepTime)
 	}
 }
 
-func (c *Case) heard(ev Heard) {
+func (c *Incident) heard(ev Heard) {
 	if !c.live || ev.GroupRank < 0 || ev.GroupRank >= len(c.crew) || ev.Report.Epoch != c.world.Epoch {
 		return
 	}
@@ -170,7 +170,7 @@ func (c *Case) heard(ev Heard) {
 
 // reconsider judges again if a verdict was made without nodes because their evidence was late. On an overloaded
 // machine the next evidence may be late as well.
-func (c *Case) reconsider() {
+func (c *Incident) reconsider() {
 	f := c.file
 	if f.missing > 0 || decisive(f.verdict.Kind) {
 		return
@@ -182,7 +182,7 @@ func (c *Case) reconsider() {
 }
 
 // suspect replaces the earlier suspicions of a node.
-func (c *Case) suspect(m *nodeState, ss []Suspicion) {
+func (c *Incident) suspect(m *nodeState, ss []Suspicion) {
 	if len(m.suspicions) > 0 {
 		c.suspecting--
 	}
@@ -221,7 +221,7 @@ func (m *nodeState) dated(now time.Time, ss []Suspicion) []Suspicion {
 
 // sweep forgets suspicions that were not repeated. That is no progress: a launcher without a connection reports
 // nothing.
-func (c *Case) sweep() {
+func (c *Incident) sweep() {
 	for i := range c.crew {
 		if m := &c.crew[i]; len(m.suspicions) > 0 && c.now.Sub(m.heard) >= staleTime {
 			c.suspect(m, nil)
@@ -233,8 +233,8 @@ func (c *Case) sweep() {
 	}
 }
 
-// open begins a case.
-func (c *Case) open(groupRank int) {
+// open begins an incident.
+func (c *Incident) open(groupRank int) {
 	if !c.opens.take(c.now) {
 		return // a repeated suspicion is no news; it is repeated if it holds
 	}
@@ -258,7 +258,7 @@ func (c *Case) open(groupRank int) {
 }
 
 // expire ends everything that is past its deadline.
-func (c *Case) expire() {
+func (c *Incident) expire() {
 	if c.suspecting > 0 && reached(c.sweepAt, c.now) {
 		c.sweep()
 	}
@@ -271,14 +271,14 @@ func (c *Case) expire() {
 }
 
 // advance continues while something is due.
-func (c *Case) advance() {
+func (c *Incident) advance() {
 	for before := State(""); c.state != before; {
 		before = c.state
 		c.goOn()
 	}
 }
 
-func (c *Case) goOn() {
+func (c *Incident) goOn() {
 	if c.state == StateIdle {
 		return
 	}
@@ -305,11 +305,11 @@ func (c *Case) goOn() {
 }
 
 // answered reports whether all nodes have answered, or are late.
-func (c *Case) answered() bool { return c.file.missing == 0 || reached(c.until, c.now) }
+func (c *Incident) answered() bool { return c.file.missing == 0 || reached(c.until, c.now) }
 
 // demand asks all nodes for something, unless much was asked lately; then it is tried again. A verdict waits for that
 // as it is: if new evidence came first, there would be no room for its confirmation again.
-func (c *Case) demand(what askKind, state State, time time.Duration) {
+func (c *Incident) demand(what askKind, state State, time time.Duration) {
 	if !c.asks.take(c.now) {
 		if c.state == StateWaiting {
 			c.lookAt = c.asks.next(c.now)
@@ -317,33 +317,33 @@ func (c *Case) demand(what askKind, state State, time time.Duration) {
 		return
 	}
 	c.state, c.until = state, c.now.Add(time)
-	c.ask = c.say(Ask{What: what, Case: c.file.id})
+	c.ask = c.say(Ask{What: what, Incident: c.file.id})
 	c.file.expect()
 }
 
 // say sends an Ask to all nodes.
-func (c *Case) say(a Ask) Ask {
+func (c *Incident) say(a Ask) Ask {
 	c.seq++
 	a.Seq, a.Epoch = c.seq, c.world.Epoch
-	c.out = append(c.out, CaseAction{Ask: &a})
+	c.out = append(c.out, Effect{Ask: &a})
 	return a
 }
 
 // judge makes a verdict of evidence that has just arrived.
-func (c *Case) judge() {
+func (c *Incident) judge() {
 	c.file.find(c.now, c.opinion())
 	c.plan()
 }
 
 // opinion is the present result of the evidence.
-func (c *Case) opinion() Verdict {
+func (c *Incident) opinion() Verdict {
 	f := c.file
 	return c.cfg.Judge(f.world, f.all(), f.waits()).Aged(max(c.now.Sub(f.since), 0))
 }
 
 // plan decides when the verdict is looked at again: when it may be reported or acted upon, or when the situation may
 // have changed.
-func (c *Case) plan() {
+func (c *Incident) plan() {
 	c.state, c.lookAt, c.due = StateWaiting, c.now.Add(c.pause), time.Time{}
 	if decisive(c.file.verdict.Kind) {
 		c.due = c.dueAt()
@@ -361,7 +361,7 @@ func (c *Case) plan() {
 
 // dueAt is when the verdict may be reported. If these suspects, or enough others, were reported, it is when it may be
 // acted upon.
-func (c *Case) dueAt() time.Time {
+func (c *Incident) dueAt() time.Time {
 	f := c.file
 	if f.told > 0 {
 		if told := &c.told[len(c.told)-1].Verdict; sameSuspects(*told, f.verdict) {
@@ -380,7 +380,7 @@ func (c *Case) dueAt() time.Time {
 
 // steadyAt is when an unchanged finding is reported, even if it may last longer: the run has never progressed after
 // so long a pause. A phase with a name has its own time.
-func (c *Case) steadyAt() time.Time {
+func (c *Incident) steadyAt() time.Time {
 	if c.file.verdict.Phase.lasting() {
 		return c.lastProgress().Add(c.file.verdict.Deadline)
 	}
@@ -392,7 +392,7 @@ func (c *Case) steadyAt() time.Time {
 }
 
 // soon is a pause before a report, or less where the user wants reports within less than steadyTime.
-func (c *Case) soon(pause time.Duration) time.Duration {
+func (c *Incident) soon(pause time.Duration) time.Duration {
 	if after := c.cfg.Spec.After; after > 0 {
 		return min(pause, after/4)
 	}
@@ -411,7 +411,7 @@ func (v *Verdict) tell() time.Duration {
 func decisive(k Kind) bool { return k != KindNone && k != KindSlow }
 
 // lastProgress is that of the node that made some last, of those that suspect something.
-func (c *Case) lastProgress() time.Time {
+func (c *Incident) lastProgress() time.Time {
 	last := c.file.since
 	for i := range c.crew {
 		if m := &c.crew[i]; len(m.suspicions) > 0 {
@@ -422,7 +422,7 @@ func (c *Case) lastProgress() time.Time {
 }
 
 // look confirms the verdict if it is due and still fresh; otherwise it asks again.
-func (c *Case) look() {
+func (c *Incident) look() {
 	fresh := c.now.Sub(c.file.judgedAt) < freshTime
 	if decisive(c.file.verdict.Kind) && reached(c.due, c.now) && fresh {
 		c.file.markProgress()
@@ -433,7 +433,7 @@ func (c *Case) look() {
 }
 
 // confirm compares the second look with the first.
-func (c *Case) confirm() {
+func (c *Incident) confirm() {
 	f, before := c.file, c.file.verdict
 	if r, moved := f.moved(before); moved {
 		c.withdraw(fmt.Sprintf("rank %d makes progress", r))
@@ -454,7 +454,7 @@ func (c *Case) confirm() {
 }
 
 // doubtSilent lowers the confidence when a suspect's node has not confirmed that nothing has changed.
-func (c *Case) doubtSilent() {
+func (c *Incident) doubtSilent() {
 	v := &c.file.verdict
 	for _, s := range v.Suspects {
 		if v.Confidence == High && !c.file.heardOf(s.GroupRank) {
@@ -466,7 +466,7 @@ func (c *Case) doubtSilent() {
 
 // decide reports the verdict at once, and again when it counts as a hang. That takes another look with the same
 // result. Then it is acted upon.
-func (c *Case) decide() {
+func (c *Incident) decide() {
 	f := c.file
 	c.state = StateDecided
 	if v := &f.verdict; c.now.Before(c.lastProgress().Add(min(v.tell(), cmp.Or(c.cfg.Spec.After, v.tell())))) {
@@ -487,11 +487,11 @@ func (c *Case) decide() {
 }
 
 // actAt is when v may be acted upon.
-func (c *Case) actAt(v *Verdict) time.Time { return c.lastProgress().Add(c.patience(v)) }
+func (c *Incident) actAt(v *Verdict) time.Time { return c.lastProgress().Add(c.patience(v)) }
 
 // patience is for how long there must have been no progress before a verdict counts. A rank that does nothing may still
 // go on; that is the likelier the longer this run has paused before.
-func (c *Case) patience(v *Verdict) time.Duration {
+func (c *Incident) patience(v *Verdict) time.Duration {
 	if v.Certain {
 		return v.Deadline
 	}
@@ -503,10 +503,10 @@ func (c *Case) patience(v *Verdict) time.Duration {
 }
 
 // tell sends the verdict to nodes and people. decided: the action follows now.
-func (c *Case) tell(decided, again bool) {
+func (c *Incident) tell(decided, again bool) {
 	f, v := c.file, c.file.verdict
 	f.told++
-	a := Ask{What: TellVerdict, Case: f.id, Line: text.Head(v.Line, maxLine), Kind: v.Kind, Confidence: v.Confidence,
+	a := Ask{What: TellVerdict, Incident: f.id, Line: text.Head(v.Line, maxLine), Kind: v.Kind, Confidence: v.Confidence,
 		Age: v.Age, Action: ActReport, Decided: decided, Again: again, Waiting: clipRanks(v.Waiting, maxLine/2)}
 	if decided {
 		a.Action, _ = c.action()
@@ -523,7 +523,7 @@ func (c *Case) tell(decided, again bool) {
 		c.told[len(c.told)-1].Verdict = v
 	} else {
 		c.note(job.EventHangVerdict, node, "%s", v.Line)
-		c.told = append(c.told, Told{Case: f.id, Epoch: f.world.Epoch, At: c.now, Verdict: v, Action: a.Action})
+		c.told = append(c.told, Told{Incident: f.id, Epoch: f.world.Epoch, At: c.now, Verdict: v, Action: a.Action})
 		c.told = slices.Delete(c.told, 0, max(len(c.told)-maxTold, 0))
 	}
 	if !decided {
@@ -532,12 +532,12 @@ func (c *Case) tell(decided, again bool) {
 	c.told[len(c.told)-1].Decided = true
 	c.note(job.EventHangDecided, node, "%s", v.Line)
 	if v.Kind == KindComm {
-		c.out = append(c.out, CaseAction{Doubt: v.Line})
+		c.out = append(c.out, Effect{Doubt: v.Line})
 	}
 }
 
-// act gives the order. It is the last that a case does.
-func (c *Case) act() {
+// act gives the order. It is the last that an incident does.
+func (c *Incident) act() {
 	action, why := c.action()
 	c.told[len(c.told)-1].Action = action
 	text := c.file.verdict.Line
@@ -547,11 +547,11 @@ func (c *Case) act() {
 	if why != "" {
 		text = why + ": " + text
 	}
-	c.out = append(c.out, CaseAction{Order: &Order{Action: action, Epoch: c.file.world.Epoch, Text: text}})
+	c.out = append(c.out, Effect{Order: &Order{Action: action, Epoch: c.file.world.Epoch, Text: text}})
 }
 
 // action returns the action for the verdict, and the reason if it is not the action of the Spec.
-func (c *Case) action() (a Action, why string) {
+func (c *Incident) action() (a Action, why string) {
 	a = c.cfg.Spec.Action
 	if a == ActRestart && c.trials.fruitless(c.achieved()) >= maxFruitless {
 		return ActStop, fmt.Sprintf("%d restarts for hangs have brought no newer step", maxFruitless)
@@ -559,8 +559,8 @@ func (c *Case) action() (a Action, why string) {
 	return a, ""
 }
 
-// lapse ends a case that gets no reports any more. Its earlier reports to people stand.
-func (c *Case) lapse() {
+// lapse ends an incident that gets no reports any more. Its earlier reports to people stand.
+func (c *Incident) lapse() {
 	if c.file.told > 0 {
 		c.lapsed = c.file.id
 		c.rest()
@@ -569,12 +569,12 @@ func (c *Case) lapse() {
 	c.withdraw("no node repeats what it has suspected")
 }
 
-// speaks withdraws a lapsed case: a node of a suspect reports again, and suspects nothing.
-func (c *Case) speaks(groupRank int) {
+// speaks withdraws a lapsed incident: a node of a suspect reports again, and suspects nothing.
+func (c *Incident) speaks(groupRank int) {
 	if c.lapsed == 0 {
 		return
 	}
-	i := slices.IndexFunc(c.told, func(t Told) bool { return t.Case == c.lapsed })
+	i := slices.IndexFunc(c.told, func(t Told) bool { return t.Incident == c.lapsed })
 	if i < 0 {
 		return
 	}
@@ -586,8 +586,8 @@ func (c *Case) speaks(groupRank int) {
 	}
 }
 
-// withdraw ends a case: it was no hang, or is none any more. Nodes that still suspect something report it again.
-func (c *Case) withdraw(why string) {
+// withdraw ends an incident: it was no hang, or is none any more. Nodes that still suspect something report it again.
+func (c *Incident) withdraw(why string) {
 	c.retract(c.file.id, fmt.Sprintf("after %s: %s", seconds(c.now.Sub(c.file.began)), why))
 	for i := range c.crew {
 		c.crew[i].suspicions = nil
@@ -596,33 +596,33 @@ func (c *Case) withdraw(why string) {
 	c.rest()
 }
 
-// retract withdraws the reports of a case.
-func (c *Case) retract(id uint64, line string) {
+// retract withdraws the reports of an incident.
+func (c *Incident) retract(id uint64, line string) {
 	for i := range c.told {
-		c.told[i].Withdrawn = c.told[i].Withdrawn || c.told[i].Case == id
+		c.told[i].Withdrawn = c.told[i].Withdrawn || c.told[i].Incident == id
 	}
-	c.say(Ask{What: TellOver, Case: id, Line: line})
+	c.say(Ask{What: TellOver, Incident: id, Line: line})
 	c.note(job.EventHangWithdrawn, "", "%s", line)
 }
 
-func (c *Case) note(event job.Event, node, format string, args ...any) {
-	c.out = append(c.out, CaseAction{Note: &job.Note{Event: event, Node: node, Text: fmt.Sprintf(format, args...)}})
+func (c *Incident) note(event job.Event, node, format string, args ...any) {
+	c.out = append(c.out, Effect{Note: &job.Note{Event: event, Node: node, Text: fmt.Sprintf(format, args...)}})
 }
 
 // beginCollection asks for stacks, unless these are being asked for, or were a moment ago.
-func (c *Case) beginCollection() {
+func (c *Incident) beginCollection() {
 	if _, recent := c.Collection(); recent || !c.live || !c.asks.take(c.now) {
 		return
 	}
 	if c.state == StateIdle {
 		c.newFile()
 	}
-	a := c.say(Ask{What: AskStacks, Case: c.file.id})
+	a := c.say(Ask{What: AskStacks, Incident: c.file.id})
 	c.collect = collection{ask: a, at: c.now, until: c.now.Add(collectTime), missing: c.world.Working()}
 	c.dropAt = time.Time{}
 }
 
-func (c *Case) endCollection() {
+func (c *Incident) endCollection() {
 	c.collect.until = time.Time{}
 	if c.state == StateIdle && c.file != nil {
 		c.dropAt = c.now.Add(keepTime)
@@ -631,7 +631,7 @@ func (c *Case) endCollection() {
 
 // Wants reports whether the evidence of a node that answers an Ask is of use. Each Ask is answered once; late
 // evidence is better than none.
-func (c *Case) Wants(groupRank int, ask uint64) bool {
+func (c *Incident) Wants(groupRank int, ask uint64) bool {
 	f := c.file
 	if !c.live || f == nil || f.world.Epoch != c.world.Epoch || groupRank < 0 || groupRank >= len(f.nodes) || ask == 0 {
 		return false
@@ -648,21 +648,21 @@ func (c *Case) Wants(groupRank int, ask uint64) bool {
 
 // Collection is the Ask.Seq of the newest collection of stacks; false: it was too long ago, and another one cannot
 // begin now.
-func (c *Case) Collection() (seq uint64, recent bool) {
+func (c *Incident) Collection() (seq uint64, recent bool) {
 	k := &c.collect
 	return k.ask.Seq, k.ask.Seq != 0 && (!k.until.IsZero() || c.now.Sub(k.at) < pagesTime)
 }
 
 // Held is about how many bytes of evidence are kept, without stacks and groups, which many workers share.
-func (c *Case) Held() int {
+func (c *Incident) Held() int {
 	if c.file == nil {
 		return 0
 	}
 	return c.file.size
 }
 
-// File is the number of the case with evidence; 0: there is none.
-func (c *Case) File() uint64 {
+// File is the number of the incident with evidence; 0: there is none.
+func (c *Incident) File() uint64 {
 	if c.file == nil {
 		return 0
 	}
@@ -670,7 +670,7 @@ func (c *Case) File() uint64 {
 }
 
 // Pending is the Ask for a node that reports and may have missed the notice; Seq is 0 for nothing.
-func (c *Case) Pending(groupRank int) Ask {
+func (c *Incident) Pending(groupRank int) Ask {
 	if !c.live || c.file == nil || groupRank < 0 || groupRank >= len(c.file.nodes) {
 		return Ask{}
 	}

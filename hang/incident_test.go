@@ -17,10 +17,10 @@ import (
 
 var dawn = time.Unix(1_700_000_000, 0)
 
-// stage is a Case with a world of nodes of two workers each, which answer what they are asked.
+// stage is an Incident with a world of nodes of two workers each, which answer what they are asked.
 type stage struct {
 	t       testing.TB
-	c       *Case
+	c       *Incident
 	now     time.Time
 	world   World
 	verdict func() Verdict
@@ -53,7 +53,7 @@ func newStage(t testing.TB, action Action, nodes int) *stage {
 	s := &stage{t: t, now: dawn, saved: -1, mute: map[int]bool{}, steps: map[int]uint64{}, answers: 5 * time.Second,
 		at: map[string]time.Duration{}}
 	s.verdict = func() Verdict { return behind(2) }
-	s.c = NewCase(CaseConfig{
+	s.c = NewIncident(IncidentConfig{
 		Spec: Spec{Action: action}, Seq: 100,
 		Judge: func(w World, es iter.Seq[Evidence], _ []StoreWait) Verdict {
 			require.Equal(t, s.world, w)
@@ -95,7 +95,7 @@ func (s *stage) begin(epoch, nodes int) {
 	s.step(Begin{World: s.world})
 }
 
-func (s *stage) step(ev CaseEvent) {
+func (s *stage) step(ev IncidentEvent) {
 	for _, a := range s.c.Step(s.now, ev) {
 		switch {
 		case a.Ask != nil:
@@ -202,7 +202,7 @@ func (s *stage) pass(d, since time.Duration) {
 			s.due = append(s.due[:next:next], s.due[next+1:]...)
 			s.answer(a.node, a.ask, since)
 		case at.Equal(end):
-			s.step(CaseTick{})
+			s.step(Tick{})
 			return
 		case at.Equal(repeat):
 			repeat = repeat.Add(RepeatEvery)
@@ -212,7 +212,7 @@ func (s *stage) pass(d, since time.Duration) {
 				}
 			}
 		default:
-			s.step(CaseTick{})
+			s.step(Tick{})
 		}
 	}
 }
@@ -259,7 +259,7 @@ func TestFromSuspicionToVerdict(t *testing.T) {
 	line := "rank 2 (node 1 n1) hung for 22 s: asleep; ranks 0-1,3 wait in all_reduce #246"
 	require.Equal(t, line, s.notes[1].Text)
 	require.Equal(t, Ask{
-		Seq: s.asks[2].Seq, Case: p.Case, Epoch: s.world.Epoch, What: TellVerdict, Line: line, Kind: KindBehind,
+		Seq: s.asks[2].Seq, Incident: p.Incident, Epoch: s.world.Epoch, What: TellVerdict, Line: line, Kind: KindBehind,
 		Confidence: High, Age: p.Verdicts[0].Verdict.Age, Suspects: []int{2}, Waiting: "0-1,3", Action: ActReport,
 	}, s.asks[2])
 	require.Equal(t, "n1", s.notes[1].Node)
@@ -658,7 +658,7 @@ func TestProgressAfterSilence(t *testing.T) {
 			require.True(t, s.c.Picture(false).Verdicts[0].Withdrawn)
 			over := s.asks[len(s.asks)-1]
 			require.Equal(t, TellOver, over.What)
-			require.Equal(t, s.c.Picture(false).Verdicts[0].Case, over.Case)
+			require.Equal(t, s.c.Picture(false).Verdicts[0].Incident, over.Incident)
 			before := len(s.asks)
 			s.hear(1, Report{})
 			require.Len(t, s.asks, before, "it is taken back once")
@@ -748,7 +748,7 @@ func TestEvidenceThatNobodyWants(t *testing.T) {
 	s.hear(0, Report{Ask: ask.Seq, Evidence: s.evidence(0, AskEvidence), Suspicions: []Suspicion{{}}})
 	require.Empty(t, s.c.Picture(true).Evidence, "it has answered")
 	s.hear(1, Report{Ask: ask.Seq + 7, Evidence: strange, Suspicions: []Suspicion{{}}})
-	s.hear(1, Report{Ask: ask.Case, Evidence: strange, Suspicions: []Suspicion{{}}})
+	s.hear(1, Report{Ask: ask.Incident, Evidence: strange, Suspicions: []Suspicion{{}}})
 	s.hear(1, Report{Evidence: strange, Suspicions: []Suspicion{{}}})
 	s.step(Heard{1, Report{Epoch: job.EpochID{Term: 9, Round: 9, Epoch: 9}, Ask: ask.Seq, Evidence: strange}})
 	s.step(Heard{7, Report{Epoch: s.world.Epoch, Ask: ask.Seq, Evidence: strange}})
@@ -831,12 +831,12 @@ func TestFruitlessRestarts(t *testing.T) {
 	}
 }
 
-// A Case that begins after a hang has begun, as that of a new service, comes to the same verdict.
+// An Incident that begins after a hang has begun, as that of a new service, comes to the same verdict.
 func TestJudgeIsReplacedBetweenSuspicionAndVerdict(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
 	s.hangs()
 	s.pass(3*time.Second, 0)
-	s.c = NewCase(CaseConfig{Spec: Spec{Action: ActRestart}, Seq: 1 << 60, Judge: s.c.cfg.Judge})
+	s.c = NewIncident(IncidentConfig{Spec: Spec{Action: ActRestart}, Seq: 1 << 60, Judge: s.c.cfg.Judge})
 	s.due = nil
 	s.step(Begin{World: s.world})
 	s.pass(30*time.Second, 0)
@@ -887,7 +887,7 @@ func TestCollectionOfSilentNodes(t *testing.T) {
 }
 
 // A hang that begins while stacks are collected takes nothing from who wants to see them, nor the other way round.
-func TestCollectionBesideACase(t *testing.T) {
+func TestCollectionBesideAnIncident(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
 	s.now = dawn.Add(11500 * time.Millisecond)
 	s.step(Collect{})

@@ -7,10 +7,10 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// CaseEvent is something that happened to a Case.
-type CaseEvent interface{ caseEvent() }
+// IncidentEvent is something that happened to an Incident.
+type IncidentEvent interface{ incidentEvent() }
 
-// The events of a Case.
+// The events of an Incident.
 type (
 	// Begin: the workers of an epoch run on these nodes. It voids all suspicions of the epoch before.
 	Begin struct{ World World }
@@ -23,18 +23,18 @@ type (
 	Collect struct{}
 	// Over: the epoch has ended.
 	Over struct{ Epoch job.EpochID }
-	// CaseTick: the time of Next is reached.
-	CaseTick struct{}
+	// Tick: the time of Next is reached.
+	Tick struct{}
 )
 
-func (Begin) caseEvent()    {}
-func (Heard) caseEvent()    {}
-func (Collect) caseEvent()  {}
-func (Over) caseEvent()     {}
-func (CaseTick) caseEvent() {}
+func (Begin) incidentEvent()   {}
+func (Heard) incidentEvent()   {}
+func (Collect) incidentEvent() {}
+func (Over) incidentEvent()    {}
+func (Tick) incidentEvent()    {}
 
-// CaseAction is an effect of a Case: exactly one of Ask, Note, Order and Doubt is set.
-type CaseAction struct {
+// Effect is what an Incident wants done: exactly one of Ask, Note, Order and Doubt is set.
+type Effect struct {
 	// Ask is for all nodes of the world.
 	Ask *Ask
 	// Note is for the run's timeline: hang-suspected, hang-verdict, hang-decided or hang-withdrawn.
@@ -52,8 +52,8 @@ type Order struct {
 	Text   string
 }
 
-// CaseConfig is the configuration of a Case.
-type CaseConfig struct {
+// IncidentConfig is the configuration of an Incident.
+type IncidentConfig struct {
 	Spec Spec
 	// Seq is larger than every number that an earlier judge of the run has given.
 	Seq uint64
@@ -87,7 +87,7 @@ const (
 	longestPause  = time.Hour // the most that counts of a pause
 	maxFruitless  = 3         // restarts for hangs without progress between them; then the run is stopped
 	maxTold       = 16        // verdicts that are kept
-	maxRetold     = 3         // verdicts of one case that are reported
+	maxRetold     = 3         // verdicts of one incident that are reported
 	maxListed     = 64        // entries of a list for people
 	maxRAS        = 16
 	maxAsks       = 12 // that may follow each other closely

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// file is the evidence collected for one case, or for a user's request for stacks.
+// file is the evidence collected for one incident, or for a user's request for stacks.
 type file struct {
 	id    uint64
 	world World
@@ -16,7 +16,7 @@ type file struct {
 
 	nodes   []nodeReport // by group rank
 	missing int          // nodes that have not answered the newest Ask
-	size    int          // of all evidence, see Case.Held
+	size    int          // of all evidence, see Incident.Held
 
 	verdict  Verdict
 	judgedAt time.Time
@@ -35,7 +35,7 @@ type nodeReport struct {
 }
 
 // newFile begins a file for the present world in place of the old one.
-func (c *Case) newFile() {
+func (c *Incident) newFile() {
 	c.seq++
 	f := &file{id: c.seq, world: c.world, began: c.now, since: c.now, nodes: make([]nodeReport, len(c.world.Nodes))}
 	c.file = f
@@ -54,7 +54,7 @@ func (f *file) heardOf(groupRank int) bool {
 }
 
 // answer takes the answer of a node. Late answers count, too.
-func (c *Case) answer(groupRank int, r *Report) {
+func (c *Incident) answer(groupRank int, r *Report) {
 	f := c.file
 	d := &f.nodes[groupRank]
 	whole := r.Ask == c.ask.Seq && c.ask.What == AskEvidence

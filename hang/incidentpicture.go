@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Picture shows the present state, with the evidence if that is set. It shares memory with the Case: a caller that
+// Picture shows the present state, with the evidence if that is set. It shares memory with the Incident: a caller that
 // keeps it beyond the next Step must not write to memory that it refers to.
-func (c *Case) Picture(evidence bool) Picture {
+func (c *Incident) Picture(evidence bool) Picture {
 	p, all := c.Pictures()
 	if evidence {
 		p.Evidence = slices.Collect(all)
@@ -18,7 +18,7 @@ func (c *Case) Picture(evidence bool) Picture {
 }
 
 // Pictures returns a Picture and its evidence apart; the evidence is made on demand.
-func (c *Case) Pictures() (p Picture, evidence iter.Seq[Evidence]) {
+func (c *Incident) Pictures() (p Picture, evidence iter.Seq[Evidence]) {
 	p = Picture{
 		Spec: c.cfg.Spec.String(), State: c.state, Epoch: c.world.Epoch, Suspicions: c.suspicions(),
 		Suspecting: c.suspecting, Verdicts: slices.Clone(c.told), Restarts: c.trials.count, Slow: c.slow(),
@@ -34,7 +34,7 @@ func (c *Case) Pictures() (p Picture, evidence iter.Seq[Evidence]) {
 	return p, c.file.all()
 }
 
-func (c *Case) suspicions() (out []nodeSuspicion) {
+func (c *Incident) suspicions() (out []nodeSuspicion) {
 	for i := range c.crew {
 		for _, s := range c.crew[i].suspicions {
 			if len(out) == maxListed {
@@ -47,7 +47,7 @@ func (c *Case) suspicions() (out []nodeSuspicion) {
 	return out
 }
 
-func (c *Case) slow() (out []nodeText) {
+func (c *Incident) slow() (out []nodeText) {
 	for i := range c.crew {
 		if text := c.crew[i].slow; text != "" && len(out) < maxListed {
 			out = append(out, nodeText{i, c.world.Nodes[i].Name, text})
@@ -57,7 +57,7 @@ func (c *Case) slow() (out []nodeText) {
 }
 
 func (f *file) picture(p *Picture) {
-	p.Case, p.Epoch, p.World, p.Began, p.Since, p.Verdict = f.id, f.world.Epoch, f.world, f.began, f.since, f.verdict
+	p.Incident, p.Epoch, p.World, p.Began, p.Since, p.Verdict = f.id, f.world.Epoch, f.world, f.began, f.since, f.verdict
 	p.Asked, p.Answered = len(f.nodes), len(f.nodes)-f.missing
 	for i := range f.nodes {
 		d := &f.nodes[i]

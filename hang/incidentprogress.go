@@ -84,7 +84,7 @@ func (a achievement) beyond(b achievement) bool {
 }
 
 // achieved is the progress of the present epoch.
-func (c *Case) achieved() (a achievement) {
+func (c *Incident) achieved() (a achievement) {
 	if c.cfg.Saved != nil {
 		a.saved, a.known = c.cfg.Saved()
 	}

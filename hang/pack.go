@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// packed is the evidence of one node's workers in a tenth of its size: that of 80,000 is kept for as long as its case.
-// It is never changed.
+// packed is the evidence of one node's workers in a tenth of its size: that of 80,000 is kept for as long as its
+// incident. It is never changed.
 type packed struct {
 	text   []byte
 	shared []shared

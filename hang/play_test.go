@@ -7,10 +7,10 @@ import (
 )
 
 // play follows a simulated job as all parts do together: the detectors of its nodes, which report and answer as
-// launchers do, the Case and the judge.
+// launchers do, the Incident and the judge.
 type play struct {
 	job       *simJob
-	c         *Case
+	c         *Incident
 	detectors []*Detector
 	now       time.Duration
 	deaf      func(now time.Duration) bool // launchers and the judge do not run
@@ -38,7 +38,7 @@ func newPlay(j *simJob, action Action) *play {
 		p.detectors = append(p.detectors, NewDetector(DetectorConfig{Outside: j.outside}))
 	}
 	p.found, p.said = make([][]Suspicion, len(p.detectors)), make([]time.Duration, len(p.detectors))
-	p.c = NewCase(CaseConfig{Spec: Spec{Action: action}, Judge: Judge})
+	p.c = NewIncident(IncidentConfig{Spec: Spec{Action: action}, Judge: Judge})
 	p.step(Begin{World: j.world})
 	return p
 }
@@ -59,7 +59,7 @@ func (p *play) run(on func() bool) {
 		}
 		p.answer()
 		if next := p.c.Next(); !next.IsZero() && !next.After(p.clock()) {
-			p.step(CaseTick{})
+			p.step(Tick{})
 		}
 	}
 }
@@ -122,7 +122,7 @@ func (p *play) taken() int {
 	return len(p.ev[0].Samples)
 }
 
-func (p *play) step(ev CaseEvent) {
+func (p *play) step(ev IncidentEvent) {
 	for _, a := range p.c.Step(p.clock(), ev) {
 		switch {
 		case a.Ask != nil && a.Ask.What == TellVerdict:

@@ -69,7 +69,7 @@ const (
 	// AskStacks: one sample, the stacks of all threads and the flight recorder, of workers with or without a
 	// suspicion.
 	AskStacks askKind = "stacks"
-	// TellVerdict: the case is decided; Line is the verdict, and Picture has the evidence.
+	// TellVerdict: the incident is decided; Line is the verdict, and Picture has the evidence.
 	TellVerdict askKind = "verdict"
 	// TellOver: the workers make progress again, or nothing hangs after all.
 	TellOver askKind = "over"
@@ -82,10 +82,10 @@ const Topic = "hang"
 // topic Topic, as JSON of less than 4 KiB, and the answer to a Report: a node may get it twice, and answers it once.
 type Ask struct {
 	// Seq grows with every Ask of a run, also from one service to the next.
-	Seq   uint64      `json:"seq"`
-	Case  uint64      `json:"case"` // the number of its case
-	Epoch job.EpochID `json:"epoch"`
-	What  askKind     `json:"what"`
+	Seq      uint64      `json:"seq"`
+	Incident uint64      `json:"case"` // the number of its incident
+	Epoch    job.EpochID `json:"epoch"`
+	What     askKind     `json:"what"`
 
 	// Line is the text for people, of TellVerdict and TellOver.
 	Line string `json:"line,omitempty"`
@@ -117,10 +117,10 @@ const (
 	ActStop    Action = "stop"    // the run ends as failed
 )
 
-// State is the progress of a case.
+// State is the progress of an incident.
 type State string
 
-// The states of a case.
+// The states of an incident.
 const (
 	StateIdle       State = "idle"       // nothing is suspected
 	StateSuspected  State = "suspected"  // something is, and evidence will be asked for
@@ -135,12 +135,12 @@ const (
 type Picture struct {
 	Spec  string `json:"spec"`
 	State State  `json:"state"`
-	// Case is the newest one, 0 before any; Epoch, World and all below down to Evidence belong to it.
-	Case  uint64      `json:"case,omitempty"`
-	Epoch job.EpochID `json:"epoch"`
-	World World       `json:"world"`
-	Began time.Time   `json:"began,omitzero"` // the first suspicion
-	Since time.Time   `json:"since,omitzero"` // the last progress, as the first suspicion had it
+	// Incident is the newest one, 0 before any; Epoch, World and all below down to Evidence belong to it.
+	Incident uint64      `json:"case,omitempty"`
+	Epoch    job.EpochID `json:"epoch"`
+	World    World       `json:"world"`
+	Began    time.Time   `json:"began,omitzero"` // the first suspicion
+	Since    time.Time   `json:"since,omitzero"` // the last progress, as the first suspicion had it
 	// Suspicions are those that hold now, 64 at most; Suspecting is how many nodes have some.
 	Suspicions []nodeSuspicion `json:"suspicions,omitempty"`
 	Suspecting int             `json:"suspecting,omitempty"`
@@ -183,10 +183,10 @@ type nodeText struct {
 
 // Told is a verdict that was reported.
 type Told struct {
-	Case    uint64      `json:"case"`
-	Epoch   job.EpochID `json:"epoch"`
-	At      time.Time   `json:"at"`
-	Verdict Verdict     `json:"verdict"`
+	Incident uint64      `json:"case"`
+	Epoch    job.EpochID `json:"epoch"`
+	At       time.Time   `json:"at"`
+	Verdict  Verdict     `json:"verdict"`
 	// Action is the consequence of the verdict: an action of the Spec, or stop because restarts did not help.
 	Action Action `json:"action"`
 	// Decided: it counts as a hang.

@@ -146,7 +146,7 @@ const (
 	workChild Work = "child"   // a descendant computes, reads or writes
 )
 
-// Evidence is one node's data about one worker for a Case.
+// Evidence is one node's data about one worker for an Incident.
 type Evidence struct {
 	Worker
 	Node      string   `json:"node"` // its name for people

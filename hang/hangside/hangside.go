@@ -184,7 +184,7 @@ func (s *side) hear(a hang.Ask) {
 		s.teller.Verdict(s.Log, a)
 		s.blamed = a.Suspects
 		if !a.Again {
-			s.writing.Go(func() { s.keep(a.Case) })
+			s.writing.Go(func() { s.keep(a.Incident) })
 		}
 	case a.What == hang.TellOver:
 		s.teller.Over(s.Log, a)

@@ -40,11 +40,11 @@ func Timeout(text string) (time.Duration, error) {
 }
 
 // Teller logs verdicts. It is for one goroutine at a time.
-type Teller struct{ told uint64 } // the case of the newest verdict
+type Teller struct{ told uint64 } // the incident of the newest verdict
 
 // Verdict logs a suspected hang, or one that counts.
 func (t *Teller) Verdict(log *slog.Logger, a hang.Ask) {
-	t.told = a.Case
+	t.told = a.Incident
 	level := slog.LevelWarn
 	if a.Counts() {
 		level = slog.LevelError
@@ -56,13 +56,13 @@ func (t *Teller) Verdict(log *slog.Logger, a hang.Ask) {
 // Over withdraws suspicions. Most of them were never reported to people.
 func (t *Teller) Over(log *slog.Logger, a hang.Ask) {
 	level := slog.LevelDebug
-	if a.Case == t.told {
+	if a.Incident == t.told {
 		level = slog.LevelInfo
 	}
-	log.Log(context.Background(), level, "no hang: "+text.EscapeLine(a.Line), "case", a.Case)
+	log.Log(context.Background(), level, "no hang: "+text.EscapeLine(a.Line), "case", a.Incident)
 }
 
-// Keep writes the evidence of a case, as the judge has it, to files in dir.
+// Keep writes the evidence of an incident, as the judge has it, to files in dir.
 func Keep(ctx context.Context, log *slog.Logger, judge serve.Transport, run, dir string, number uint64) {
 	p, err := judge.Picture(ctx, run, true)
 	if err != nil {
@@ -73,10 +73,10 @@ func Keep(ctx context.Context, log *slog.Logger, judge serve.Transport, run, dir
 	Write(log, dir, report.Of(run, time.Now(), p))
 }
 
-// verdictOf is the verdict that was reported in a case; there may be a newer case by now.
+// verdictOf is the verdict that was reported in an incident; there may be a newer incident by now.
 func verdictOf(p hang.Picture, number uint64) hang.Verdict {
 	for _, t := range p.Verdicts {
-		if t.Case == number {
+		if t.Incident == number {
 			return t.Verdict
 		}
 	}
@@ -92,8 +92,8 @@ func Directory(log *slog.Logger, xpuTimer bool, logs string) string {
 	return dir
 }
 
-// Write puts a case into files, and logs their place.
-func Write(log *slog.Logger, dir string, c report.Case) {
+// Write puts an incident into files, and logs their place.
+func Write(log *slog.Logger, dir string, c report.Incident) {
 	path, err := report.Write(dir, c)
 	if err != nil {
 		log.Warn("the evidence of the hang cannot be written", "err", err)

@@ -13,7 +13,7 @@ import (
 
 // document is hang_report.json. Stacks and process groups that are the same are there once.
 type document struct {
-	Case
+	Incident
 	NoData string  `json:"no_data,omitempty"` // ranks without any stack, as 0-3,8
 	Groups []group `json:"groups"`            // of ranks with their main threads in the same functions, the largest first
 	Ranks  []rank  `json:"ranks"`
@@ -53,8 +53,8 @@ type thread struct {
 
 // WriteJSON writes hang_report.json, which ReadJSON reads. Of the rings of steps and phases it writes the newest of
 // each rank, and none of ranks behind the first hang.MaxTraceRanks.
-func (c Case) WriteJSON(w io.Writer) error {
-	d := document{Case: c, NoData: c.noData().String(), Groups: []group{}, Ranks: []rank{},
+func (c Incident) WriteJSON(w io.Writer) error {
+	d := document{Incident: c, NoData: c.noData().String(), Groups: []group{}, Ranks: []rank{},
 		ProcessGroups: []hang.Group{}}
 	for _, g := range hang.GroupStacks(c.Evidence, false) {
 		d.Groups = append(d.Groups, newGroup(g))
@@ -148,12 +148,12 @@ func (in *interned) add(frames []hang.Frame) *int {
 const maxJSON = 256 << 20
 
 // ReadJSON reads the output of WriteJSON.
-func ReadJSON(r io.Reader) (Case, error) {
+func ReadJSON(r io.Reader) (Incident, error) {
 	var d document
 	if err := json.NewDecoder(io.LimitReader(r, maxJSON)).Decode(&d); err != nil {
-		return Case{}, fmt.Errorf("no %s: %w", JSONFile, err)
+		return Incident{}, fmt.Errorf("no %s: %w", JSONFile, err)
 	}
-	c := d.Case
+	c := d.Incident
 	groups := map[uint64]hang.Group{}
 	for _, g := range d.ProcessGroups {
 		groups[g.ID] = g
@@ -168,7 +168,7 @@ func ReadJSON(r io.Reader) (Case, error) {
 		if r.Stacks != nil {
 			var err error
 			if e.Stacks, err = r.Stacks.resolve(d.Stacks); err != nil {
-				return Case{}, fmt.Errorf("no %s: rank %d: %w", JSONFile, e.Rank, err)
+				return Incident{}, fmt.Errorf("no %s: rank %d: %w", JSONFile, e.Rank, err)
 			}
 		}
 		c.Evidence = append(c.Evidence, e)
@@ -204,8 +204,8 @@ func resolve(rows []thread, stacks [][]hang.Frame) (threads []hang.Thread, err e
 // maxRanks is how many ranks a world may have.
 const maxRanks = 1 << 20
 
-// validate refuses cases that would take hours, or all memory, to show.
-func (c Case) validate() error {
+// validate refuses incidents that would take hours, or all memory, to show.
+func (c Incident) validate() error {
 	ranks := 0
 	for _, n := range c.World.Nodes {
 		if n.Slots < 0 || n.RankBase < 0 || n.Slots > maxRanks || n.RankBase > maxRanks {

@@ -115,7 +115,7 @@ func ofReport(name string) bool {
 	if rest, hidden := strings.CutPrefix(name, "."); hidden {
 		name = strings.TrimSuffix(rest, filepath.Ext(rest))
 	}
-	return slices.ContainsFunc(Case{}.contents(), func(c content) bool { return c.name == name })
+	return slices.ContainsFunc(Incident{}.contents(), func(c content) bool { return c.name == name })
 }
 
 // list are the names in a directory.

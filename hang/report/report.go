@@ -19,8 +19,8 @@ import (
 	"dlrover-run/hang/flame"
 )
 
-// Case is the subject of a report: a hang, or the stacks of a healthy job with a verdict of KindNone.
-type Case struct {
+// Incident is the subject of a report: a hang, or the stacks of a healthy job with a verdict of KindNone.
+type Incident struct {
 	Job      string           `json:"job"`
 	At       time.Time        `json:"at"` // of the verdict, or of the end of the collection
 	World    hang.World       `json:"world"`
@@ -32,9 +32,9 @@ type Case struct {
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Of is the case that a picture with evidence shows. Job is the run's id.
-func Of(job string, at time.Time, p hang.Picture) Case {
-	c := Case{Job: job, At: at, World: p.World, Verdict: p.Verdict, Evidence: p.Evidence, Store: p.Store}
+// Of is the incident that a picture with evidence shows. Job is the run's id.
+func Of(job string, at time.Time, p hang.Picture) Incident {
+	c := Incident{Job: job, At: at, World: p.World, Verdict: p.Verdict, Evidence: p.Evidence, Store: p.Store}
 	for _, r := range p.RAS {
 		c.RAS = append(c.RAS, r.Node+": "+r.Text)
 	}
@@ -100,7 +100,7 @@ const Latest = "latest"
 // Write makes the directory hang-<job>-<unix time>-<term>.<round>.<epoch> in dir, with all files, and returns its path.
 // The directory appears with all its files or not at all. The link Latest points at it afterwards, unless something
 // else has that name, or the file system has no links.
-func Write(dir string, c Case) (string, error) {
+func Write(dir string, c Incident) (string, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return "", fmt.Errorf("write a report: %w", err)
@@ -114,7 +114,7 @@ func Write(dir string, c Case) (string, error) {
 	return filepath.Join(dir, name), nil
 }
 
-func (c Case) write(root *os.Root) (name string, err error) {
+func (c Incident) write(root *os.Root) (name string, err error) {
 	staged := "." + c.name() + "." + strconv.Itoa(os.Getpid())
 	_ = root.RemoveAll(staged) // of a process that had this pid
 	if err := root.Mkdir(staged, 0o755); err != nil {
@@ -155,7 +155,7 @@ func publish(root *os.Root, staged, name string) (string, error) {
 }
 
 // name is that of the directory.
-func (c Case) name() string {
+func (c Incident) name() string {
 	e := c.World.Epoch
 	return fmt.Sprintf("hang-%s-%d-%d.%d.%d", FileName(c.Job), c.At.Unix(), e.Term, e.Round, e.Epoch)
 }
@@ -191,14 +191,14 @@ type content struct {
 }
 
 // contents are all files of a report.
-func (c Case) contents() []content {
+func (c Incident) contents() []content {
 	trace := func(w io.Writer) error { return hang.WriteTrace(w, c.World, c.Evidence, c.Verdict) }
 	return append(c.stackContents(),
 		content{JSONFile, c.WriteJSON}, content{textFile, c.WriteText}, content{traceFile, trace})
 }
 
 // stackContents are those that xpu_timer's viewer writes, too.
-func (c Case) stackContents() []content {
+func (c Incident) stackContents() []content {
 	folded := func(native bool) func(io.Writer) error {
 		return func(w io.Writer) error { return c.WriteFolded(w, native) }
 	}
@@ -218,7 +218,7 @@ type File struct {
 }
 
 // Files returns the files that Write would write.
-func (c Case) Files() (files []File, err error) {
+func (c Incident) Files() (files []File, err error) {
 	for _, f := range c.contents() {
 		var b bytes.Buffer
 		if err := f.write(&b); err != nil {
@@ -240,7 +240,7 @@ func createAll(in *os.Root, files []content) error {
 
 // WriteStacks writes the merged stacks of both sorts into dir, as xpu_timer's viewer does: text and pictures, in
 // place of files with their names.
-func WriteStacks(dir string, c Case) error {
+func WriteStacks(dir string, c Incident) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -250,14 +250,14 @@ func WriteStacks(dir string, c Case) error {
 }
 
 // WriteFolded writes the merged stacks as text, see hang.Tree.Folded.
-func (c Case) WriteFolded(w io.Writer, native bool) error {
+func (c Incident) WriteFolded(w io.Writer, native bool) error {
 	_, err := hang.Merge(c.World, c.Evidence, hang.MergeOptions{Native: native, Lines: true, States: true}).Folded(w)
 	return err
 }
 
 // WritePicture draws the merged stacks of the suspects, of all main threads and of the other threads, and the states
 // of the processes.
-func (c Case) WritePicture(w io.Writer, native bool) error {
+func (c Incident) WritePicture(w io.Writer, native bool) error {
 	suspects := c.Verdict.SuspectRanks()
 	main := func(t hang.Thread) bool { return t.Main }
 	tree := func(o hang.MergeOptions) *hang.Tree {

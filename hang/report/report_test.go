@@ -51,9 +51,9 @@ func TestStacktracesAreWrittenAtOnce(t *testing.T) {
 	require.Len(t, left, len(files))
 }
 
-// stuck is a case of four ranks: 2 sleeps, 3 is silent.
-func stuck() Case {
-	c := Case{
+// stuck is an incident of four ranks: 2 sleeps, 3 is silent.
+func stuck() Incident {
+	c := Incident{
 		Job: "job 7/x", At: time.Unix(1790000000, 0),
 		World: hang.World{
 			Epoch: job.EpochID{Term: 1, Round: 2, Epoch: 3},

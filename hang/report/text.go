@@ -28,8 +28,8 @@ const (
 // WriteText writes the report for people. Its first line is for programs: HANG (STACKS where nothing hangs, SLOW for a
 // straggler), then key=value, values with spaces in quotes. The verdict's line follows, then the groups of ranks that
 // are in the same functions, the largest first.
-func (c Case) WriteText(to io.Writer) error {
-	t := textReport{Case: c, w: bufio.NewWriter(to)}
+func (c Incident) WriteText(to io.Writer) error {
+	t := textReport{Incident: c, w: bufio.NewWriter(to)}
 	t.printf("%s\n%s\n", c.firstLine(), c.headline())
 	t.about()
 	t.suspects()
@@ -42,14 +42,14 @@ func (c Case) WriteText(to io.Writer) error {
 }
 
 // headline is the verdict for people.
-func (c Case) headline() string {
+func (c Incident) headline() string {
 	if c.Verdict.Line != "" {
 		return plain(c.Verdict.Line)
 	}
 	return "no verdict: these are the stacks alone"
 }
 
-func (c Case) firstLine() string {
+func (c Incident) firstLine() string {
 	v := c.Verdict
 	what := "HANG"
 	switch v.Kind {
@@ -92,7 +92,7 @@ func quoted(s string) string {
 }
 
 // step is the most that any rank has made; the ranks that wait are there.
-func (c Case) step() string {
+func (c Incident) step() string {
 	steps := uint64(0)
 	for i := range c.Evidence {
 		if p := c.Evidence[i].Page(); p != nil {
@@ -115,7 +115,7 @@ func seq(in string) string {
 }
 
 // noData are the ranks without any stack.
-func (c Case) noData() hang.RankSet {
+func (c Incident) noData() hang.RankSet {
 	known := hang.RankSet{}
 	for _, e := range c.Evidence {
 		if e.Stacks != nil && slices.ContainsFunc(e.Stacks.Threads, func(t hang.Thread) bool {
@@ -129,7 +129,7 @@ func (c Case) noData() hang.RankSet {
 
 // textReport is a report that is being written; Flush reports the errors.
 type textReport struct {
-	Case
+	Incident
 	w *bufio.Writer
 }
 

@@ -12,17 +12,17 @@ import (
 	"dlrover-run/internal/runhost"
 )
 
-// run is a Case with a clock. Its lock is held for one step at a time, and nothing of Config but Saved is called under
-// it.
+// run is an Incident with a clock. Its lock is held for one step at a time, and nothing of Config but Saved is called
+// under it.
 type run struct {
 	runhost.Run
 	hub   *Hub
 	id    string
-	ended atomic.Pointer[job.EpochID] // the Case does not know it yet
+	ended atomic.Pointer[job.EpochID] // the Incident does not know it yet
 
 	meeting sync.Mutex // before Run: a goroutine fetches the world
 
-	of     *hang.Case
+	of     *hang.Incident
 	shared interner
 	held   int       // bytes of evidence, as booked in the hub
 	used   time.Time // time of the last request
@@ -31,7 +31,7 @@ type run struct {
 func (h *Hub) newRun(id string, spec hang.Spec) *run {
 	now := time.Now()
 	r := &run{hub: h, id: id, used: now}
-	r.of = hang.NewCase(hang.CaseConfig{
+	r.of = hang.NewIncident(hang.IncidentConfig{
 		Spec: spec, Seq: uint64(now.UnixNano()),
 		Judge: func(w hang.World, es iter.Seq[hang.Evidence], store []hang.StoreWait) hang.Verdict {
 			return h.judge(id, w, es, store)
@@ -57,7 +57,7 @@ func (r *run) take(s Seat, p *parcel) (hang.Ask, error) {
 		return hang.Ask{}, r.Err()
 	}
 	r.used = time.Now()
-	r.stepLocked(r.used, hang.CaseTick{}) // or events of the rendezvous would follow the report
+	r.stepLocked(r.used, hang.Tick{}) // or events of the rendezvous would follow the report
 	if e, live := r.of.Epoch(); !live || e != s.Epoch {
 		return hang.Ask{}, notMember(r.id, errOtherEpoch)
 	}
@@ -67,7 +67,7 @@ func (r *run) take(s Seat, p *parcel) (hang.Ask, error) {
 	return r.of.Pending(s.GroupRank), nil
 }
 
-// meet passes the world of an epoch to the Case. Of thousands of nodes that report at once one fetches it.
+// meet passes the world of an epoch to the Incident. Of thousands of nodes that report at once one fetches it.
 func (r *run) meet(e job.EpochID) error {
 	if r.knows(e) {
 		return nil
@@ -102,7 +102,7 @@ func (r *run) begin(w hang.World) error {
 	return nil
 }
 
-// unpackLocked decodes evidence, as far as the Case wants it and there is room.
+// unpackLocked decodes evidence, as far as the Incident wants it and there is room.
 func (r *run) unpackLocked(groupRank int, p *parcel) {
 	rep := &p.report
 	if !r.of.Wants(groupRank, rep.Ask) {
@@ -158,7 +158,7 @@ func (r *run) picture(evidence bool) (hang.Picture, iter.Seq[hang.Evidence], err
 }
 
 // stepLocked first takes the events of the rendezvous since the last step.
-func (r *run) stepLocked(now time.Time, ev hang.CaseEvent) {
+func (r *run) stepLocked(now time.Time, ev hang.IncidentEvent) {
 	if e := r.ended.Swap(nil); e != nil {
 		r.performLocked(r.of.Step(now, hang.Over{Epoch: *e}))
 	}
@@ -175,7 +175,7 @@ func (r *run) bookLocked(held int) {
 	r.held = held
 }
 
-func (r *run) performLocked(acts []hang.CaseAction) {
+func (r *run) performLocked(acts []hang.Effect) {
 	cfg := &r.hub.cfg
 	for _, a := range acts {
 		r.hub.stats.count(a)
@@ -193,7 +193,7 @@ func (r *run) performLocked(acts []hang.CaseAction) {
 }
 
 // Tick implements runhost.Machine.
-func (r *run) Tick(now time.Time) { r.stepLocked(now, hang.CaseTick{}) }
+func (r *run) Tick(now time.Time) { r.stepLocked(now, hang.Tick{}) }
 
 // Idle implements runhost.Machine.
 func (r *run) Idle(now time.Time) bool { return now.Sub(r.used) > retention }

@@ -1,5 +1,5 @@
-// Package serve hosts the judges of hangs: the shell around one hang.Case for each run with reports. It gives the
-// Cases their time, delivers their messages, and bounds the memory that nodes may use.
+// Package serve hosts the judges of hangs: the shell around one hang.Incident for each run with reports. It gives the
+// Incidents their time, delivers their messages, and bounds the memory that nodes may use.
 //
 // A node takes part through a Transport: a Hub in its own process, or one elsewhere over HTTP. It reports its
 // suspicions and the evidence that it was asked for; it is asked by a notice of the rendezvous, or by the answer to

@@ -82,7 +82,7 @@ func TestHangIsJudgedAndEnded(t *testing.T) {
 	})
 }
 
-func TestNextEpochIsAnotherCase(t *testing.T) {
+func TestNextEpochIsAnotherIncident(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRdzv(hang.ActRestart, 1)
 		h := New(r.config())
@@ -171,7 +171,7 @@ func TestCollectStacks(t *testing.T) {
 		seq, err := h.Collect(t.Context(), "r")
 		require.NoError(t, err)
 		a := <-r.asks
-		require.Equal(t, hang.Ask{Seq: seq, Case: a.Case, Epoch: r.epoch, What: hang.AskStacks}, a)
+		require.Equal(t, hang.Ask{Seq: seq, Incident: a.Incident, Epoch: r.epoch, What: hang.AskStacks}, a)
 		answer(seq)
 		p, err := h.Picture(t.Context(), "r", true)
 		require.NoError(t, err)

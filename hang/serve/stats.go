@@ -20,8 +20,8 @@ var Kinds = []hang.Kind{
 type Stats struct {
 	Reports    int               // that were taken
 	Refused    int               // evidence that there was no room for
-	Suspicions int               // cases that were opened
-	Withdrawn  int               // cases that were no hang, or ended by themselves
+	Suspicions int               // incidents that were opened
+	Withdrawn  int               // incidents that were no hang, or ended by themselves
 	Verdicts   map[hang.Kind]int // that were reported
 	Orders     map[hang.Action]int
 	Held       int           // bytes of evidence, now
@@ -48,7 +48,7 @@ type stats struct {
 func (s *stats) reported() { s.reports.Add(1) }
 func (s *stats) refused()  { s.refusals.Add(1) }
 
-func (s *stats) count(a hang.CaseAction) {
+func (s *stats) count(a hang.Effect) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.now.Verdicts == nil {

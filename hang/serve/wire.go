@@ -258,7 +258,7 @@ func (p *parcel) spent() {
 
 // interner has one copy of everything that many workers share.
 type interner struct {
-	file   uint64 // of the case that it belongs to
+	file   uint64 // of the incident that it belongs to
 	stacks map[string]*hang.Stacks
 	groups map[string][]hang.Group
 	size   int // bytes, about
@@ -267,7 +267,7 @@ type interner struct {
 // unpackedShare is about how much memory a byte of a row's text takes.
 const unpackedShare = 3
 
-// of forgets everything unless it belongs to the same case.
+// of forgets everything unless it belongs to the same incident.
 func (n *interner) of(file uint64) {
 	if n.file != file || n.stacks == nil {
 		*n = interner{file: file, stacks: map[string]*hang.Stacks{}, groups: map[string][]hang.Group{}}

@@ -126,10 +126,10 @@ func mounted[T any](c *call, name string) func() (any, error) {
 	}
 }
 
-// fillStacks adds the evidence of the newest case, which may be over, and the present stacks of the workers.
+// fillStacks adds the evidence of the newest incident, which may be over, and the present stacks of the workers.
 func (c *call) fillStacks(a *archive, judge serve.Transport) error {
-	if p, err := judge.Picture(c, c.run(), true); err == nil && p.Case > 0 && len(p.Evidence) > 0 {
-		if err := a.addCase("hang", report.Of(c.run(), c.now(), p)); err != nil {
+	if p, err := judge.Picture(c, c.run(), true); err == nil && p.Incident > 0 && len(p.Evidence) > 0 {
+		if err := a.addIncident("hang", report.Of(c.run(), c.now(), p)); err != nil {
 			return err
 		}
 	}
@@ -141,15 +141,15 @@ func (c *call) fillStacks(a *archive, judge serve.Transport) error {
 		a.lacks("now", err)
 		return nil
 	}
-	return a.addCase("now", found)
+	return a.addIncident("now", found)
 }
 
 func (a *archive) lacks(name string, err error) {
 	a.missing = append(a.missing, text.EscapeLine(name+": "+err.Error()))
 }
 
-// addCase adds a report, and for each rank its page, its flight recorder and the end of its output.
-func (a *archive) addCase(dir string, found report.Case) error {
+// addIncident adds a report, and for each rank its page, its flight recorder and the end of its output.
+func (a *archive) addIncident(dir string, found report.Incident) error {
 	files, err := found.Files()
 	if err != nil {
 		return err

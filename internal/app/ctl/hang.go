@@ -44,7 +44,7 @@ func (c *call) describeHang(p hang.Picture) {
 	t.Row("run", c.run())
 	t.Row("action", hangAction(p.Spec))
 	t.Row("state", hangState(p))
-	if p.Case > 0 {
+	if p.Incident > 0 {
 		t.Row("epoch", epochText(p.Epoch))
 	}
 	if p.State != hang.StateIdle && p.State != hang.StateCollecting {

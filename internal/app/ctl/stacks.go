@@ -82,10 +82,10 @@ func (c *call) showStacks() error {
 		}
 		fmt.Fprintf(c.stderr, "dlroverctl: the report is in %s\n", text.EscapeLine(path))
 	}
-	return c.printCase(found, c.args.Bool("json"))
+	return c.printIncident(found, c.args.Bool("json"))
 }
 
-func (p *program) printCase(found report.Case, asJSON bool) error {
+func (p *program) printIncident(found report.Incident, asJSON bool) error {
 	if asJSON {
 		return found.WriteJSON(text.JSON(p.stdout))
 	}
@@ -93,20 +93,20 @@ func (p *program) printCase(found report.Case, asJSON bool) error {
 }
 
 // collect requests the stacks of the workers of all nodes of the run, and waits for the answers.
-func (c *call) collect(judge serve.Transport) (report.Case, error) {
+func (c *call) collect(judge serve.Transport) (report.Incident, error) {
 	collection, err := judge.Collect(c, c.run())
 	if err != nil {
-		return report.Case{}, c.noHangs(err)
+		return report.Incident{}, c.noHangs(err)
 	}
 	if err := c.awaitCollection(judge, collection); err != nil {
-		return report.Case{}, c.noHangs(err)
+		return report.Incident{}, c.noHangs(err)
 	}
 	p, err := judge.Picture(c, c.run(), true)
 	if err != nil {
-		return report.Case{}, c.noHangs(err)
+		return report.Incident{}, c.noHangs(err)
 	}
 	if len(p.Evidence) == 0 {
-		return report.Case{}, &foundError{fmt.Errorf("no node of run %q has answered: "+
+		return report.Incident{}, &foundError{fmt.Errorf("no node of run %q has answered: "+
 			"its launchers were given --hang=off, or are older than this dlroverctl, or its workers do not run", c.run())}
 	}
 	return report.Of(c.run(), c.now(), p), nil
@@ -145,7 +145,7 @@ func (p *program) mergeStacks(dir string, asJSON bool) error {
 	if err != nil {
 		return &foundError{fmt.Errorf("stacks --path=%s: %w", dir, err)}
 	}
-	err = p.printCase(found, asJSON)
+	err = p.printIncident(found, asJSON)
 	if err := report.WriteStacks(dir, found); err != nil {
 		return &foundError{fmt.Errorf("stacks --path=%s: write the merged stacks: %w", dir, err)}
 	}
@@ -157,7 +157,7 @@ const sameHang = 5 * time.Second
 
 // readStacks takes the newest of xpu_timer's files and our reports. The reports have the stacks of all nodes. Any
 // user may be able to write here.
-func (p *program) readStacks(dir string) (report.Case, error) {
+func (p *program) readStacks(dir string) (report.Incident, error) {
 	s, err := xpu.Read(dir)
 	path, at := report.Newest(dir)
 	switch {
@@ -167,19 +167,19 @@ func (p *program) readStacks(dir string) (report.Case, error) {
 		}
 		return readReport(path)
 	case errors.Is(err, xpu.ErrNone):
-		return report.Case{}, fmt.Errorf("%w, and no %s, nor a directory hang-* with one", err, report.JSONFile)
+		return report.Incident{}, fmt.Errorf("%w, and no %s, nor a directory hang-* with one", err, report.JSONFile)
 	case err != nil:
-		return report.Case{}, err
+		return report.Incident{}, err
 	}
-	return report.Case{
+	return report.Incident{
 		Job: filepath.Base(absolute(dir)), At: s.At, World: s.World, Evidence: s.Evidence, Notes: s.Notes,
 	}, nil
 }
 
-func readReport(dir string) (report.Case, error) {
+func readReport(dir string) (report.Incident, error) {
 	f, err := openfile.Open(filepath.Join(dir, report.JSONFile), os.O_RDONLY, 0)
 	if err != nil {
-		return report.Case{}, err
+		return report.Incident{}, err
 	}
 	defer f.Close()
 	return report.ReadJSON(f)

@@ -71,7 +71,7 @@ func TestViewerOfTheWorkingDirectory(t *testing.T) {
 
 func TestReportsAreMergedAgain(t *testing.T) {
 	dir := t.TempDir()
-	path, err := report.Write(dir, report.Case{
+	path, err := report.Write(dir, report.Incident{
 		Job: "j", At: time.Unix(1790000000, 0), World: hang.World{Nodes: []hang.WorldNode{{Name: "n", Slots: 2}}},
 		Evidence: []hang.Evidence{{Stacks: &hang.Stacks{Threads: []hang.Thread{{Main: true,
 			Python: []hang.Frame{{Func: "f"}}}}}}},
@@ -91,7 +91,7 @@ func TestReportsAreMergedAgain(t *testing.T) {
 func TestTheNewestStacksAreFound(t *testing.T) {
 	dir := dumped(t)
 	put := func(job string, at time.Time) string {
-		path, err := report.Write(dir, report.Case{
+		path, err := report.Write(dir, report.Incident{
 			Job: job, At: at, World: hang.World{Nodes: []hang.WorldNode{{Name: "n", Slots: 4}}},
 			Evidence: []hang.Evidence{{Stacks: &hang.Stacks{Threads: []hang.Thread{{Main: true,
 				Python: []hang.Frame{{Func: "f"}}}}}}},

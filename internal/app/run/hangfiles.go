@@ -25,7 +25,7 @@ func (h *hangs) keep(a hang.Ask, first bool) {
 	if !first {
 		return
 	}
-	hangtell.Keep(ctx, h.log, h.judge(), h.job.s.runID, dir, a.Case)
+	hangtell.Keep(ctx, h.log, h.judge(), h.job.s.runID, dir, a.Incident)
 }
 
 // stacktraces are the newest stacks of this node's ranks, as files of xpu_timer.

@@ -69,7 +69,7 @@ func TestVerdictsAreSaidOnce(t *testing.T) {
 	h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), metrics: m}
 	h.epoch.Place.GroupRank = 1 // not the one that writes files
 	m.looked([]hang.Sample{{Worker: hang.Worker{Rank: 2, PID: 9}, At: time.Second}}, []hang.Suspicion{{Rank: 2}})
-	a := hang.Ask{Seq: 5, Case: 4, What: hang.TellVerdict, Line: "rank 2 hung\x1b[2J", Kind: hang.KindStopped,
+	a := hang.Ask{Seq: 5, Incident: 4, What: hang.TellVerdict, Line: "rank 2 hung\x1b[2J", Kind: hang.KindStopped,
 		Suspects: []int{2}}
 	body, err := json.Marshal(a)
 	require.NoError(t, err)
@@ -86,9 +86,9 @@ func TestVerdictsAreSaidOnce(t *testing.T) {
 	require.Contains(t, scraped(m), `XPU_TIMER_COMMON_HANG{rank="2",local_rank="0",ip="",pod_name="",job_name="j"} 1`)
 	require.Contains(t, scraped(m), `dlrover_hang_state{rank="2"} 3`)
 	require.Contains(t, scraped(m), `dlrover_hang_verdicts_total{kind="stopped"} 1`)
-	h.hear(hang.Ask{Seq: 7, Case: 4, What: hang.TellOver, Line: "they go on"})
+	h.hear(hang.Ask{Seq: 7, Incident: 4, What: hang.TellOver, Line: "they go on"})
 	require.Contains(t, out.String(), "they go on")
-	h.hear(hang.Ask{Seq: 8, Case: 7, What: hang.TellOver, Line: "it was idle"})
+	h.hear(hang.Ask{Seq: 8, Incident: 7, What: hang.TellOver, Line: "it was idle"})
 	require.NotContains(t, out.String(), "it was idle", "nobody was told that it hangs")
 	m.looked([]hang.Sample{{Worker: hang.Worker{Rank: 2, PID: 9}, At: 2 * time.Second}}, nil)
 	require.Contains(t, scraped(m), `dlrover_hang_state{rank="2"} 1`)
@@ -208,7 +208,7 @@ func TestVerdictsOfAnOlderJudge(t *testing.T) {
 	h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), metrics: m}
 	h.epoch.Place.GroupRank = 1
 	m.looked([]hang.Sample{{Worker: hang.Worker{Rank: 2, PID: 9}, At: time.Second}}, nil)
-	h.hear(hang.Ask{Seq: 5, Case: 4, What: hang.TellVerdict, Line: "rank 2 hung", Suspects: []int{2},
+	h.hear(hang.Ask{Seq: 5, Incident: 4, What: hang.TellVerdict, Line: "rank 2 hung", Suspects: []int{2},
 		Action: hang.ActRestart})
 	require.Contains(t, out.String(), `level=ERROR msg="hang: rank 2 hung`)
 	require.Contains(t, scraped(m), `dlrover_hang_state{rank="2"} 3`)
@@ -270,10 +270,10 @@ func TestWhatTheLivingWereDoing(t *testing.T) {
 func TestOldEvidenceIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv(report.TimelinePath, dir)
-	past, err := report.Write(dir, report.Case{Job: "j", At: time.Now().Add(-2 * report.KeepFor)})
+	past, err := report.Write(dir, report.Incident{Job: "j", At: time.Now().Add(-2 * report.KeepFor)})
 	require.NoError(t, err)
 	h := &hangs{log: slog.New(slog.DiscardHandler), job: &nodeJob{s: &settings{runID: "j"}}}
-	hangtell.Write(h.log, h.directory(), report.Case{Job: "j", At: time.Now()})
+	hangtell.Write(h.log, h.directory(), report.Incident{Job: "j", At: time.Now()})
 	left, err := filepath.Glob(filepath.Join(dir, "hang-j-*"))
 	require.NoError(t, err)
 	require.Len(t, left, 1)
@@ -295,7 +295,7 @@ func TestStacktracesOfAVerdict(t *testing.T) {
 	collected([]hang.Evidence{{Worker: hang.Worker{Rank: 2, PID: 7}, Stacks: &hang.Stacks{Threads: []hang.Thread{{TID: 7,
 		Main: true, Python: []hang.Frame{{Func: "load", File: "t.py", Line: 3}}}}}}, {Worker: hang.Worker{Rank: 3}}})
 	collected(nil)
-	tell := hang.Ask{Seq: 1, Case: 1, Epoch: e, What: hang.TellVerdict, Line: "rank 2 hung", Suspects: []int{2}}
+	tell := hang.Ask{Seq: 1, Incident: 1, Epoch: e, What: hang.TellVerdict, Line: "rank 2 hung", Suspects: []int{2}}
 	h.hear(tell)
 	h.writing.Wait()
 	found, err := xpu.Read(dir)
