@@ -303,7 +303,7 @@ func TestVerdictIsInTimeWheneverNodesLook(t *testing.T) {
 func TestVerdictWithLittleRoomToAsk(t *testing.T) {
 	s := newStage(t, ActReport, 2)
 	s.now = dawn.Add(12 * time.Second)
-	s.c.asks = bucket{at: s.now}
+	s.c.asker.room = bucket{at: s.now}
 	s.suspect(0, 0, 1)
 	s.pass(40*time.Second, 0)
 	require.Equal(t, []askKind{AskEvidence, AskPages, TellVerdict}, s.whats())
@@ -318,12 +318,12 @@ func TestProgressBetweenSuspicions(t *testing.T) {
 	s.now = dawn.Add(12 * time.Second)
 	s.suspect(0, 0)
 	s.pass(20*time.Second, 2*time.Second) // late, of the same look
-	require.Equal(t, dawn, s.c.crew[0].since)
+	require.Equal(t, dawn, s.c.suspicions.nodes[0].since)
 	s.now = s.now.Add(12 * time.Second)
 	s.suspect(33*time.Second, 0)
-	require.Equal(t, dawn.Add(33*time.Second), s.c.crew[0].since)
+	require.Equal(t, dawn.Add(33*time.Second), s.c.suspicions.nodes[0].since)
 	s.hear(0, Report{Suspicions: []Suspicion{{Rank: 1, Age: 11 * time.Second, Limit: 10 * time.Second}}})
-	require.Equal(t, s.now.Add(-11*time.Second), s.c.crew[0].since, "of another rank")
+	require.Equal(t, s.now.Add(-11*time.Second), s.c.suspicions.nodes[0].since, "of another rank")
 }
 
 func TestActions(t *testing.T) {
@@ -552,7 +552,7 @@ func TestAnotherSuspectHasItsOwnTime(t *testing.T) {
 
 func TestLowConfidenceActsLater(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
-	s.c.cfg.Spec.After = 10 * time.Second
+	s.c.patience.after = 10 * time.Second
 	low := func() Verdict { v := behind(2); v.Confidence, v.Doubt = Low, "no pages"; return v }
 	s.verdict = low
 	s.hangs()
@@ -567,7 +567,7 @@ func TestLowConfidenceActsLater(t *testing.T) {
 // A user who wants to hear after four seconds hears then.
 func TestAShortTimeoutTellsEarly(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
-	s.c.cfg.Spec.After, s.answers = 4*time.Second, time.Second
+	s.c.patience.after, s.answers = 4*time.Second, time.Second
 	s.now = dawn.Add(4 * time.Second)
 	for node := range 2 {
 		ss := s.suspicions(node, 0)
@@ -603,7 +603,7 @@ func TestPatience(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStage(t, ActRestart, 2)
-			s.c.cfg.Spec.After = c.after
+			s.c.patience.after = c.after
 			s.verdict = func() Verdict { v := behind(2); v.Certain = c.certain; return v }
 			s.hear(0, Report{Paused: c.paused})
 			s.hangs()

@@ -2,6 +2,7 @@ package hang
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -10,8 +11,8 @@ import (
 type file struct {
 	id    uint64
 	world World
-	began time.Time
-	since time.Time     // the last progress, by the first node that suspected
+	began time.Time     // when the first node suspected something
+	since time.Time     // the last progress, by that node
 	wait  time.Duration // between began and the confirmation, at least
 
 	nodes   []nodeReport // by group rank
@@ -34,11 +35,9 @@ type nodeReport struct {
 	ras       string
 }
 
-// newFile begins a file for the present world in place of the old one.
-func (c *Incident) newFile() {
-	c.seq++
-	f := &file{id: c.seq, world: c.world, began: c.now, since: c.now, nodes: make([]nodeReport, len(c.world.Nodes))}
-	c.file = f
+// open makes it an incident, with the last progress of the first node that suspected.
+func (f *file) open(now, since time.Time, wait time.Duration) {
+	f.began, f.since, f.wait = now, since, wait
 }
 
 // expect awaits an answer of every node that has workers.
@@ -49,20 +48,34 @@ func (f *file) expect() {
 	f.missing = f.world.Working()
 }
 
-func (f *file) heardOf(groupRank int) bool {
-	return groupRank >= 0 && groupRank < len(f.nodes) && f.nodes[groupRank].answered
+// has reports whether there is a node with this group rank.
+func (f *file) has(groupRank int) bool { return groupRank >= 0 && groupRank < len(f.nodes) }
+
+// answers notes that a node has answered the newest Ask.
+func (f *file) answers(groupRank int) {
+	if d := &f.nodes[groupRank]; !d.answered {
+		d.answered = true
+		f.missing--
+	}
 }
 
-// answer takes the answer of a node. Late answers count, too.
-func (c *Incident) answer(groupRank int, r *Report) {
-	f := c.file
+// collects notes that a node has answered the newest collection; false: it had before.
+func (f *file) collects(groupRank int) bool {
 	d := &f.nodes[groupRank]
-	whole := r.Ask == c.ask.Seq && c.ask.What == AskEvidence
+	first := !d.collected
+	d.collected = true
+	return first
+}
+
+// take adds the evidence of a node, and returns the most steps on a page of it. If whole is set, it replaces the
+// earlier evidence.
+func (f *file) take(groupRank int, r *Report, whole bool) (steps uint64) {
+	d := &f.nodes[groupRank]
 	es := f.of(groupRank)
 	for i := range r.Evidence {
-		es = f.take(es, groupRank, r.Evidence[i], whole, r.Partial)
-		if p := newestPage(&r.Evidence[i]); p != nil {
-			c.steps = max(c.steps, p.Steps)
+		es = f.merge(es, groupRank, r.Evidence[i], whole, r.Partial)
+		if p := r.Evidence[i].Page(); p != nil {
+			steps = max(steps, p.Steps)
 		}
 	}
 	f.size -= d.evidence.size()
@@ -72,16 +85,7 @@ func (c *Incident) answer(groupRank int, r *Report) {
 	if r.RAS != "" {
 		d.ras = r.RAS
 	}
-	if r.Ask == c.ask.Seq && !d.answered {
-		d.answered = true
-		f.missing--
-	}
-	if r.Ask == c.collect.ask.Seq && !d.collected {
-		d.collected = true
-		if c.collect.missing--; c.collect.missing == 0 {
-			c.endCollection()
-		}
-	}
+	return steps
 }
 
 // of is the evidence of one node's workers, by rank.
@@ -89,9 +93,9 @@ func (f *file) of(groupRank int) []Evidence {
 	return f.nodes[groupRank].evidence.unpack(f.world.Nodes[groupRank].Name, groupRank)
 }
 
-// take adds one worker's evidence to its node. If whole is set, it replaces the earlier evidence; otherwise it is
+// merge adds one worker's evidence to its node. If whole is set, it replaces the earlier evidence; otherwise it is
 // added.
-func (f *file) take(es []Evidence, groupRank int, e Evidence, whole bool, partial string) []Evidence {
+func (f *file) merge(es []Evidence, groupRank int, e Evidence, whole bool, partial string) []Evidence {
 	n := f.world.Nodes[groupRank]
 	if e.Rank < n.RankBase || e.Rank >= n.RankBase+n.Slots {
 		return es
@@ -113,79 +117,6 @@ func (f *file) take(es []Evidence, groupRank int, e Evidence, whole bool, partia
 	}
 	old.thin()
 	return es
-}
-
-// Size is about how many bytes e takes in memory, without Stacks and Groups.
-func (e *Evidence) Size() int {
-	const evidence, sample, page, entry = 280, 176, 200, 160
-	n := evidence + len(e.Work) + len(e.Sockets)*32 + len(e.Log) + len(e.Exception) + len(e.Error)
-	for _, s := range e.Samples {
-		n += sample
-		if p := s.Page; p != nil {
-			n += page + len(p.Groups)*24 + len(p.StepTimes)*8 + len(p.Spans)*24
-		}
-	}
-	if e.Flight != nil {
-		n += len(e.Flight.Entries) * entry
-	}
-	return n
-}
-
-// add is for a further look at the same worker.
-func (e *Evidence) add(more Evidence) {
-	e.Samples = append(slices.Clip(e.Samples), more.Samples...)
-	if n := len(e.Samples); n > maxSamples {
-		e.Samples = slices.Delete(e.Samples, 1, 1+n-maxSamples) // the first one shows the most progress
-	}
-	if more.Stacks != nil {
-		e.Stacks, e.Exception = more.Stacks, more.Exception // a look at pages alone knows of neither
-	}
-	if len(more.Groups) > 0 {
-		e.Groups = more.Groups
-	}
-	if more.Flight != nil {
-		e.Flight = more.Flight
-	}
-	if more.Sockets != nil {
-		e.Sockets = more.Sockets
-	}
-	if more.Log != "" {
-		e.Log = more.Log
-	}
-	e.Error = more.Error
-}
-
-// newest is the last look at the worker, zero without any.
-func (e *Evidence) newest() Sample {
-	if len(e.Samples) == 0 {
-		return Sample{}
-	}
-	return e.Samples[len(e.Samples)-1]
-}
-
-// thin leaves the rings of the newest page only.
-func (e *Evidence) thin() {
-	for i := range e.Samples[:max(len(e.Samples)-1, 0)] {
-		if p := e.Samples[i].Page; p != nil && (p.StepTimes != nil || p.Spans != nil) {
-			e.Samples[i].Page = p.bare()
-		}
-	}
-}
-
-// bare is a copy without the rings.
-func (p *Page) bare() *Page {
-	bare := *p
-	bare.StepTimes, bare.Spans = nil, nil
-	return &bare
-}
-
-func newestPage(e *Evidence) *Page {
-	for _, s := range slices.Backward(e.Samples) {
-		if s.Page != nil {
-			return s.Page
-		}
-	}
-	return nil
 }
 
 // waits are the keys that are waited for in the workers' store.
@@ -258,15 +189,6 @@ func (c *confirmation) see(e *Evidence, was, is Sample) {
 	}
 }
 
-// onDevice reports whether it was seen to wait for its device.
-func (e *Evidence) onDevice() bool {
-	if e.Stacks == nil {
-		return false
-	}
-	w, sure := waitOf(e.Stacks)
-	return sure && w.op == onDevice
-}
-
 // find records the present result of the evidence.
 func (f *file) find(now time.Time, v Verdict) {
 	if !sameSuspects(f.verdict, v) || decisive(f.verdict.Kind) != decisive(v.Kind) {
@@ -275,12 +197,13 @@ func (f *file) find(now time.Time, v Verdict) {
 	f.verdict, f.judgedAt = v, now
 }
 
-// sameSuspects reports whether two verdicts name the same ranks.
-func sameSuspects(a, b Verdict) bool {
-	return slices.EqualFunc(a.Suspects, b.Suspects, func(x, y Suspect) bool { return x.Rank == y.Rank })
-}
-
-// sameVerdict reports whether nothing has changed that people want to know.
-func sameVerdict(a, b Verdict) bool {
-	return a.Kind == b.Kind && a.Confidence == b.Confidence && sameSuspects(a, b)
+// doubtSilent lowers the confidence when a suspect's node has not confirmed that nothing has changed.
+func (f *file) doubtSilent() {
+	v := &f.verdict
+	for _, s := range v.Suspects {
+		if v.Confidence == High && !(f.has(s.GroupRank) && f.nodes[s.GroupRank].answered) {
+			v.Confidence, v.Doubt = Low, fmt.Sprintf("node %d %s did not answer when it was asked again", s.GroupRank, s.Node)
+			*v = v.Aged(v.Age) // updates its line
+		}
+	}
 }

@@ -7,8 +7,8 @@ import (
 
 // Picture shows the present state, with the evidence if that is set. It shares memory with the Incident: a caller that
 // keeps it beyond the next Step must not write to memory that it refers to.
-func (c *Incident) Picture(evidence bool) Picture {
-	p, all := c.Pictures()
+func (in *Incident) Picture(evidence bool) Picture {
+	p, all := in.Pictures()
 	if evidence {
 		p.Evidence = slices.Collect(all)
 	} else {
@@ -18,42 +18,21 @@ func (c *Incident) Picture(evidence bool) Picture {
 }
 
 // Pictures returns a Picture and its evidence apart; the evidence is made on demand.
-func (c *Incident) Pictures() (p Picture, evidence iter.Seq[Evidence]) {
+func (in *Incident) Pictures() (p Picture, evidence iter.Seq[Evidence]) {
 	p = Picture{
-		Spec: c.cfg.Spec.String(), State: c.state, Epoch: c.world.Epoch, Suspicions: c.suspicions(),
-		Suspecting: c.suspecting, Verdicts: slices.Clone(c.told), Restarts: c.trials.count, Slow: c.slow(),
-		Collection: c.collect.ask.Seq, Collected: c.collect.ask.Seq != 0 && c.collect.until.IsZero(),
+		Spec: in.cfg.Spec.String(), State: in.state, Epoch: in.world.Epoch, Suspicions: in.suspicions.list(in.now, in.world),
+		Suspecting: in.suspicions.count, Verdicts: slices.Clone(in.told.list), Restarts: in.progress.count,
+		Slow:       in.suspicions.slow(in.world),
+		Collection: in.asker.collect.ask.Seq, Collected: in.asker.collect.ask.Seq != 0 && in.asker.collect.until.IsZero(),
 	}
-	if c.state == StateIdle && !c.collect.until.IsZero() {
+	if in.state == StateIdle && !in.asker.collect.until.IsZero() {
 		p.State = StateCollecting
 	}
-	if c.file == nil {
+	if in.file == nil {
 		return p, slices.Values([]Evidence(nil))
 	}
-	c.file.picture(&p)
-	return p, c.file.all()
-}
-
-func (c *Incident) suspicions() (out []nodeSuspicion) {
-	for i := range c.crew {
-		for _, s := range c.crew[i].suspicions {
-			if len(out) == maxListed {
-				return out
-			}
-			s.Age += c.now.Sub(c.crew[i].heard)
-			out = append(out, nodeSuspicion{i, c.world.Nodes[i].Name, s})
-		}
-	}
-	return out
-}
-
-func (c *Incident) slow() (out []nodeText) {
-	for i := range c.crew {
-		if text := c.crew[i].slow; text != "" && len(out) < maxListed {
-			out = append(out, nodeText{i, c.world.Nodes[i].Name, text})
-		}
-	}
-	return out
+	in.file.picture(&p)
+	return p, in.file.all()
 }
 
 func (f *file) picture(p *Picture) {

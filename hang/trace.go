@@ -78,16 +78,6 @@ func (v Verdict) SuspectRanks() (s RankSet) {
 	return s
 }
 
-// Page is the newest one, nil if there is none.
-func (e *Evidence) Page() *Page {
-	for _, s := range slices.Backward(e.Samples) {
-		if s.Page != nil {
-			return s.Page
-		}
-	}
-	return nil
-}
-
 // Tracks of a rank; the tracks of its process groups follow.
 const (
 	stepTrack = iota

@@ -1,0 +1,86 @@
+package hang
+
+import "slices"
+
+// Size is about how many bytes e takes in memory, without Stacks and Groups.
+func (e *Evidence) Size() int {
+	const evidence, sample, page, entry = 280, 176, 200, 160
+	n := evidence + len(e.Work) + len(e.Sockets)*32 + len(e.Log) + len(e.Exception) + len(e.Error)
+	for _, s := range e.Samples {
+		n += sample
+		if p := s.Page; p != nil {
+			n += page + len(p.Groups)*24 + len(p.StepTimes)*8 + len(p.Spans)*24
+		}
+	}
+	if e.Flight != nil {
+		n += len(e.Flight.Entries) * entry
+	}
+	return n
+}
+
+// add is for a further look at the same worker.
+func (e *Evidence) add(more Evidence) {
+	e.Samples = append(slices.Clip(e.Samples), more.Samples...)
+	if n := len(e.Samples); n > maxSamples {
+		e.Samples = slices.Delete(e.Samples, 1, 1+n-maxSamples) // the first one shows the most progress
+	}
+	if more.Stacks != nil {
+		e.Stacks, e.Exception = more.Stacks, more.Exception // a look at pages alone knows of neither
+	}
+	if len(more.Groups) > 0 {
+		e.Groups = more.Groups
+	}
+	if more.Flight != nil {
+		e.Flight = more.Flight
+	}
+	if more.Sockets != nil {
+		e.Sockets = more.Sockets
+	}
+	if more.Log != "" {
+		e.Log = more.Log
+	}
+	e.Error = more.Error
+}
+
+// newest is the last look at the worker, zero without any.
+func (e *Evidence) newest() Sample {
+	if len(e.Samples) == 0 {
+		return Sample{}
+	}
+	return e.Samples[len(e.Samples)-1]
+}
+
+// thin leaves the rings of the newest page only.
+func (e *Evidence) thin() {
+	for i := range e.Samples[:max(len(e.Samples)-1, 0)] {
+		if p := e.Samples[i].Page; p != nil && (p.StepTimes != nil || p.Spans != nil) {
+			e.Samples[i].Page = p.bare()
+		}
+	}
+}
+
+// bare is a copy without the rings.
+func (p *Page) bare() *Page {
+	bare := *p
+	bare.StepTimes, bare.Spans = nil, nil
+	return &bare
+}
+
+// Page is the newest one, nil if there is none.
+func (e *Evidence) Page() *Page {
+	for _, s := range slices.Backward(e.Samples) {
+		if s.Page != nil {
+			return s.Page
+		}
+	}
+	return nil
+}
+
+// onDevice reports whether it was seen to wait for its device.
+func (e *Evidence) onDevice() bool {
+	if e.Stacks == nil {
+		return false
+	}
+	w, sure := waitOf(e.Stacks)
+	return sure && w.op == onDevice
+}
