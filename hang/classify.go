@@ -34,40 +34,6 @@ const (
 // lock is free.
 const staleHeart = 3 * time.Second
 
-// member is a rank as the judge sees it. It does not keep the evidence, which takes more memory.
-type member struct {
-	rank, pid, groupRank int
-
-	start   uint64
-	node    string
-	groups  []Group
-	sockets []string
-	flight  *Flight
-	in      []*processGroup // of groups, those that the analysis knows
-
-	class class
-	wait  wait
-	// maybe: the main thread rests in the user's code. It may wait for another thread, or something asynchronous that
-	// it has begun, which waits for other ranks.
-	maybe bool
-	eager bool // its main thread was running, or about to, in every sample: others may keep it from the CPU
-	gil   bool // it does not let go of the interpreter's lock
-	moved bool // it has made progress between the samples
-	spin  bool // it is busy with nothing but a loop
-	work  Work
-	// debugged: a person looks at it, and may take their time.
-	debugged bool
-	use      usage
-	phase    Phase
-	where    Frame
-	page     *Page // the newest without its rings, nil if there is none
-	at       time.Duration
-	error    string // the exception that has ended its main thread
-
-	p99     time.Duration // of its steps
-	longest time.Duration // a phase as the present one has lasted before
-}
-
 // usage is the use of resources from the first sample of a process to the last, each per second.
 type usage struct {
 	cpu, mainCPU, io float64 // with its descendants, but for mainCPU; cores, cores, bytes
@@ -281,6 +247,25 @@ func (p *Page) seq(group uint64) (seq uint64, ok bool) {
 		}
 	}
 	return 0, false
+}
+
+func (p *Page) since(group uint64) time.Duration {
+	for _, g := range p.Groups {
+		if g.ID == group {
+			return g.Since
+		}
+	}
+	return 0
+}
+
+// longest is how long a phase has lasted before.
+func (p *Page) longest(phase Phase) (longest time.Duration) {
+	for _, s := range p.Spans {
+		if s.Phase == phase {
+			longest = max(longest, s.To-s.From)
+		}
+	}
+	return longest
 }
 
 // progress is when a worker last stepped or entered a collective; 0: never.

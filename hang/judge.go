@@ -8,29 +8,6 @@ import (
 	"time"
 )
 
-// Deadlines, counted from the last progress. Ranks that may be at work have the deadline of their phase.
-const (
-	limitMin   = 10 * time.Second
-	limitMax   = 300 * time.Second
-	limitFirst = 600 * time.Second // before the first steps
-
-	namedByStore = 25 * time.Second // a rank that has not joined its process group, and does nothing
-	phaseMin     = 600 * time.Second
-	spinMax      = 300 * time.Second // a loop that may be an endless one
-	commMin      = 60 * time.Second
-	// Without pages it is unknown whether there was a first step. A young process may prepare something.
-	youngAge      = 120 * time.Second
-	youngDeadline = 90 * time.Second
-	outsideComm   = 300 * time.Second
-	outsideTell   = 60 * time.Second
-	silentTell    = 60 * time.Second // the rendezvous gives up nodes sooner
-
-	debugMax = 24 * time.Hour // a person may sit in a debugger for so long
-)
-
-// firstSteps is how many steps must be done before their times are of use.
-const firstSteps = 3
-
 // Judge compares the ranks of a world with each other, and names the ranks that the others wait for. The evidence may
 // be in any order, and may lack ranks: these are "no data". Kind is KindNone if nothing hangs, or if there is no
 // result.
@@ -38,44 +15,68 @@ const firstSteps = 3
 // Verdict.Age is from the pages, 0 without; a caller that knows more sets it by Verdict.Aged. A verdict is not yet
 // confirmed: for that it takes a second look. The samples of that look are added to the evidence.
 func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
-	c := newAnalysis(w, ev, store)
-	if c.anyMoved() {
-		return Verdict{NoData: c.noData.String()}
+	a := newAnalysis(w, ev, store)
+	if a.members.any(func(m *member) bool { return m.moved }) { // such a rank does not hang, and neither do its waiters
+		return Verdict{NoData: a.noData.String()}
 	}
 	for _, rule := range []func() *Verdict{
-		c.byCollectives, c.byStore, c.byStacks, c.byOperation, c.byCircle, c.byNetwork, c.byPeers, c.byUnknown,
-		c.byThemselves,
+		a.byCollectives, a.byStore, a.byStacks, a.byOperation, a.byCircle, a.byNetwork, a.byPeers, a.byUnknown,
+		a.byThemselves,
 	} {
 		if v := rule(); v != nil {
-			v.NoData = c.noData.String()
+			v.NoData = a.noData.String()
 			v.unseen(w.Elsewhere)
 			v.Line = line(*v)
 			return *v
 		}
 	}
-	return Verdict{NoData: c.noData.String()}
+	return Verdict{NoData: a.noData.String()}
 }
 
-// anyMoved reports progress of a rank: such a rank does not hang, and neither do its waiters.
-func (c *analysis) anyMoved() bool {
-	return slices.ContainsFunc(c.members, func(m *member) bool { return m.moved })
+// analysis is the state of one call of Judge.
+type analysis struct {
+	members members         // by rank, one for each rank with evidence
+	groups  []*processGroup // with at least two members, in a fixed order
+	noData  RankSet
+	store   []StoreWait
+	blame   blamer
+}
+
+func newAnalysis(w World, ev iter.Seq[Evidence], store []StoreWait) *analysis {
+	a := &analysis{store: store}
+	known, read := RankSet{}, library{}
+	for e := range ev {
+		if m := classify(&e, read); m.class != classUnknown {
+			a.members = append(a.members, m)
+		}
+	}
+	slices.SortStableFunc(a.members, func(a, b *member) int { return a.rank - b.rank })
+	a.members = slices.CompactFunc(a.members, func(a, b *member) bool { return a.rank == b.rank })
+	for _, m := range a.members {
+		known.Add(m.rank)
+	}
+	world := w.Ranks()
+	a.noData = world.Without(known)
+	a.groups = groupsOf(a.members, world)
+	a.blame = blamer{w, limits{p99: a.members.p99(), early: a.members.early(), outside: a.members.outside()}}
+	return a
 }
 
 // byCollectives compares the sequence numbers: some have entered a collective that others have not.
-func (c *analysis) byCollectives() *Verdict {
-	h := c.follow(true)
+func (a *analysis) byCollectives() *Verdict {
+	h := a.members.follow(true)
 	if len(h.culprits) == 0 {
-		h = c.follow(false)
+		h = a.members.follow(false)
 	}
 	if len(h.culprits) == 0 {
 		return nil
 	}
-	culprits := c.urgent(h.culprits)
-	v := c.blame(culprits, h.waiters, h.group)
+	culprits := a.blame.limits.urgent(h.culprits)
+	v := a.blame.on(culprits, h.waiters, h.group)
 	switch {
-	case len(c.noData) > 0:
-		v.doubt("nothing is known of ranks " + c.noData.Brief(8))
-	case !slices.ContainsFunc(h.waiters, (*member).seemsToWait):
+	case len(a.noData) > 0:
+		v.doubt("nothing is known of ranks " + a.noData.Brief(8))
+	case !h.waiters.any((*member).seemsToWait):
 		v.doubt("nobody is seen to wait")
 	case v.Kind == KindBusy:
 		v.doubt("it may be at work")
@@ -83,68 +84,48 @@ func (c *analysis) byCollectives() *Verdict {
 	return v
 }
 
-// seemsToWait reports whether no sign contradicts a wait. A rank that computes in its own code may wait there for a
-// device, as .item() does: the flight recorder knows a collective that has not ended.
-func (m *member) seemsToWait() bool {
-	return m.recorded() != "" || m.class == classWaiting || m.class == classIdle ||
-		m.wait.op == "" && m.class == classBusy && !m.spin
-}
-
 // byStacks uses the stacks where numbers are no help: a rank that does nothing while others wait is the culprit.
-func (c *analysis) byStacks() *Verdict {
-	waiters := c.all(func(m *member) bool { return m.class == classWaiting && !m.wait.store })
-	culprits := c.all(func(m *member) bool { return m.halted() || m.class == classIdle && !m.asyncWait(c) })
+func (a *analysis) byStacks() *Verdict {
+	waiters := a.members.all(func(m *member) bool { return m.class == classWaiting && !m.wait.store })
+	culprits := a.members.all(func(m *member) bool { return m.halted() || m.class == classIdle && !m.asyncWait() })
 	if len(culprits) == 0 {
-		culprits = c.all(func(m *member) bool { return m.class == classBusy })
+		culprits = a.members.all(func(m *member) bool { return m.class == classBusy })
 	}
 	if len(waiters) == 0 || len(culprits) == 0 {
 		return nil
 	}
-	v := c.blame(c.urgent(culprits), waiters, nil)
-	c.doubtStacks(v, culprits, waiters)
+	v := a.blame.on(a.blame.limits.urgent(culprits), waiters, nil)
+	a.doubtStacks(v, culprits, waiters)
 	if v.Confidence == Low && v.Kind == KindBusy && len(culprits) >= len(waiters) {
 		v.Tell = v.Deadline // those that only seem to be at work may wait for their devices
 	}
 	return v
 }
 
-// asyncWait reports whether m has entered all collectives that others have, and rests where it might wait for them.
-func (m *member) asyncWait(c *analysis) bool { return m.maybe && len(m.in) > 0 && !c.behind(m) }
-
 // doubtStacks notes why a verdict by stacks alone may be wrong.
-func (c *analysis) doubtStacks(v *Verdict, culprits, waiters []*member) {
+func (a *analysis) doubtStacks(v *Verdict, culprits, waiters members) {
 	idle := func(m *member) bool { return !m.halted() && m.maybe }
 	abreast := func(m *member) bool { return !m.halted() && len(m.in) > 0 }
 	switch {
-	case len(c.noData) > 0:
-		v.doubt("nothing is known of ranks " + c.noData.Brief(8))
-	case slices.ContainsFunc(culprits, abreast):
+	case len(a.noData) > 0:
+		v.doubt("nothing is known of ranks " + a.noData.Brief(8))
+	case culprits.any(abreast):
 		v.doubt("it has entered every collective that others have")
 	case v.Kind == KindBusy:
 		v.doubt("it may be at work")
 	case len(culprits) >= len(waiters):
 		v.doubt("it is not in the minority")
-	case slices.ContainsFunc(culprits, idle):
+	case culprits.any(idle):
 		v.doubt("it may wait for something that its stack does not show")
-	case !slices.ContainsFunc(waiters, func(m *member) bool { return m.page != nil || !m.spinsOnDevice() }):
+	case !waiters.any(func(m *member) bool { return m.page != nil || !m.spinsOnDevice() }):
 		v.doubt("the others may be at work on their devices")
 	}
 }
 
-// all returns the members with a property.
-func (c *analysis) all(is func(*member) bool) (ms []*member) {
-	for _, m := range c.members {
-		if is(m) {
-			ms = append(ms, m)
-		}
-	}
-	return ms
-}
-
 // byOperation finds ranks that are in different collectives, although these have the same number.
-func (c *analysis) byOperation() *Verdict {
-	for _, g := range c.meetings() {
-		if v := c.mismatch(g); v != nil {
+func (a *analysis) byOperation() *Verdict {
+	for _, g := range a.meetings() {
+		if v := a.mismatch(g); v != nil {
 			return v
 		}
 	}
@@ -153,15 +134,15 @@ func (c *analysis) byOperation() *Verdict {
 
 // meetings are groups with all members waiting at the same place, and for no member of another group. Without pages
 // that is the world. If some are waited for, only their groups matter. The group that was entered last is first.
-func (c *analysis) meetings() []*processGroup {
+func (a *analysis) meetings() []*processGroup {
 	meets := func(m *member) bool { return m.class == classWaiting && !m.wait.store && !m.wait.p2p }
-	if len(c.groups) == 0 && len(c.members) > 1 && len(c.all(meets)) == len(c.members) {
-		return []*processGroup{{members: c.members, unknown: c.noData, whole: true}}
+	if len(a.groups) == 0 && len(a.members) > 1 && len(a.members.all(meets)) == len(a.members) {
+		return []*processGroup{{members: a.members, unknown: a.noData, whole: true}}
 	}
-	stuck := c.follow(true).stuck
-	gs := slices.DeleteFunc(slices.Clone(c.groups), func(g *processGroup) bool {
-		strange := slices.ContainsFunc(g.members, func(m *member) bool { return !meets(m) || c.blocking(m) != nil })
-		missed := slices.ContainsFunc(stuck, func(m *member) bool { return slices.Contains(m.in, g) })
+	stuck := a.members.follow(true).stuck
+	gs := slices.DeleteFunc(slices.Clone(a.groups), func(g *processGroup) bool {
+		strange := g.members.any(func(m *member) bool { return !meets(m) || m.blocking() != nil })
+		missed := stuck.any(func(m *member) bool { return slices.Contains(m.in, g) })
 		return len(g.late) > 0 || strange || len(stuck) > 0 && !missed
 	})
 	slices.SortStableFunc(gs, func(a, b *processGroup) int {
@@ -170,18 +151,9 @@ func (c *analysis) meetings() []*processGroup {
 	return gs
 }
 
-// age is the time since its first member has entered the newest collective.
-func (g *processGroup) age() time.Duration {
-	m := g.members[0]
-	if m.page == nil {
-		return 0
-	}
-	return m.at - m.page.since(g.ID)
-}
-
 // mismatch sorts the members of a group by their operations: those that are in another one than most are suspected.
-func (c *analysis) mismatch(g *processGroup) *Verdict {
-	ops := map[string][]*member{}
+func (a *analysis) mismatch(g *processGroup) *Verdict {
+	ops := map[string]members{}
 	for _, m := range g.members {
 		if op := m.operation(g); op != "" {
 			ops[op] = append(ops[op], m)
@@ -190,7 +162,7 @@ func (c *analysis) mismatch(g *processGroup) *Verdict {
 	if len(ops) < 2 {
 		return nil
 	}
-	var most []*member
+	var most members
 	for _, op := range sortedKeys(ops) {
 		if len(ops[op]) > len(most) {
 			most = ops[op]
@@ -200,129 +172,82 @@ func (c *analysis) mismatch(g *processGroup) *Verdict {
 		op := m.operation(g)
 		return op == "" || slices.Contains(ops[op], most[0])
 	})
-	v := c.blame(others, most, g)
+	v := a.blame.on(others, most, g)
 	v.Kind = KindMismatch
-	c.doubtMismatch(v, g, len(most))
+	a.doubtMismatch(v, g, len(most))
 	v.Certain = v.Confidence == High && len(ops["backward"]) == 0 // which is of several collectives
 	return v
 }
 
 // doubtMismatch notes why most of a group, so many, may not be right.
-func (c *analysis) doubtMismatch(v *Verdict, g *processGroup, most int) {
+func (a *analysis) doubtMismatch(v *Verdict, g *processGroup, most int) {
 	switch {
 	case most*2 <= len(g.members):
 		v.doubt("no collective has the majority")
 	case len(g.unknown) > 0:
 		v.doubt("nothing is known of ranks " + g.unknown.Brief(8))
-	case c.outside():
+	case a.members.outside():
 		v.doubt("without pages nobody knows whether these are at the same place")
 	case g.Backend == "nccl" && !g.recorded():
 		v.doubt("operations on devices may be waited for later")
 	}
 }
 
-// operation is the operation of m, as far as it is comparable with others: by the flight recorder, or by name.
-func (m *member) operation(g *processGroup) string {
-	if e := m.entry(g.Name); e != nil {
-		return e.Op
-	}
-	if m.wait.named && !m.wait.p2p || m.wait.op == "backward" {
-		return m.wait.op
-	}
-	return ""
-}
-
-// entry is the oldest collective of a group that m has not completed, as the flight recorder has it.
-func (m *member) entry(group string) *FlightEntry {
-	if m.flight == nil {
-		return nil
-	}
-	for i := range m.flight.Entries {
-		if e := &m.flight.Entries[i]; e.Group == group && e.State != "completed" {
-			return e
-		}
-	}
-	return nil
-}
-
-// recorded reports whether the flight recorders of all members have an entry.
-func (g *processGroup) recorded() bool {
-	return !slices.ContainsFunc(g.members, func(m *member) bool { return m.entry(g.Name) == nil })
-}
-
 // byCircle finds groups that wait for each other.
-func (c *analysis) byCircle() *Verdict {
-	h := c.follow(true)
+func (a *analysis) byCircle() *Verdict {
+	h := a.members.follow(true)
 	if len(h.circle) < 2 {
 		return nil
 	}
-	v := c.blame(h.circle, h.waiters, nil)
+	v := a.blame.on(h.circle, h.waiters, nil)
 	v.Kind, v.Waiting, v.In = KindDeadlock, "", ""
-	v.Deadline = max(v.Deadline, commMin, 8*c.p99())
+	v.Deadline = max(v.Deadline, a.blame.limits.comm())
 	v.doubt("who is wrong cannot be told from a circle")
 	return v
 }
 
 // byNetwork: all members of a group are in the same collective, and it does not end. If that is true of several
 // groups and none waits for another, all of them are meant.
-func (c *analysis) byNetwork() *Verdict {
-	gs := c.meetings()
+func (a *analysis) byNetwork() *Verdict {
+	gs := a.meetings()
 	if len(gs) == 0 {
 		return nil
 	}
 	g, waiters := gs[0], gs[0].members
-	if together := c.together(gs); len(together) > len(waiters) {
+	if together := a.together(gs); len(together) > len(waiters) {
 		g, waiters = nil, together
 	}
-	v := c.blame(nil, waiters, g)
+	v := a.blame.on(nil, waiters, g)
 	v.Kind = KindComm
-	v.Deadline = max(v.Tell, commMin, 8*c.p99())
-	if c.outside() {
+	v.Deadline = max(v.Tell, a.blame.limits.comm())
+	if a.members.outside() {
 		v.Tell, v.Deadline = outsideTell, outsideComm
 		v.doubt("without pages nobody knows whether they are at the same place")
 	}
 	if len(gs[0].unknown) > 0 {
-		c.blameSilent(v, gs[0].unknown)
+		a.blame.silent(v, gs[0].unknown)
 	}
 	return v
 }
 
-// blameSilent replaces a verdict on a network by one on ranks that the others may wait for, and that have no data:
-// their node may be lost, which the rendezvous finds out meanwhile.
-func (c *analysis) blameSilent(v *Verdict, ranks RankSet) {
-	for i, n := range c.world.Nodes {
-		for r := n.RankBase; r < n.RankBase+n.Slots; r++ {
-			if ranks.Has(r) {
-				v.Suspects = append(v.Suspects, Suspect{Rank: r, Node: n.Name, GroupRank: i, Doing: "silent"})
-			}
-		}
-	}
-	if len(v.Suspects) > 0 {
-		v.Kind = KindBehind
-	}
-	v.Tell = max(v.Tell, silentTell)
-	v.Deadline = max(v.Deadline, v.Tell)
-	v.doubt("nothing is known of ranks " + ranks.Brief(8))
-}
-
 // byPeers: all wait, and some of them for one other rank, which numbers do not show.
-func (c *analysis) byPeers() *Verdict {
-	peers := c.all(func(m *member) bool { return m.class == classWaiting && m.wait.p2p })
-	others := c.all(func(m *member) bool { return m.class == classWaiting && !m.wait.p2p && !m.wait.store })
-	if len(peers) == 0 || len(peers)+len(others) < len(c.members) {
+func (a *analysis) byPeers() *Verdict {
+	peers := a.members.all(func(m *member) bool { return m.class == classWaiting && m.wait.p2p })
+	others := a.members.all(func(m *member) bool { return m.class == classWaiting && !m.wait.p2p && !m.wait.store })
+	if len(peers) == 0 || len(peers)+len(others) < len(a.members) {
 		return nil
 	}
-	if len(c.noData) > 0 {
-		v := c.blame(nil, c.members, nil)
-		c.blameSilent(v, c.noData)
+	if len(a.noData) > 0 {
+		v := a.blame.on(nil, a.members, nil)
+		a.blame.silent(v, a.noData)
 		return v
 	}
-	v := c.blame(peers, others, nil)
+	v := a.blame.on(peers, others, nil)
 	v.Kind = KindDeadlock
 	if len(others) > 0 {
 		v.Kind = KindMismatch
 	}
-	v.Deadline = max(v.Deadline, commMin, 8*c.p99())
+	v.Deadline = max(v.Deadline, a.blame.limits.comm())
 	v.doubt("for which ranks they wait is not known")
 	return v
 }
@@ -331,7 +256,7 @@ func (c *analysis) byPeers() *Verdict {
 const sameTime = 2 * time.Second
 
 // together are the members of groups that stopped at the same time as the first.
-func (c *analysis) together(gs []*processGroup) []*member {
+func (a *analysis) together(gs []*processGroup) members {
 	in := map[*member]bool{}
 	for _, g := range gs {
 		if g.age()-gs[0].age() <= sameTime && g.age() > 0 {
@@ -340,54 +265,43 @@ func (c *analysis) together(gs []*processGroup) []*member {
 			}
 		}
 	}
-	return c.all(func(m *member) bool { return in[m] })
+	return a.members.all(func(m *member) bool { return in[m] })
 }
 
 // byUnknown names the ranks that others wait for, and that wait for something unknown.
-func (c *analysis) byUnknown() *Verdict {
-	h := c.follow(true)
+func (a *analysis) byUnknown() *Verdict {
+	h := a.members.follow(true)
 	if len(h.stuck) == 0 {
 		return nil
 	}
-	v := c.blame(h.stuck, h.waiters, nil)
-	v.Deadline = max(v.Deadline, commMin, 8*c.p99())
-	if slices.ContainsFunc(h.stuck, func(m *member) bool { return !m.inOwnKernel() }) {
+	v := a.blame.on(h.stuck, h.waiters, nil)
+	v.Deadline = max(v.Deadline, a.blame.limits.comm())
+	if h.stuck.any(func(m *member) bool { return !m.inOwnKernel() }) {
 		v.doubt("it waits for something that is not known")
 	}
 	return v
 }
 
-// inOwnKernel reports whether it waits for its device, and no collective of it is under way there.
-func (m *member) inOwnKernel() bool {
-	return m.wait.op == onDevice && m.flight != nil &&
-		!slices.ContainsFunc(m.flight.Entries, func(e FlightEntry) bool { return e.State != "completed" })
-}
-
 // byThemselves looks at ranks without waiters: with pages it is known that they have made progress once.
-func (c *analysis) byThemselves() *Verdict {
-	if slices.ContainsFunc(c.members, func(m *member) bool { return m.class == classWaiting }) {
+func (a *analysis) byThemselves() *Verdict {
+	if a.members.any(func(m *member) bool { return m.class == classWaiting }) {
 		return nil
 	}
-	alone := c.all(func(m *member) bool {
+	alone := a.members.all(func(m *member) bool {
 		return m.page != nil && m.page.progress() > 0 && (m.class == classIdle || m.halted() && m.class != classEnded)
 	})
 	if len(alone) == 0 {
 		return nil
 	}
-	ended := c.all(func(m *member) bool { return m.class == classEnded })
-	v := c.blame(alone, nil, nil)
+	ended := a.members.all(func(m *member) bool { return m.class == classEnded })
+	v := a.blame.on(alone, nil, nil)
 	v.Kind = KindAlone
 	v.Deadline = max(v.Deadline, phaseMin)
-	if len(ended) == 0 || len(ended)+len(alone) < len(c.members) {
+	if len(ended) == 0 || len(ended)+len(alone) < len(a.members) {
 		v.Tell = v.Deadline
 	}
 	v.doubt("nobody waits for it")
 	return v
-}
-
-// outside reports whether no rank has a page.
-func (c *analysis) outside() bool {
-	return !slices.ContainsFunc(c.members, func(m *member) bool { return m.page != nil })
 }
 
 // unseen: so many ranks of the job are not in the world; the others may all wait for them.

@@ -59,3 +59,18 @@ func parseRank(s string) (int, error) {
 	}
 	return int(n), nil
 }
+
+// ranksIn reads 0-3,8; of a text that is wrong there are none.
+func ranksIn(text string) (s RankSet) {
+	err := eachRange(text, func(first, last int) {
+		if n := len(s); n > 0 && s[n-1].Last+1 == first {
+			s[n-1].Last = last
+			return
+		}
+		s = append(s, RankRun{first, last})
+	})
+	if err != nil {
+		return nil
+	}
+	return s
+}

@@ -9,74 +9,54 @@ import (
 )
 
 // byStore uses the keys that ranks wait for: process groups begin with an exchange of them.
-func (c *analysis) byStore() *Verdict {
-	for _, w := range c.store {
-		waiters := c.waitersOf(w)
+func (a *analysis) byStore() *Verdict {
+	for _, w := range a.store {
+		waiters := a.waitersOf(w)
 		if len(waiters) == 0 {
 			continue
 		}
-		if culprits := c.missing(waiters); len(culprits) > 0 {
-			return c.absent(w, culprits, waiters)
+		if culprits := a.missing(waiters); len(culprits) > 0 {
+			return a.absent(w, culprits, waiters)
 		}
 	}
 	return nil
 }
 
 // waitersOf are the ranks that wait for a key, or for the next one: by their connections, and by their stacks.
-func (c *analysis) waitersOf(w StoreWait) []*member {
-	return c.all(func(m *member) bool {
+func (a *analysis) waitersOf(w StoreWait) members {
+	return a.members.all(func(m *member) bool {
 		return m.wait.store ||
 			slices.ContainsFunc(m.sockets, func(s string) bool { return slices.Contains(w.Waiters, s) })
 	})
 }
 
 // missing are ranks that wait for nothing: none leaves before all have arrived.
-func (c *analysis) missing(waiters []*member) []*member {
-	return c.all(func(m *member) bool {
+func (a *analysis) missing(waiters members) members {
+	return a.members.all(func(m *member) bool {
 		return m.halted() || m.class != classWaiting && !slices.Contains(waiters, m)
 	})
 }
 
 // absent is the verdict on ranks that have not joined a process group.
-func (c *analysis) absent(w StoreWait, culprits, waiters []*member) *Verdict {
-	culprits = c.urgent(culprits)
-	v := c.blame(culprits, waiters, nil)
-	t := c.absentTerms(culprits)
+func (a *analysis) absent(w StoreWait, culprits, waiters members) *Verdict {
+	culprits = a.blame.limits.urgent(culprits)
+	v := a.blame.on(culprits, waiters, nil)
+	t := absentTerms(culprits)
 	v.Kind, v.Age, v.Tell, v.Deadline = KindMissing, w.Age, t.tell, t.deadline
 	v.In = cmp.Or(v.In, "init_process_group")
 	named, ok := rankInKey(w.Key)
 	isNamed := func(m *member) bool { return m.rank == named }
 	switch {
-	case len(c.noData) > 0:
-		v.doubt("nothing is known of ranks " + c.noData.Brief(8))
-	case slices.ContainsFunc(culprits, func(m *member) bool { return m.class == classBusy }):
+	case len(a.noData) > 0:
+		v.doubt("nothing is known of ranks " + a.noData.Brief(8))
+	case culprits.any(func(m *member) bool { return m.class == classBusy }):
 		v.doubt("it may be at work")
-	case ok && !slices.ContainsFunc(culprits, isNamed):
+	case ok && !culprits.any(isNamed):
 		v.doubt("the key that is waited for is that of rank " + strconv.Itoa(named))
 	case !ok && len(culprits) > len(waiters):
 		v.doubt("the key that is waited for names nobody")
 	}
 	return v
-}
-
-// absentTerms: the store shows a missing rank sooner than the time of first steps.
-func (c *analysis) absentTerms(culprits []*member) (t terms) {
-	for _, m := range culprits {
-		mine := both(namedByStore)
-		switch {
-		case m.debugged:
-			mine.deadline = debugMax
-		case m.class == classStopped || m.class == classEnded:
-		case m.phase.lasting() || m.class == classBusy && !m.spin:
-			mine = both(max(phaseMin, 3*m.longest))
-		case m.class == classBusy:
-			mine.deadline = spinMax
-		case m.wakes():
-			mine.deadline = phaseMin
-		}
-		t = terms{max(t.tell, mine.tell), max(t.deadline, mine.deadline)}
-	}
-	return t
 }
 
 // storeGrace is for how long a key may be waited for before that is suspicious.
