@@ -3,37 +3,37 @@ package hang
 // The least work in one look of a worker without progress. It is far below the threshold of a busy worker, but above
 // the background work of libraries: keepalives, logs, metrics.
 const (
-	toilBytes = 4 << 10 // a second
-	toilCPU   = 0.05    // of a core, by descendants
-	toilWakes = 3       // times that the main thread has got a CPU
-	toilLooks = 32      // more than half of them are forgotten
-	toilOften = 4       // one of so many looks must show it
-	wakeOften = 16      // or that the main thread wakes up
+	leastBytes = 4 << 10 // a second
+	leastCPU   = 0.05    // of a core, by descendants
+	leastWakes = 3       // times that the main thread has got a CPU
+	busyLooks  = 32      // more than half of them are forgotten
+	busyOften  = 4       // one of so many looks must show it
+	wakeOften  = 16      // or that the main thread wakes up
 )
 
-// toil counts in how many looks a worker was seen at work while it made no progress. A single event, as the dump of a
-// flight recorder that we have asked for, is none.
-type toil struct{ looks, wakes, io, net, child int }
+// busyWork counts in how many looks a worker was seen at work while it made no progress. A single event, as the dump of
+// a flight recorder that we have asked for, is none.
+type busyWork struct{ looks, wakes, io, net, child int }
 
-func (t *toil) see(a, b Sample, works bool) {
+func (w *busyWork) see(a, b Sample, works bool) {
 	span := (b.At - a.At).Seconds()
 	switch {
 	case works:
-		*t = toil{}
+		*w = busyWork{}
 		return
 	case span <= 0:
 		return
-	case t.looks >= toilLooks:
-		*t = toil{t.looks / 2, t.wakes / 2, t.io / 2, t.net / 2, t.child / 2}
+	case w.looks >= busyLooks:
+		*w = busyWork{w.looks / 2, w.wakes / 2, w.io / 2, w.net / 2, w.child / 2}
 	}
-	t.looks++
-	many := func(bytes uint64) int { return count(float64(bytes)/span >= toilBytes) }
+	w.looks++
+	many := func(bytes uint64) int { return count(float64(bytes)/span >= leastBytes) }
 	io := grown(a.Proc.IO, b.Proc.IO)
 	child := grown(a.Proc.TreeCPU, b.Proc.TreeCPU) - grown(a.Proc.CPU, b.Proc.CPU)
-	t.wakes += count(grown(a.Proc.Switches, b.Proc.Switches) >= toilWakes)
-	t.io += many(io)
-	t.net += many(grown(a.Proc.Net, b.Proc.Net))
-	t.child += max(many(grown(io, grown(a.Proc.TreeIO, b.Proc.TreeIO))), count(child.Seconds()/span >= toilCPU))
+	w.wakes += count(grown(a.Proc.Switches, b.Proc.Switches) >= leastWakes)
+	w.io += many(io)
+	w.net += many(grown(a.Proc.Net, b.Proc.Net))
+	w.child += max(many(grown(io, grown(a.Proc.TreeIO, b.Proc.TreeIO))), count(child.Seconds()/span >= leastCPU))
 }
 
 func count(is bool) int {
@@ -44,16 +44,16 @@ func count(is bool) int {
 }
 
 // work is the work that was seen often enough; the first with the most looks.
-func (t *toil) work() Work {
-	often := func(n int) bool { return n > 0 && n*toilOften >= t.looks }
+func (w *busyWork) work() Work {
+	often := func(n int) bool { return n > 0 && n*busyOften >= w.looks }
 	switch {
-	case often(t.child):
+	case often(w.child):
 		return workChild
-	case often(t.net):
+	case often(w.net):
 		return workNet
-	case often(t.io):
+	case often(w.io):
 		return workIO
-	case t.wakes > 1 && t.wakes*wakeOften >= t.looks:
+	case w.wakes > 1 && w.wakes*wakeOften >= w.looks:
 		return workWakes
 	}
 	return workNone

@@ -15,8 +15,8 @@ func TestWorkOfAWorkerThatRests(t *testing.T) {
 		want Work
 	}{
 		{"nothing", func(int, *Proc) {}, workNone},
-		{"reads slowly", func(_ int, p *Proc) { p.IO += toilBytes; p.TreeIO += toilBytes }, workIO},
-		{"hardly reads", func(_ int, p *Proc) { p.IO += toilBytes - 1; p.TreeIO += toilBytes - 1 }, workNone},
+		{"reads slowly", func(_ int, p *Proc) { p.IO += leastBytes; p.TreeIO += leastBytes }, workIO},
+		{"hardly reads", func(_ int, p *Proc) { p.IO += leastBytes - 1; p.TreeIO += leastBytes - 1 }, workNone},
 		{"writes a dump that was asked for", func(i int, p *Proc) {
 			if i == 13 || i == 14 {
 				p.IO, p.TreeIO = p.IO+1<<20, p.TreeIO+1<<20
@@ -27,23 +27,23 @@ func TestWorkOfAWorkerThatRests(t *testing.T) {
 				p.IO, p.TreeIO = p.IO+1<<20, p.TreeIO+1<<20
 			}
 		}, workIO},
-		{"receives", func(_ int, p *Proc) { p.Net += toilBytes }, workNet},
+		{"receives", func(_ int, p *Proc) { p.Net += leastBytes }, workNet},
 		{"keepalives", func(_ int, p *Proc) { p.Net += 200 }, workNone},
-		{"a child reads", func(_ int, p *Proc) { p.TreeIO += toilBytes }, workChild},
+		{"a child reads", func(_ int, p *Proc) { p.TreeIO += leastBytes }, workChild},
 		{"a child computes", func(_ int, p *Proc) { p.TreeCPU += 50 * time.Millisecond }, workChild},
 		{"a child looks after something", func(_ int, p *Proc) { p.TreeCPU += 10 * time.Millisecond }, workNone},
 		{"the worker below a wrapper computes", func(_ int, p *Proc) {
 			p.CPU, p.TreeCPU = p.CPU+50*time.Millisecond, p.TreeCPU+50*time.Millisecond
 		}, workNone},
-		{"wakes up", func(_ int, p *Proc) { p.Switches += toilWakes }, workWakes},
+		{"wakes up", func(_ int, p *Proc) { p.Switches += leastWakes }, workWakes},
 		{"wakes up every 16 s", func(i int, p *Proc) {
 			if i%wakeOften == 0 {
-				p.Switches += toilWakes
+				p.Switches += leastWakes
 			}
 		}, workWakes},
 		{"looks at a queue every 5 s", func(i int, p *Proc) {
 			if i%5 == 0 {
-				p.Switches += toilWakes - 1
+				p.Switches += leastWakes - 1
 			}
 		}, workNone},
 	} {
@@ -68,7 +68,7 @@ func TestWorkIsForgotten(t *testing.T) {
 	for range 60 {
 		l.look(func() { l.s.Proc.Net += 1 << 20 })
 	}
-	for range 2 * toilLooks {
+	for range 2 * busyLooks {
 		l.look(nil)
 	}
 	require.Equal(t, workNone, l.d.Work(3))

@@ -50,10 +50,10 @@ type reading struct {
 	where Frame
 }
 
-// library has read stacks that many ranks may share.
-type library map[*Stacks]reading
+// readings are those of stacks that many ranks may share.
+type readings map[*Stacks]reading
 
-func (l library) read(s *Stacks) reading {
+func (l readings) read(s *Stacks) reading {
 	r, known := l[s]
 	if !known {
 		r.wait, r.sure = waitOf(s)
@@ -64,7 +64,7 @@ func (l library) read(s *Stacks) reading {
 }
 
 // classify returns the state of a rank.
-func classify(ev *Evidence, l library) *member {
+func classify(ev *Evidence, l readings) *member {
 	m := &member{
 		rank: ev.Rank, pid: ev.PID, groupRank: ev.GroupRank, start: ev.Start, node: ev.Node, groups: ev.Groups,
 		sockets: ev.Sockets, flight: ev.Flight, work: ev.Work, phase: PhaseUnknown,

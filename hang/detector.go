@@ -51,7 +51,7 @@ type watched struct {
 	steps   pace          // between steps
 	rests   pace          // of the main thread; with pages times between changes
 	stepped time.Duration // the newest step that is in steps
-	toil    toil
+	busy    busyWork
 }
 
 // NewDetector returns a Detector that has seen nothing.
@@ -124,7 +124,7 @@ func (w *watched) see(now time.Duration, s *Sample, late, period time.Duration) 
 	if useBetween(w.prev, *s).busy() || s.Proc.State == 'R' {
 		w.active = now
 	}
-	w.toil.see(w.prev, *s, w.works(s))
+	w.busy.see(w.prev, *s, w.works(s))
 	moved := w.hasMoved(s)
 	if moved {
 		w.rests.add(max(now-w.moved-period, 0))
@@ -179,7 +179,7 @@ func (w *watched) byPages(now time.Duration) bool {
 // Work is the observed work of a worker since its last progress.
 func (d *Detector) Work(rank int) Work {
 	if w := d.workers[rank]; w != nil {
-		return w.toil.work()
+		return w.busy.work()
 	}
 	return workNone
 }

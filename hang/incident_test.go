@@ -666,7 +666,7 @@ func TestProgressAfterSilence(t *testing.T) {
 	}
 }
 
-func TestAnotherSuspectIsNotAccusedAtOnce(t *testing.T) {
+func TestAnotherSuspectIsNotBlamedAtOnce(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
 	n := 0
 	s.verdict = func() Verdict { n++; return behind(1 + min(n, 2)) } // rank 2, then 3

@@ -44,7 +44,7 @@ type analysis struct {
 
 func newAnalysis(w World, ev iter.Seq[Evidence], store []StoreWait) *analysis {
 	a := &analysis{store: store}
-	known, read := RankSet{}, library{}
+	known, read := RankSet{}, readings{}
 	for e := range ev {
 		if m := classify(&e, read); m.class != classUnknown {
 			a.members = append(a.members, m)

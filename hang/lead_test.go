@@ -133,7 +133,7 @@ func TestSamplesOfDifferentThreads(t *testing.T) {
 	})
 	samples := s.ev[2].Samples
 	require.False(t, Progressed(samples[0], samples[1]))
-	require.Zero(t, classify(&s.ev[2], library{}).use.mainCPU)
+	require.Zero(t, classify(&s.ev[2], readings{}).use.mainCPU)
 	s.edit(2, func(i int, x *Sample) { x.Proc.Switches += uint64(i * 100) })
 	require.True(t, Progressed(samples[1], samples[2]), "the thread that trains goes on, whatever the main one does")
 }

@@ -109,12 +109,12 @@ func (m *member) doing() string {
 	case classWaiting:
 		return "waiting in " + m.wait.op
 	case classBusy:
-		return m.labour() + m.lock()
+		return m.activity() + m.lock()
 	}
 	return m.rest() + m.lock()
 }
 
-func (m *member) labour() string {
+func (m *member) activity() string {
 	switch {
 	case m.use.cpu >= busyCPU || m.eager:
 		return "computing"
