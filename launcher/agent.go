@@ -24,9 +24,8 @@ const leaveBudget = 3 * time.Second
 
 // Agent runs one node's part of a job.
 type Agent struct {
-	cfg   Config
-	parts parts
-	log   *slog.Logger
+	cfg Config
+	log *slog.Logger
 
 	ctx    context.Context // ends with Run
 	cancel context.CancelFunc
@@ -42,7 +41,7 @@ type Agent struct {
 	stopped   chan stopResult
 	checked   chan *check
 	worlds    chan *fetch
-	notices   <-chan job.Notice // nil if no part wants them
+	notices   <-chan job.Notice // nil if nothing wants them
 	errs      chan error
 	// announced carries the answer of the rendezvous to this node's announcement that it will leave.
 	announced chan error
@@ -82,13 +81,13 @@ func New(cfg Config) (*Agent, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	a := &Agent{
-		cfg: cfg, parts: sortParts(cfg.Parts), log: cfg.Logger, over: make(chan struct{}), force: make(chan struct{}),
+		cfg: cfg, log: cfg.Logger, over: make(chan struct{}), force: make(chan struct{}),
 		exits: make(chan exited), sideExits: make(chan sideExit), sidesGone: make(chan error),
 		stopped: make(chan stopResult), errs: make(chan error),
 		checked: make(chan *check), worlds: make(chan *fetch), announced: make(chan error),
 		decider: policy.NewDecider(cfg.Policy),
 	}
-	if len(a.parts.messageHandlers) > 0 {
+	if len(cfg.OnNotice) > 0 {
 		a.notices = cfg.Rendezvous.Notices()
 	}
 	return a, nil
@@ -152,6 +151,17 @@ func (a *Agent) next() {
 	}
 }
 
+// onNotice passes a notice on; the channel closes with the directives'.
+func (a *Agent) onNotice(n job.Notice, ok bool) {
+	if !ok {
+		a.notices = nil
+		return
+	}
+	for _, notify := range a.cfg.OnNotice {
+		notify(n.Topic, n.Body)
+	}
+}
+
 // onDirective applies a duty, after the workers of another epoch have ended, or the check of this node.
 func (a *Agent) onDirective(d Directive) {
 	if a.strange(d.Kind) || d.Kind == job.Run && same(d, a.last) {
@@ -196,7 +206,7 @@ func (a *Agent) stopFor(g *group, d Directive) {
 		return
 	}
 	if d.Cause.Kind == job.CauseLeave && !g.stopping { // all nodes save in one step
-		a.tellStopped(a.stopInfo(g, true))
+		a.cfg.stopParts(a.stopRequest(g, true))
 	}
 	if a.signal != 0 {
 		a.stop(g, a.signal)
@@ -220,13 +230,12 @@ func (a *Agent) onStopped(s stopResult) {
 	if s.g.attempt != nil {
 		s.g.attempt.Close()
 	}
-	stopped := a.stopInfo(s.g, false)
-	a.tellStopped(stopped)
+	a.cfg.stopParts(a.stopRequest(s.g, false))
 	if s.err != nil {
 		a.unusable(fmt.Errorf("stop the workers: %w", s.err))
 		return
 	}
-	a.observe(func(o Observer) { o.Stopped(stopped) })
+	a.cfg.observe(StopInfo{Epoch: s.g.epoch})
 	if a.signal != 0 && a.letRun == nil {
 		a.endLeft()
 		return
@@ -253,18 +262,12 @@ func (a *Agent) unusable(err error) {
 	}
 }
 
-func (a *Agent) stopInfo(g *group, early bool) StopInfo {
-	info := StopInfo{Epoch: g.epoch, Reason: a.whyStopped(g), Early: early, Leaving: a.signal != 0}
+func (a *Agent) stopRequest(g *group, early bool) StopRequest {
+	r := StopRequest{Epoch: g.epoch, Reason: a.whyStopped(g), Early: early, Leaving: a.signal != 0}
 	if a.pending != nil {
-		info.CauseKind = a.pending.Cause.Kind
+		r.CauseKind = a.pending.Cause.Kind
 	}
-	return info
-}
-
-func (a *Agent) tellStopped(why StopInfo) {
-	for _, s := range a.parts.stoppers {
-		s.Stopped(why)
-	}
+	return r
 }
 
 // whyStopped returns in a few words why the workers have ended.
@@ -345,7 +348,7 @@ func (a *Agent) lead(d Directive) {
 func (a *Agent) run(d Directive) {
 	a.unbar()
 	a.last, a.fails, a.success = d, nil, false
-	if a.needsWorld() {
+	if a.cfg.NeedsWorld {
 		a.fetchWorld(d)
 		return
 	}
@@ -358,10 +361,7 @@ func (a *Agent) begin(e Epoch) {
 		a.hold(e)
 		return
 	}
-	for _, s := range a.parts.starters {
-		s.Starting(e)
-	}
-	g, err := a.startGroup(e)
+	g, err := a.startGroup(e, a.cfg.startParts(e))
 	a.group = g
 	if outOfFiles(err) {
 		a.expelled(noFiles(err))
@@ -375,7 +375,8 @@ func (a *Agent) begin(e Epoch) {
 		return
 	}
 	a.cfg.Rendezvous.Running(&e.Directive)
-	a.observe(func(o Observer) { o.Started(StartInfo{Epoch: e, PIDs: g.pids()}) })
+	a.cfg.observe(StartInfo{Epoch: e, PIDs: g.pids(), Env: g.env})
+	g.env = nil
 	a.logStart(g)
 	a.watchGroup(g)
 }
@@ -500,7 +501,7 @@ func (a *Agent) onSignal(sig os.Signal) {
 	}
 	a.hurryUp()
 	a.warnSignal(s)
-	a.observe(func(o Observer) { o.Signaled(SignalInfo{Signal: s}) })
+	a.cfg.observe(SignalInfo{Signal: s})
 	a.leaveFor(s, "received "+proc.SignalName(s))
 }
 

@@ -23,7 +23,7 @@ type check struct {
 
 // startCheck carries out a Check on a node without workers.
 func (a *Agent) startCheck(d Directive) {
-	if len(a.parts.checkers) == 0 {
+	if !slices.ContainsFunc(a.cfg.Parts, func(p Part) bool { return p.Check != nil }) {
 		a.clear(CheckResult{})
 		return
 	}
@@ -40,14 +40,17 @@ func (a *Agent) startCheck(d Directive) {
 	})
 }
 
-// examine asks one Checker after the other until one does not pass.
+// examine asks one part after the other until one does not pass.
 func (a *Agent) examine(ctx context.Context, d Directive) CheckInfo {
 	begun := now()
 	info := CheckInfo{CheckResult: CheckResult{Passed: true}}
-	for _, c := range a.parts.checkers {
-		res := a.ask(ctx, c, d)
+	for _, p := range a.cfg.Parts {
+		if p.Check == nil {
+			continue
+		}
+		res := a.ask(ctx, p, d)
 		if !res.Passed {
-			info.Part, info.CheckResult = c.name, res
+			info.Part, info.CheckResult = p.Name, res
 			break
 		}
 		info.Until, info.Domain = earlier(info.Until, res.Until), cmp.Or(info.Domain, res.Domain)
@@ -57,11 +60,11 @@ func (a *Agent) examine(ctx context.Context, d Directive) CheckInfo {
 	return info
 }
 
-// ask is one Checker's answer. One that is given up has none that passes.
-func (a *Agent) ask(ctx context.Context, c named[Checker], d Directive) CheckResult {
+// ask is one part's answer. A part that is given up has none that passes.
+func (a *Agent) ask(ctx context.Context, p Part, d Directive) CheckResult {
 	answer := make(chan CheckResult, 1) // a late answer stays in it
-	a.attend(ctx, c.name, func() {
-		res, err := c.part.Check(ctx, d)
+	a.attend(ctx, p.Name, func() {
+		res, err := p.Check(ctx, CheckRequest{d})
 		if err != nil {
 			res = CheckResult{Reason: fmt.Sprintf("could not check: %s", err)}
 		}
@@ -92,7 +95,7 @@ func (a *Agent) onChecked(c *check) {
 		a.apply(*d)
 		return
 	}
-	a.observe(func(o Observer) { o.Checked(c.answer) })
+	a.cfg.observe(c.answer)
 	if c.answer.Passed {
 		a.log.Info("the check of this node has passed", "took", rounded(c.answer.Took).String())
 		a.clear(c.answer.CheckResult)
@@ -128,21 +131,24 @@ const doubtTime = 2 * time.Second
 
 // reportDoubt notifies the rendezvous when the result of the newest check cannot hold any more.
 func (a *Agent) reportDoubt() error {
-	for _, d := range a.parts.checkInvalidators {
-		if why := a.doubt(d); why != "" {
-			a.log.Warn("the check of this node does not count any more", "part", d.name, "why", why)
-			return a.cfg.Rendezvous.Doubt(a.ctx, text.Clip(d.name+": "+why, maxReason))
-		}
+	if a.cfg.Doubter.Doubt == nil {
+		return nil
 	}
-	return nil
+	why := a.doubt(a.cfg.Doubter)
+	if why == "" {
+		return nil
+	}
+	name := a.cfg.Doubter.Name
+	a.log.Warn("the check of this node does not count any more", "part", name, "why", why)
+	return a.cfg.Rendezvous.Doubt(a.ctx, text.Clip(name+": "+why, maxReason))
 }
 
-// doubt asks one part, within a time limit.
-func (a *Agent) doubt(d named[CheckInvalidator]) string {
+// doubt asks d, within a time limit.
+func (a *Agent) doubt(d Doubter) string {
 	ctx, cancel := context.WithTimeout(a.ctx, doubtTime)
 	defer cancel()
 	said := make(chan string, 1) // a late answer stays in it
-	a.attend(ctx, d.name, func() { said <- d.part.Doubt(ctx) })
+	a.attend(ctx, d.Name, func() { said <- d.Doubt(ctx) })
 	select {
 	case why := <-said:
 		return oneLine(why)
@@ -161,7 +167,7 @@ func (a *Agent) bar(d Directive) {
 		return
 	}
 	a.barred = &d.Cause
-	a.observe(func(o Observer) { o.Barred(d.Cause) })
+	a.cfg.observe(BarInfo{d.Cause})
 	switch {
 	case d.Cause.Kind != job.CauseCheck:
 		a.log.Warn("this node gets no workers", "cause", d.Cause.Text, "kind", d.Cause.Kind)

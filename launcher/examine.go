@@ -3,7 +3,6 @@ package launcher
 import (
 	"cmp"
 	"context"
-	"sync"
 	"syscall"
 	"time"
 
@@ -17,9 +16,9 @@ const (
 )
 
 // stopFailed stops a group because a worker has failed, of this node (f) or of another one (cause). If the failure was
-// a collective that timed out, the Examiners see the living workers first; nothing waits for any other failure.
+// a collective that timed out, the Examiner sees the living workers first; nothing waits for any other failure.
 func (a *Agent) stopFailed(g *group, f verdict.Failure, cause string) {
-	if g.stopping || len(a.parts.examiners) == 0 {
+	if g.stopping || a.cfg.Examiner.Examine == nil {
 		a.stop(g, syscall.SIGTERM)
 		return
 	}
@@ -34,7 +33,8 @@ func (a *Agent) stopFailed(g *group, f verdict.Failure, cause string) {
 	a.log.Info("looking at the workers before they are stopped: a collective has timed out", "why", why)
 	a.stopAfter(g, syscall.SIGTERM, func() {
 		defer cancel()
-		a.examineGroup(ctx, g.epoch, pids, why)
+		x := a.cfg.Examiner
+		a.attendFor(ctx, examineGrace, x.Name, func() { x.Examine(ctx, g.epoch, pids, why) })
 	})
 }
 
@@ -70,15 +70,4 @@ func (g *group) timeoutSaid() string {
 		}
 	}
 	return ""
-}
-
-// examineGroup asks all Examiners at once. It waits until they have returned, or ctx has ended and examineGrace passed.
-func (a *Agent) examineGroup(ctx context.Context, e Epoch, pids []int, why string) {
-	var all sync.WaitGroup
-	for _, x := range a.parts.examiners {
-		all.Go(func() {
-			a.attendFor(ctx, examineGrace, x.name, func() { x.part.Examine(ctx, e, pids, why) })
-		})
-	}
-	all.Wait()
 }

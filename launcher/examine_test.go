@@ -23,29 +23,29 @@ const timedOut = `[ $RANK = 0 ] && { : > $DIR/up.0; exec sleep 60; }; while [ ! 
 	`printf 'Traceback (most recent call last):\nRuntimeError: [unbound_buffer.cc:81] ` +
 	`Timed out waiting 3000ms for recv operation to complete\n' >&2; exit 1`
 
-// examiner is a part that does one thing before the workers are stopped.
+// examiner does one thing before the workers are stopped.
 type examiner struct {
 	diary
-	examine func(ctx context.Context, pids []int)
+	do func(ctx context.Context, pids []int)
 }
 
-func (x *examiner) Name() string { return "examiner" }
+func (x *examiner) examiner() Examiner { return Examiner{"examiner", x.examine} }
 
-func (x *examiner) Examine(ctx context.Context, e Epoch, pids []int, why string) {
+func (x *examiner) examine(ctx context.Context, e Epoch, pids []int, why string) {
 	x.write("epoch %d, %d pids: %s", e.Epoch, len(pids), why)
-	if x.examine != nil {
-		x.examine(ctx, pids)
+	if x.do != nil {
+		x.do(ctx, pids)
 	}
 }
 
 func TestLivingWorkersAreExaminedWhenACollectiveTimedOut(t *testing.T) {
 	r := newRig(t, timedOut, 0)
 	x := &examiner{}
-	x.examine = func(_ context.Context, pids []int) {
+	x.do = func(_ context.Context, pids []int) {
 		x.write("lives: %t, ended: %t", syscall.Kill(pids[0], 0) == nil, pids[1] == 0)
 	}
 	seen := &observed{}
-	r.cfg.Parts, r.cfg.Observers = []Part{x}, []Observer{seen}
+	r.cfg.Examiner, r.cfg.Observers = x.examiner(), []func(Event){seen.event}
 	res := r.run(t)
 	require.Equal(t, []string{
 		"epoch 0, 2 pids: RuntimeError: [unbound_buffer.cc:81] Timed out waiting 3000ms for recv operation to complete",
@@ -59,13 +59,13 @@ func TestLivingWorkersAreExaminedWhenACollectiveTimedOut(t *testing.T) {
 func TestEndDuringAnExamination(t *testing.T) {
 	r := newRig(t, `[ $RANK = 0 ] && { : > $DIR/up.0; while [ ! -e $DIR/go ]; do sleep 0.01; done; exit 5; }; `+
 		timedOut[len(`[ $RANK = 0 ] && { : > $DIR/up.0; exec sleep 60; }; `):], 0)
-	x := &examiner{examine: func(ctx context.Context, pids []int) {
+	x := &examiner{do: func(ctx context.Context, pids []int) {
 		require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go"), nil, 0o600))
 		for ctx.Err() == nil && syscall.Kill(pids[0], 0) == nil {
 			time.Sleep(time.Millisecond) // its parent, this process, collects it
 		}
 	}}
-	r.cfg.Parts = []Part{x}
+	r.cfg.Examiner = x.examiner()
 	res := r.run(t)
 	require.Len(t, x.read(), 1)
 	require.Equal(t, []any{2, 0, 5, false},
@@ -85,7 +85,7 @@ func TestNothingElseIsExamined(t *testing.T) {
 				r.cfg.Slots = 1
 			}
 			x := &examiner{}
-			r.cfg.Parts = []Part{x}
+			r.cfg.Examiner = x.examiner()
 			require.Equal(t, policy.WorkerFailed, r.run(t).Reason)
 			require.Empty(t, x.read())
 		})
@@ -106,7 +106,7 @@ func TestExaminationOnTheOtherNodes(t *testing.T) {
 	} {
 		r := newRig(t, `: > $DIR/up.$RANK; exec sleep 60`, 0)
 		x := &examiner{}
-		r.cfg.Parts = []Part{x}
+		r.cfg.Examiner = x.examiner()
 		r.whenUp(t, func() {
 			r.fakeRdzv.mu.Lock()
 			defer r.fakeRdzv.mu.Unlock()
@@ -126,7 +126,7 @@ func TestTimeoutThatASiblingHasTold(t *testing.T) {
 		`: > $DIR/up.0; exec sleep 60; }; while [ ! -e $DIR/up.0 ]; do sleep 0.01; done; `+
 		`printf 'Traceback (most recent call last):\nRuntimeError: Connection closed by peer\n' >&2; exit 1`, 0)
 	x := &examiner{}
-	r.cfg.Parts = []Part{x}
+	r.cfg.Examiner = x.examiner()
 	r.run(t)
 	require.Equal(t, []string{"epoch 0, 2 pids: RuntimeError: Operation timed out!"}, x.read())
 }
@@ -137,7 +137,8 @@ func TestExaminationIsBounded(t *testing.T) {
 	r.cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
 	release, asked, stopped := make(chan struct{}), make(chan time.Time, 1), time.Time{}
 	defer close(release)
-	r.cfg.Parts = []Part{&examiner{examine: func(context.Context, []int) { asked <- time.Now(); <-release }}}
+	x := &examiner{do: func(context.Context, []int) { asked <- time.Now(); <-release }}
+	r.cfg.Examiner = x.examiner()
 	r.cfg.Processes = stopsAt{r.cfg.Processes, &stopped}
 	require.Equal(t, policy.WorkerFailed, r.run(t).Reason)
 	took := stopped.Sub(<-asked)
@@ -160,11 +161,12 @@ func (s stopsAt) Stop(ps []*proc.Process, sig syscall.Signal, grace time.Duratio
 func TestSignalEndsAnExamination(t *testing.T) {
 	r := newRig(t, timedOut, 0)
 	ended := make(chan error, 1)
-	r.cfg.Parts = []Part{&examiner{examine: func(ctx context.Context, _ []int) {
+	x := &examiner{do: func(ctx context.Context, _ []int) {
 		r.signals <- syscall.SIGTERM
 		<-ctx.Done()
 		ended <- ctx.Err()
-	}}}
+	}}
+	r.cfg.Examiner = x.examiner()
 	require.Equal(t, policy.Signaled(15), r.run(t).Reason)
 	require.ErrorIs(t, <-ended, context.Canceled, "not its deadline")
 }
@@ -172,8 +174,9 @@ func TestSignalEndsAnExamination(t *testing.T) {
 func TestFailureFromOutsideThatIsATimeoutIsExamined(t *testing.T) {
 	r := newRig(t, `exec sleep 60`, 0)
 	x := &examiner{}
-	r.cfg.Parts = []Part{x, watcher(func(_ context.Context, _ Epoch, _ []int, c Control) {
-		c.Fail(verdict.Failure{Message: "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"}, policy.Fail)
+	r.cfg.Examiner = x.examiner()
+	r.cfg.Parts = []Part{watcher(func(_ context.Context, r RunRequest) {
+		r.Fail(verdict.Failure{Message: "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"}, policy.Fail)
 	})}
 	r.run(t)
 	require.Equal(t, []string{"epoch 0, 2 pids: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"},

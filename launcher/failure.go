@@ -175,7 +175,7 @@ func (a *Agent) decideBy(g *group, f *verdict.Failure, tail func() (stdout, stde
 	d := a.decider.Decide(now(), e)
 	f.Policy, f.Permanent = d.Why(), d.Action == policy.Fail
 	if f.Policy != "" {
-		a.observe(func(o Observer) { o.Decided(DecideInfo{g.epoch, *f, d}) })
+		a.cfg.observe(DecideInfo{g.epoch, *f, d})
 	}
 	return d.Action
 }

@@ -8,17 +8,10 @@ import (
 	"dlrover-run/launcher/policy"
 )
 
-// Saver reports whether the workers' saves outlive them.
-type Saver interface {
-	// Saved reports whether a save of this node's workers is complete, in memory or on disk. They then need no time to
-	// save anything when they are stopped for a restart. It is called outside the agent's loop, once the workers have had
-	// Restart.Grace, and returns soon after ctx ends.
-	Saved(ctx context.Context) bool
-}
-
 // Restart holds how long workers have between the signal and SIGKILL when they are stopped for a restart.
 type Restart struct {
-	// Grace counts in place of Config.ShutdownTimeout, if it is shorter, and if a Saver, the preset or Always allows it.
+	// Grace counts in place of Config.ShutdownTimeout, if it is shorter, and if Config.Saved, the preset or Always allows
+	// it.
 	Grace  time.Duration
 	Always bool
 }
@@ -83,10 +76,5 @@ func (a *Agent) short(ctx context.Context) bool {
 	if a.cfg.Restart.Always || a.cfg.Preset.QuickRestart {
 		return true
 	}
-	for _, s := range a.parts.savers {
-		if s.Saved(ctx) {
-			return true
-		}
-	}
-	return false
+	return a.cfg.Saved != nil && a.cfg.Saved(ctx)
 }

@@ -13,15 +13,13 @@ import (
 	"dlrover-run/launcher/policy"
 )
 
-type saver struct{ saved bool }
-
-func (s saver) Name() string               { return "saver" }
-func (s saver) Saved(context.Context) bool { return s.saved }
-
 // Workers that catch the signal, as JAX's do, are killed soon where others follow and nothing is lost by it.
 func TestRestartGrace(t *testing.T) {
 	const catches = `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; trap '' TERM; : > $DIR/up.$RANK; ` +
 		`while [ ! -e $DIR/go ]; do sleep 0.01; done; : > $DIR/late.$RANK`
+	saved := func(yes bool) func(*Config) {
+		return func(c *Config) { c.Saved = func(context.Context) bool { return yes } }
+	}
 	for name, c := range map[string]struct {
 		change    func(*Config)
 		kind      job.Kind
@@ -31,8 +29,8 @@ func TestRestartGrace(t *testing.T) {
 		"nothing is known": {func(*Config) {}, job.Stop, "node-loss", false},
 		"it was asked for": {func(c *Config) { c.Restart.Always = true }, job.Stop, "node-loss", true},
 		"the preset":       {func(c *Config) { c.Preset.QuickRestart = true }, job.Stop, "node-leave", true},
-		"a save":           {func(c *Config) { c.Parts = []Part{saver{true}} }, job.Stop, "growth", true},
-		"no save":          {func(c *Config) { c.Parts = []Part{saver{false}} }, job.Stop, "hang", false},
+		"a save":           {saved(true), job.Stop, "growth", true},
+		"no save":          {saved(false), job.Stop, "hang", false},
 		"a pause":          {func(c *Config) { c.Restart.Always = true }, job.Stop, "operator", false},
 		"the end":          {func(c *Config) { c.Restart.Always = true }, job.Fail, "node-loss", false},
 	} {

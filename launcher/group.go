@@ -29,6 +29,7 @@ type group struct {
 	path       string        // of the executed program
 	meanwhile  *proc.Process // of --hold; nil: none
 	sides      []*side       // side processes
+	env        [][]string    // of the workers, by local rank; nil once all have been started
 	left       int           // workers that have not exited
 	succeeded  int           // workers that have exited with 0
 	stopping   bool
@@ -40,9 +41,9 @@ type group struct {
 	reported   policy.Action // the strongest that the rendezvous has received
 	timers     timers
 
-	endWatch context.CancelFunc // of the watchers; nil without any
+	endWatch context.CancelFunc // of the parts' Run; nil without any
 	watchers sync.WaitGroup
-	faults   chan fault  // from the watchers
+	faults   chan fault  // from the parts' Run
 	again    atomic.Bool // workers are to follow these, as far as it is known
 	fault    string      // why a part has ended the epoch
 }
@@ -70,8 +71,8 @@ type exited struct {
 }
 
 // startGroup starts the workers of e in rank order. When one cannot be started, the
-// error names it and the group holds those before it.
-func (a *Agent) startGroup(e Epoch) (*group, error) {
+// error names it and the group holds those before it. env is the parts', by local rank.
+func (a *Agent) startGroup(e Epoch, env [][]string) (*group, error) {
 	g := &group{epoch: e, oomKills: a.oomKills()}
 	attempt, err := a.cfg.Logs.Begin(e.Place.RestartCount)
 	if err != nil {
@@ -83,7 +84,7 @@ func (a *Agent) startGroup(e Epoch) (*group, error) {
 		return g, err
 	}
 	for i := range a.cfg.Slots {
-		if err := a.startWorker(g, i, patience); err != nil {
+		if err := a.startWorker(g, i, env[i], patience); err != nil {
 			return g, err
 		}
 	}
@@ -91,7 +92,7 @@ func (a *Agent) startGroup(e Epoch) (*group, error) {
 }
 
 // startWorker waits until patience for file descriptors.
-func (a *Agent) startWorker(g *group, i int, patience time.Time) error {
+func (a *Agent) startWorker(g *group, i int, env []string, patience time.Time) error {
 	w := &worker{
 		id: logs.WorkerID{LocalRank: i, Rank: g.epoch.Place.RankBase + i, Node: g.epoch.Place.GroupRank, Role: a.cfg.Role},
 	}
@@ -99,34 +100,32 @@ func (a *Agent) startWorker(g *group, i int, patience time.Time) error {
 	if err != nil {
 		return fmt.Errorf("logs of rank %d: %w", w.id.Rank, err)
 	}
-	spec, err := a.spec(g.epoch, w.id, w.out.ErrorFile())
+	spec, err := a.spec(g.epoch, w.id, w.out.ErrorFile(), env)
 	if g.path = spec.Path; err != nil {
 		w.out.Started()
 		return err
 	}
 	spec.Stdout, spec.Stderr = w.out.Stdout(), w.out.Stderr()
-	for _, p := range a.parts.preparers {
-		p.Preparing(g.epoch, w.id, spec)
-	}
 	err = withFiles(patience, func() (err error) { w.proc, err = a.spawn(spec, w.id); return err })
 	w.out.Started()
 	if err != nil {
 		return fmt.Errorf("start rank %d: %w", w.id.Rank, err)
 	}
-	g.workers = append(g.workers, w)
+	g.workers, g.env = append(g.workers, w), append(g.env, spec.Env)
 	g.left++
 	a.watch(g, w)
 	return nil
 }
 
 func (a *Agent) spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
-	if a.parts.spawner != nil {
-		return a.parts.spawner.Spawn(s, id)
+	if a.cfg.Spawn != nil {
+		return a.cfg.Spawn(s, id)
 	}
 	return a.cfg.Processes.Start(s)
 }
 
-func (a *Agent) spec(e Epoch, id logs.WorkerID, errorFile string) (proc.Spec, error) {
+// spec is a worker's, with the variables of the parts.
+func (a *Agent) spec(e Epoch, id logs.WorkerID, errorFile string, env []string) (proc.Spec, error) {
 	vars := a.varsOf(e, id.LocalRank, errorFile)
 	path, args, err := a.program(e, vars)
 	if err != nil {
@@ -136,11 +135,8 @@ func (a *Agent) spec(e Epoch, id logs.WorkerID, errorFile string) (proc.Spec, er
 	if err != nil {
 		return proc.Spec{}, err
 	}
-	for _, p := range a.parts.envProviders {
-		overlay = append(overlay, p.Environ(e, id.LocalRank)...)
-	}
 	s := proc.Spec{
-		Path: path, Args: args, Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, overlay), Stdin: a.cfg.Stdin,
+		Path: path, Args: args, Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, append(overlay, env...)), Stdin: a.cfg.Stdin,
 	}
 	if a.cfg.CPUs != nil {
 		s.CPUs = a.cfg.CPUs(id.LocalRank)
@@ -244,7 +240,7 @@ func (a *Agent) onExit(e exited) {
 	g.left--
 	exit := w.proc.Exit()
 	info := ExitInfo{Worker: w.id, PID: w.proc.PID(), ExitCode: exit.Code, Stopped: g.signaledAt.Load() != nil}
-	a.observe(func(o Observer) { o.Exited(info) })
+	a.cfg.observe(info)
 	if why := a.excuse(g, info); why != "" {
 		a.failExcused(g, w, exit, why)
 		return
@@ -267,15 +263,10 @@ func (a *Agent) onExit(e exited) {
 
 // excuse returns why the end of a worker may be a fault of ours; "": it is not.
 func (a *Agent) excuse(g *group, info ExitInfo) string {
-	for _, e := range a.parts.failureClassifiers {
-		if g.stopping || a.letRun != nil {
-			return ""
-		}
-		if why := e.Excuse(info.Worker, info.PID, info.ExitCode); why != "" {
-			return why
-		}
+	if a.cfg.Excuse == nil || g.stopping || a.letRun != nil {
+		return ""
 	}
-	return ""
+	return a.cfg.Excuse(info.Worker.LocalRank, info.PID, info.ExitCode)
 }
 
 // failFirst acts on the first failure of an epoch, or on one that the others outlive.
@@ -385,7 +376,7 @@ func (a *Agent) tolerate(g *group, f verdict.Failure, act policy.Action) {
 
 func (a *Agent) succeed(g *group) {
 	a.success = true
-	a.observe(func(o Observer) { o.Succeeded(SuccessInfo{g.epoch}) })
+	a.cfg.observe(SuccessInfo{g.epoch})
 	a.stop(g, syscall.SIGTERM) // only orphans may be left
 	d := g.epoch.Directive
 	a.call("report success", func() error { return a.cfg.Rendezvous.Success(a.ctx, d) })

@@ -52,13 +52,11 @@ func (a *Agent) program(e Epoch, v preset.Vars) (path string, args []string, err
 // hold begins an epoch of a run that is held: this node is ready for its workers, and starts the command for the
 // meantime.
 func (a *Agent) hold(e Epoch) {
-	for _, s := range a.parts.starters {
-		s.Starting(e)
-	}
+	env := a.cfg.startParts(e)
 	g := &group{epoch: e}
 	a.group = g
 	a.cfg.Rendezvous.Running(&e.Directive)
-	envs, err := a.writeEnvs(e)
+	envs, err := a.writeEnvs(e, env)
 	if err != nil {
 		a.log.Warn("cannot write the environment of the workers", "err", err)
 	}
@@ -106,7 +104,7 @@ func (a *Agent) startMeanwhile(g *group) {
 
 // writeEnvs writes the environment that each worker would have, for a shell to read, and returns the pattern of the
 // files' names. The directory is this launcher's alone, and is removed with it.
-func (a *Agent) writeEnvs(e Epoch) (pattern string, err error) {
+func (a *Agent) writeEnvs(e Epoch, env [][]string) (pattern string, err error) {
 	if a.envDir == "" {
 		if a.envDir, err = tempdir.Make("dlrover-env-"); err != nil {
 			return "", err
@@ -114,7 +112,7 @@ func (a *Agent) writeEnvs(e Epoch) (pattern string, err error) {
 	}
 	for i := range a.cfg.Slots {
 		id := logs.WorkerID{LocalRank: i, Rank: e.Place.RankBase + i, Node: e.Place.GroupRank, Role: a.cfg.Role}
-		spec, err := a.spec(e, id, "")
+		spec, err := a.spec(e, id, "", env[i])
 		if err != nil {
 			return "", fmt.Errorf("rank %d: %w", id.Rank, err)
 		}

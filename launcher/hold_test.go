@@ -124,9 +124,16 @@ func (r *rig) up(t *testing.T) {
 
 func TestTheRendezvousHearsBeforeTheWorkers(t *testing.T) {
 	r := newRig(t, "trap 'echo > $DIR/told; exit 0' TERM; echo > $DIR/up.$RANK; while :; do sleep 0.01; done", 0)
-	stops := &everything{name: "stops"}
+	stops := &diary{}
 	notices := make(chan string, 1)
-	r.cfg.Leaves, r.cfg.Parts = notices, []Part{onlyStops{stops}}
+	r.cfg.Leaves = notices
+	r.cfg.Parts = []Part{{Name: "stops", Stop: func(r StopRequest) {
+		if r.Early && r.Leaving {
+			stops.write("early")
+		} else {
+			stops.write("ended")
+		}
+	}}}
 	r.cfg.LeaveGrace = 10 * time.Second
 	done := make(chan Result, 1)
 	begun := time.Now()
@@ -138,17 +145,6 @@ func TestTheRendezvousHearsBeforeTheWorkers(t *testing.T) {
 	require.WithinRange(t, res.Deadline, begun.Add(10*time.Second), time.Now().Add(10*time.Second))
 	require.Equal(t, []string{"ready", "leaving: notice", "leave: notice"}, r.fakeRdzv.said())
 	require.Equal(t, []string{"early", "ended"}, stops.read(), "what they have is saved before they are told to end")
-}
-
-type onlyStops struct{ of *everything }
-
-func (onlyStops) Name() string { return "stops" }
-func (s onlyStops) Stopped(why StopInfo) {
-	if why.Early && why.Leaving {
-		s.of.write("early")
-	} else {
-		s.of.write("ended")
-	}
 }
 
 func TestGraceOfALeave(t *testing.T) {

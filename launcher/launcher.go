@@ -167,11 +167,31 @@ type Config struct {
 	Logs       *logs.Logs
 	// Parts take part in the workers' life, in this order.
 	Parts []Part
+	// NeedsWorld fills in Epoch.World.
+	NeedsWorld bool
+	// Sides returns the side processes of an epoch apart from the preset's, before its workers are started. An error holds
+	// why they cannot be started. Nil: there are none.
+	Sides func(Epoch) ([]Side, error)
+	// Spawn starts a worker in place of Processes, which can stop the process; nil: Processes does.
+	Spawn func(s proc.Spec, id logs.WorkerID) (*proc.Process, error)
+	// Excuse returns in one line why the end of a worker is not the job's fault, so that its restart is not charged; "":
+	// it is. It is called for the first worker of an epoch that ends otherwise than by the job's success, and for every
+	// one that exits with 0. Nil excuses nothing.
+	Excuse func(localRank, pid, exitCode int) (why string)
+	// Saved reports whether a save of this node's workers is complete, in memory or on disk. They then need no time to
+	// save anything when they are stopped for a restart. It is called outside the agent's loop, once the workers have had
+	// Restart.Grace, and returns soon after ctx ends. Nil: nothing is saved.
+	Saved func(ctx context.Context) bool
+	// Examiner and Doubter have a nil function if there is none.
+	Examiner Examiner
+	Doubter  Doubter
+	// OnNotice gets every notice that the rendezvous sends to this node. Without any, notices are not read.
+	OnNotice []func(topic, body string)
 	// StayWhenBarred: a check that this node does not pass does not end the launcher, because others depend on it. It
 	// stays without workers and ends with the job.
 	StayWhenBarred bool
-	// Observers are notified of events.
-	Observers []Observer
+	// Observers are notified of every event, each once and in order, by the agent's loop: they must return soon.
+	Observers []func(Event)
 	// Memory reads the OOM kills of this container; nil when it cannot be read.
 	Memory func() (proc.MemoryState, error)
 	// Signals carries the launcher's signals. Those of Terminate end the job on this node, all others are passed on to the

@@ -26,7 +26,7 @@ func (a *Agent) leaveFor(s syscall.Signal, why string) {
 	if a.group != nil && a.group.hurry != nil {
 		a.group.hurry()
 	}
-	a.observe(func(o Observer) { o.Leaving(LeaveInfo{Reason: why, Grace: a.cfg.LeaveGrace}) })
+	a.cfg.observe(LeaveInfo{Reason: why, Grace: a.cfg.LeaveGrace})
 	switch {
 	case a.group == nil:
 		a.sayGoodbye()
@@ -83,7 +83,7 @@ func (a *Agent) stopToLeave() {
 	if a.group == nil || a.group.stopping {
 		return
 	}
-	a.tellStopped(a.stopInfo(a.group, true))
+	a.cfg.stopParts(a.stopRequest(a.group, true))
 	a.stop(a.group, a.signal)
 }
 
@@ -134,7 +134,7 @@ const saveTime = 5 * time.Second
 
 // again is another signal while this node leaves: no more grace.
 func (a *Agent) again(s syscall.Signal) {
-	a.observe(func(o Observer) { o.Signaled(SignalInfo{Signal: s, Again: true}) })
+	a.cfg.observe(SignalInfo{Signal: s, Again: true})
 	a.forceOnce()
 	a.stopToLeave()
 }

@@ -50,10 +50,10 @@ func TestWorkersRunToTheirEndAfterTheJob(t *testing.T) {
 
 func TestWhatIsLeftOfAJobIsStoppedWhenItHangs(t *testing.T) {
 	r := newRig(t, `: > $DIR/up.$RANK; exec sleep 60`, 3)
-	r.cfg.Parts = []Part{watcher(func(ctx context.Context, _ Epoch, _ []int, c Control) {
+	r.cfg.Parts = []Part{watcher(func(ctx context.Context, run RunRequest) {
 		for ctx.Err() == nil {
 			if _, err := os.Stat(filepath.Join(r.dir, "hangs")); err == nil {
-				c.Fail(verdict.Failure{Message: "no step"}, policy.RestartCharged)
+				run.Fail(verdict.Failure{Message: "no step"}, policy.RestartCharged)
 				break
 			}
 			time.Sleep(time.Millisecond)

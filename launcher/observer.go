@@ -1,49 +1,32 @@
 package launcher
 
 import (
-	"dlrover-run/internal/job"
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/verdict"
 )
 
-// Observer is notified of events on this node, each once and in order, by the agent's loop: it must return soon. Embed
-// NopObserver to implement a part of it.
-type Observer interface {
-	// Started: all workers of an epoch have been started.
-	Started(StartInfo)
-	// Exited: a worker has ended.
-	Exited(ExitInfo)
-	// Succeeded: all workers of this node have exited with 0.
-	Succeeded(SuccessInfo)
-	// Stopped: nothing is left of an epoch's workers.
-	Stopped(StopInfo)
-	// Signaled: the launcher has received a signal that ends this node's part of the job.
-	Signaled(SignalInfo)
-	// Leaving: this node begins to leave the job.
-	Leaving(LeaveInfo)
-	// TimerExpired: a process is killed because it did not release its timer in time.
-	TimerExpired(TimerInfo)
-	// Checked: a check of this node has given an answer that counts.
-	Checked(CheckInfo)
-	// Barred: this node has to stay without workers.
-	Barred(job.Cause)
-	// Faulted: a part of the launcher has ended the epoch as failed.
-	Faulted(FaultInfo)
-	// Decided: a rule of the policy has chosen the answer to the failure of a worker.
-	Decided(DecideInfo)
+// Event is something that has happened on this node: one of the structs below.
+type Event any
+
+func (c *Config) observe(e Event) {
+	for _, notify := range c.Observers {
+		notify(e)
+	}
 }
 
-// StartInfo describes the start of an epoch's workers.
+// StartInfo reports that all workers of an epoch have been started.
 type StartInfo struct {
 	Epoch Epoch
-	PIDs  []int // by local rank
+	PIDs  []int      // by local rank
+	Env   [][]string // likewise
 }
 
-// ExitInfo describes the end of one worker.
+// ExitInfo reports that a worker has ended.
 type ExitInfo struct {
 	Worker   logs.WorkerID
 	PID      int
@@ -51,31 +34,25 @@ type ExitInfo struct {
 	Stopped  bool // the launcher was stopping the workers
 }
 
-// SuccessInfo describes the success of this node's workers.
+// SuccessInfo reports that all workers of this node have exited with 0.
 type SuccessInfo struct{ Epoch Epoch }
 
-// StopInfo describes the end of an epoch's workers.
-type StopInfo struct {
-	Epoch     Epoch
-	Reason    string        // why they have ended, in a few words
-	CauseKind job.CauseKind // of the directive that stopped them; "" if none did
-	Early     bool          // they have not ended: a signal is about to end them
-	Leaving   bool          // this node leaves the job
-}
+// StopInfo reports that nothing is left of an epoch's workers.
+type StopInfo struct{ Epoch Epoch }
 
-// SignalInfo describes a signal that ends this node's part.
+// SignalInfo reports a signal to the launcher that ends this node's part of the job.
 type SignalInfo struct {
 	Signal syscall.Signal
 	Again  bool // not the first one: the workers get no more grace
 }
 
-// LeaveInfo holds why this node leaves.
+// LeaveInfo reports that this node begins to leave the job.
 type LeaveInfo struct {
-	Reason string
+	Reason string        // in a few words
 	Grace  time.Duration // until it has to be gone; 0 is unknown
 }
 
-// TimerInfo describes a timer that has expired.
+// TimerInfo reports that a process is killed because it did not release its timer in time.
 type TimerInfo struct {
 	Worker logs.WorkerID
 	PID    int // of the worker or of a process of its session
@@ -84,14 +61,17 @@ type TimerInfo struct {
 	Signal syscall.Signal
 }
 
-// CheckInfo describes the answer of this node's check.
+// CheckInfo reports the answer of a check of this node, if it counts.
 type CheckInfo struct {
 	Part string // that did not pass; "" if all have
 	CheckResult
 	Took time.Duration
 }
 
-// FaultInfo describes a failure that a part has found.
+// BarInfo reports that this node has to stay without workers.
+type BarInfo struct{ Cause job.Cause }
+
+// FaultInfo reports that a part of the launcher has ended the epoch as failed.
 type FaultInfo struct {
 	Epoch   Epoch
 	Part    string
@@ -99,45 +79,9 @@ type FaultInfo struct {
 	Action  policy.Action
 }
 
-// DecideInfo describes a rule's answer to a failure.
+// DecideInfo reports that a rule of the policy has chosen the answer to the failure of a worker.
 type DecideInfo struct {
 	Epoch    Epoch
 	Failure  verdict.Failure
 	Decision policy.Decision
 }
-
-// NopObserver is an Observer that does nothing.
-type NopObserver struct{}
-
-// Started implements Observer.
-func (NopObserver) Started(StartInfo) {}
-
-// Exited implements Observer.
-func (NopObserver) Exited(ExitInfo) {}
-
-// Succeeded implements Observer.
-func (NopObserver) Succeeded(SuccessInfo) {}
-
-// Stopped implements Observer.
-func (NopObserver) Stopped(StopInfo) {}
-
-// Signaled implements Observer.
-func (NopObserver) Signaled(SignalInfo) {}
-
-// Leaving implements Observer.
-func (NopObserver) Leaving(LeaveInfo) {}
-
-// TimerExpired implements Observer.
-func (NopObserver) TimerExpired(TimerInfo) {}
-
-// Checked implements Observer.
-func (NopObserver) Checked(CheckInfo) {}
-
-// Barred implements Observer.
-func (NopObserver) Barred(job.Cause) {}
-
-// Faulted implements Observer.
-func (NopObserver) Faulted(FaultInfo) {}
-
-// Decided implements Observer.
-func (NopObserver) Decided(DecideInfo) {}

@@ -43,55 +43,50 @@ func (d *diary) read() []string {
 	return slices.Clone(d.lines)
 }
 
-// everything is a part that takes part in all there is and starts the workers by itself.
-type everything struct {
-	diary
-	name  string
-	procs Processes
-	watch func(ctx context.Context, e Epoch, pids []int, c Control)
+// everything is a part with every hook of an epoch, and End.
+type everything struct{ diary }
+
+func (p *everything) part() Part {
+	return Part{Name: "all", Start: p.start, Run: p.run, Stop: p.stop, End: p.end}
 }
 
-func (p *everything) Name() string     { return p.name }
-func (p *everything) Starting(e Epoch) { p.write("starting %d", e.Epoch) }
-func (p *everything) NeedsWorld() bool { return true }
-func (p *everything) End(e Ending)     { p.write("end %s within %s", e.Result.Reason, e.Budget) }
-
-func (p *everything) Environ(e Epoch, localRank int) []string {
-	return []string{fmt.Sprintf("FROM_PART=%s %d of %d", e.World[0].Node, localRank, e.Place.WorldSize),
-		"TORCHELASTIC_RUN_ID=over"}
-}
-
-func (p *everything) Spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
-	p.write("spawn %d", id.LocalRank)
-	return p.procs.Start(s)
-}
-
-func (p *everything) Watch(ctx context.Context, e Epoch, pids []int, c Control) {
-	p.write("watch %d pids of %d", len(pids), e.Epoch)
-	if p.watch != nil {
-		p.watch(ctx, e, pids, c)
+func (p *everything) start(r *StartRequest) {
+	p.write("start %d", r.Epoch.Epoch)
+	for i := range r.Env {
+		r.Env[i] = append(r.Env[i], fmt.Sprintf("FROM_PART=%s %d of %d", r.World[0].Node, i, r.Place.WorldSize))
 	}
-	<-ctx.Done()
-	p.write("watched")
+	r.Setenv("TORCHELASTIC_RUN_ID=over")
 }
 
-func (p *everything) Stopped(why StopInfo) {
-	p.write("stopped %d: %s (%s) %t", why.Epoch.Epoch, why.Reason, why.CauseKind, why.Early)
+func (p *everything) run(ctx context.Context, r RunRequest) {
+	p.write("run %d pids of %d", len(r.PIDs), r.Epoch.Epoch)
+	<-ctx.Done()
+	p.write("ran")
 }
+
+func (p *everything) stop(r StopRequest) {
+	p.write("stop %d: %s (%s) %t", r.Epoch.Epoch, r.Reason, r.CauseKind, r.Early)
+}
+
+func (p *everything) end(r EndRequest) { p.write("end %s within %s", r.Result.Reason, r.Budget) }
 
 func TestPartsAreCalledInOrder(t *testing.T) {
 	r := newRig(t, `echo "$FROM_PART $TORCHELASTIC_RUN_ID" > $DIR/$RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; `+
 		`: > $DIR/up.$RANK; exec sleep 60`, 0)
-	p := &everything{name: "all", procs: r.cfg.Processes}
-	r.cfg.Parts = []Part{p}
+	p, procs := &everything{}, r.cfg.Processes
+	r.cfg.Parts, r.cfg.NeedsWorld = []Part{p.part()}, true
+	r.cfg.Spawn = func(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
+		p.write("spawn %d", id.LocalRank)
+		return procs.Start(s)
+	}
 	r.fakeRdzv.world = []job.Member{{Node: "node-x", Slots: 2}}
 	r.whenUp(t, func() { r.fakeRdzv.order(job.Stop, "the world grows") })
 	res := r.run(t)
 	require.Equal(t, policy.Success, res.Reason)
-	EndParts(r.cfg.Parts, Ending{Result: res})
+	EndParts(r.cfg.Parts, EndRequest{Result: res})
 	require.Equal(t, []string{
-		"starting 0", "spawn 0", "spawn 1", "watch 2 pids of 0", "watched", "stopped 0: the world grows () false",
-		"starting 1", "spawn 0", "spawn 1", "watch 2 pids of 1", "watched", "stopped 1: the workers have ended () false",
+		"start 0", "spawn 0", "spawn 1", "run 2 pids of 0", "ran", "stop 0: the world grows () false",
+		"start 1", "spawn 0", "spawn 1", "run 2 pids of 1", "ran", "stop 1: the workers have ended () false",
 		"end success within 0s",
 	}, p.read())
 	require.Equal(t, "node-x 1 of 2 over\n", r.read(t, "1"))
@@ -101,7 +96,7 @@ func TestPartsAreCalledInOrder(t *testing.T) {
 func TestSignalIsToldEarly(t *testing.T) {
 	r := newRig(t, `: > $DIR/up.$RANK; exec sleep 60`, 0)
 	p := &stopper{}
-	r.cfg.Parts = []Part{p}
+	r.cfg.Parts = []Part{p.part()}
 	r.whenUp(t, func() { r.signals <- syscall.SIGTERM })
 	r.run(t)
 	require.Equal(t, []string{"received SIGTERM true", "received SIGTERM false"}, p.read())
@@ -109,35 +104,32 @@ func TestSignalIsToldEarly(t *testing.T) {
 
 type stopper struct{ diary }
 
-func (p *stopper) Name() string         { return "stopper" }
-func (p *stopper) Stopped(why StopInfo) { p.write("%s %t", why.Reason, why.Early) }
+func (p *stopper) part() Part {
+	return Part{Name: "stopper", Stop: func(r StopRequest) { p.write("%s %t", r.Reason, r.Early) }}
+}
 
 func TestStopSaysItsCause(t *testing.T) {
 	a := &Agent{pending: &Directive{Kind: job.Stop, Cause: because(job.CauseOperator, "scaled")}}
 	e := Epoch{Directive: Directive{EpochID: job.EpochID{Round: 3}}}
-	require.Equal(t, StopInfo{Epoch: e, Reason: "scaled", CauseKind: job.CauseOperator},
-		a.stopInfo(&group{epoch: e}, false))
+	require.Equal(t, StopRequest{Epoch: e, Reason: "scaled", CauseKind: job.CauseOperator},
+		a.stopRequest(&group{epoch: e}, false))
 }
 
 // watcher is a part that does one thing as soon as workers run.
-type watcher func(ctx context.Context, e Epoch, pids []int, c Control)
-
-func (w watcher) Name() string { return "watcher" }
-
-func (w watcher) Watch(ctx context.Context, e Epoch, pids []int, c Control) { w(ctx, e, pids, c) }
+func watcher(do func(ctx context.Context, r RunRequest)) Part { return Part{Name: "watcher", Run: do} }
 
 func TestFailureFromOutsideRestarts(t *testing.T) {
 	r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; exec sleep 60`, 1)
 	why := &stopper{}
-	r.cfg.Parts = []Part{watcher(func(ctx context.Context, e Epoch, pids []int, c Control) {
-		if e.Epoch == 0 {
-			c.Fail(verdict.Failure{Rank: 1, LocalRank: 1, PID: pids[1], Message: "no progress for 600 s"}, policy.RestartFree)
-			c.Fail(verdict.Failure{Message: "too late"}, policy.Fail)
+	r.cfg.Parts = []Part{watcher(func(ctx context.Context, r RunRequest) {
+		if r.Epoch.Epoch == 0 {
+			r.Fail(verdict.Failure{Rank: 1, LocalRank: 1, PID: r.PIDs[1], Message: "no progress for 600 s"}, policy.RestartFree)
+			r.Fail(verdict.Failure{Message: "too late"}, policy.Fail)
 		}
 		<-ctx.Done()
-	}), why}
+	}), why.part()}
 	seen := &observed{}
-	r.cfg.Observers = []Observer{seen}
+	r.cfg.Observers = []func(Event){seen.event}
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, "failing: restart, not charged", r.fakeRdzv.said()[1])
 	f := r.fakeRdzv.failures[0]
@@ -150,8 +142,8 @@ func TestFailureFromOutsideRestarts(t *testing.T) {
 
 func TestFailureFromOutsideForGood(t *testing.T) {
 	r := newRig(t, `exec sleep 60`, 5)
-	r.cfg.Parts = []Part{watcher(func(ctx context.Context, _ Epoch, pids []int, c Control) {
-		c.Fail(verdict.Failure{Rank: 1, LocalRank: 1, PID: pids[1], Message: "the GPU is gone"}, policy.Fail)
+	r.cfg.Parts = []Part{watcher(func(_ context.Context, r RunRequest) {
+		r.Fail(verdict.Failure{Rank: 1, LocalRank: 1, PID: r.PIDs[1], Message: "the GPU is gone"}, policy.Fail)
 	})}
 	res := r.run(t)
 	require.Equal(t, "failing: fail", r.fakeRdzv.said()[1])
@@ -162,9 +154,9 @@ func TestFailureFromOutsideForGood(t *testing.T) {
 
 func TestFailureThatAsksForSuccessRestarts(t *testing.T) {
 	r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; exec sleep 60`, 1)
-	r.cfg.Parts = []Part{watcher(func(_ context.Context, e Epoch, _ []int, c Control) {
-		if e.Epoch == 0 {
-			c.Fail(verdict.Failure{Message: "x", ExitCode: -6, Role: "r", At: time.Unix(9, 0)}, policy.Succeed)
+	r.cfg.Parts = []Part{watcher(func(_ context.Context, r RunRequest) {
+		if r.Epoch.Epoch == 0 {
+			r.Fail(verdict.Failure{Message: "x", ExitCode: -6, Role: "r", At: time.Unix(9, 0)}, policy.Succeed)
 		}
 	})}
 	require.Equal(t, policy.Success, r.run(t).Reason)
@@ -175,12 +167,12 @@ func TestFailureThatAsksForSuccessRestarts(t *testing.T) {
 
 func TestWatchersReadTheEndOfTheOutput(t *testing.T) {
 	r := newRig(t, `echo out of $RANK; [ $RANK = 1 ] && echo bad batch >&2; exec sleep 60`, 0)
-	r.cfg.Parts = []Part{watcher(func(ctx context.Context, _ Epoch, pids []int, c Control) {
-		for ctx.Err() == nil && (c.Output(0) == "" || c.Output(1) != "bad batch") {
+	r.cfg.Parts = []Part{watcher(func(ctx context.Context, r RunRequest) {
+		for ctx.Err() == nil && (r.Output(0) == "" || r.Output(1) != "bad batch") {
 			time.Sleep(time.Millisecond)
 		}
-		text := c.Output(0) + "/" + c.Output(1) + "/" + c.Output(-1) + c.Output(len(pids))
-		c.Fail(verdict.Failure{Message: text}, policy.Fail)
+		text := r.Output(0) + "/" + r.Output(1) + "/" + r.Output(-1) + r.Output(len(r.PIDs))
+		r.Fail(verdict.Failure{Message: text}, policy.Fail)
 	})}
 	r.run(t)
 	require.Equal(t, "out of 0/bad batch/", r.fakeRdzv.failures[0].Message)
@@ -192,9 +184,9 @@ func TestFailureAfterTheEnd(t *testing.T) {
 	log := &lockedBuffer{}
 	r.cfg.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var c Control
-	r.cfg.Parts = []Part{watcher(func(ctx context.Context, _ Epoch, _ []int, control Control) {
+	r.cfg.Parts = []Part{watcher(func(ctx context.Context, r RunRequest) {
 		<-ctx.Done()
-		c = control
+		c = r.Control
 		c.Fail(verdict.Failure{Message: "while stopping"}, policy.Fail)
 	})}
 	require.Equal(t, policy.Success, r.run(t).Reason)
@@ -221,8 +213,8 @@ func TestWatcherThatDoesNotReturnIsLeftBehind(t *testing.T) {
 	log, block := &lockedBuffer{}, make(chan struct{})
 	defer close(block)
 	r.cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
-	r.cfg.Parts = []Part{watcher(func(_ context.Context, e Epoch, _ []int, _ Control) {
-		if e.Epoch == 0 {
+	r.cfg.Parts = []Part{watcher(func(_ context.Context, r RunRequest) {
+		if r.Epoch.Epoch == 0 {
 			<-block
 		}
 	})}
@@ -234,36 +226,40 @@ func TestWatcherThatDoesNotReturnIsLeftBehind(t *testing.T) {
 	require.Contains(t, log.String(), "part=watcher")
 }
 
-// observed writes down what an Observer is told.
+// observed writes down the events.
 type observed struct{ diary }
 
-func (o *observed) Started(i StartInfo) {
-	o.write("started %d with %d pids", i.Epoch.Epoch, len(i.PIDs))
-}
-func (o *observed) Exited(i ExitInfo) {
-	o.write("exited %d with %d %t", i.Worker.LocalRank, i.ExitCode, i.Stopped)
-}
-func (o *observed) Succeeded(i SuccessInfo) { o.write("succeeded %d", i.Epoch.Epoch) }
-func (o *observed) Stopped(i StopInfo)      { o.write("stopped %d", i.Epoch.Epoch) }
-func (o *observed) Signaled(i SignalInfo)   { o.write("%s %t", i.Signal, i.Again) }
-func (o *observed) Leaving(i LeaveInfo)     { o.write("leaving: %s", i.Reason) }
-func (o *observed) TimerExpired(i TimerInfo) {
-	o.write("timer %s of %d after %s: %s", i.Scope, i.Worker.Rank, i.After, i.Signal)
-}
-func (o *observed) Checked(i CheckInfo) { o.write("checked %q %t %s", i.Part, i.Passed, i.Reason) }
-func (o *observed) Barred(c job.Cause)  { o.write("barred %s: %s", c.Kind, c.Text) }
-func (o *observed) Faulted(i FaultInfo) {
-	o.write("faulted %s rank %d: %s", i.Part, i.Failure.Rank, i.Action)
-}
-
-func (o *observed) Decided(i DecideInfo) {
-	o.write("decided rank %d: %s: %s", i.Failure.Rank, i.Decision.Action, i.Failure.Policy)
+func (o *observed) event(e Event) {
+	switch i := e.(type) {
+	case StartInfo:
+		o.write("started %d with %d pids", i.Epoch.Epoch, len(i.PIDs))
+	case ExitInfo:
+		o.write("exited %d with %d %t", i.Worker.LocalRank, i.ExitCode, i.Stopped)
+	case SuccessInfo:
+		o.write("succeeded %d", i.Epoch.Epoch)
+	case StopInfo:
+		o.write("stopped %d", i.Epoch.Epoch)
+	case SignalInfo:
+		o.write("%s %t", i.Signal, i.Again)
+	case LeaveInfo:
+		o.write("leaving: %s", i.Reason)
+	case TimerInfo:
+		o.write("timer %s of %d after %s: %s", i.Scope, i.Worker.Rank, i.After, i.Signal)
+	case CheckInfo:
+		o.write("checked %q %t %s", i.Part, i.Passed, i.Reason)
+	case BarInfo:
+		o.write("barred %s: %s", i.Cause.Kind, i.Cause.Text)
+	case FaultInfo:
+		o.write("faulted %s rank %d: %s", i.Part, i.Failure.Rank, i.Action)
+	case DecideInfo:
+		o.write("decided rank %d: %s: %s", i.Failure.Rank, i.Decision.Action, i.Failure.Policy)
+	}
 }
 
 func TestObserversHearEverythingOnce(t *testing.T) {
 	r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; [ $RANK = 1 ] && exec sleep 60; exit 7`, 1)
 	one, other := &observed{}, &observed{}
-	r.cfg.Observers = []Observer{one, NopObserver{}, other}
+	r.cfg.Observers = []func(Event){one.event, func(Event) {}, other.event}
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	lines := one.read()
 	require.Equal(t, lines, other.read())
@@ -276,7 +272,7 @@ func TestObserversHearEverythingOnce(t *testing.T) {
 func TestObserversHearOfSignals(t *testing.T) {
 	r := newRig(t, `trap '' TERM; : > $DIR/up.$RANK; while :; do sleep 0.01; done`, 0)
 	seen := &observed{}
-	r.cfg.Observers = []Observer{seen}
+	r.cfg.Observers = []func(Event){seen.event}
 	r.whenUp(t, func() { r.signals <- syscall.SIGTERM; r.signals <- syscall.SIGTERM })
 	r.run(t)
 	require.Equal(t, []string{"terminated false", "leaving: received SIGTERM", "terminated true"}, seen.read()[1:4])
@@ -286,33 +282,25 @@ func TestNobodyToTellCostsNothing(t *testing.T) {
 	a := &Agent{log: slog.New(slog.DiscardHandler)}
 	g := &group{epoch: Epoch{Directive: Directive{EpochID: job.EpochID{Round: 1}}}}
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		a.observe(func(o Observer) { o.Started(StartInfo{Epoch: g.epoch, PIDs: g.pids()}) })
-		a.tellStopped(StopInfo{Epoch: g.epoch})
+		a.cfg.stopParts(StopRequest{Epoch: g.epoch})
 		a.watchGroup(g)
 	}))
 	require.Nil(t, g.faults)
-	require.False(t, a.needsWorld())
 }
 
 // ender takes some time of the end.
-type ender struct {
-	*diary
-	name string
-	took time.Duration
-}
-
-func (p ender) Name() string { return p.name }
-
-func (p ender) End(e Ending) {
-	p.write("%s may take %s", p.name, e.Budget)
-	time.Sleep(p.took)
+func ender(d *diary, name string, takes time.Duration) Part {
+	return Part{Name: name, End: func(r EndRequest) {
+		d.write("%s may take %s", name, r.Budget)
+		time.Sleep(takes)
+	}}
 }
 
 func TestPartsEndInReverseOrderWithinOneBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &diary{}
-		EndParts([]Part{ender{d, "first", 0}, &stopper{}, ender{d, "second", time.Hour}, ender{d, "third", 4 * time.Second}},
-			Ending{Budget: 10 * time.Second})
+		EndParts([]Part{ender(d, "first", 0), {}, ender(d, "second", time.Hour), ender(d, "third", 4*time.Second)},
+			EndRequest{Budget: 10 * time.Second})
 		require.Equal(t, []string{"third may take 10s", "second may take 6s", "first may take 0s"}, d.read())
 	})
 }
@@ -351,18 +339,8 @@ func (b *bare) begin(t *testing.T, ds ...Directive) {
 	b.tell(ds...)
 }
 
-// checker is a part whose Check is a function.
-type checker struct {
-	name  string
-	check func(ctx context.Context) (CheckResult, error)
-}
-
-func (c checker) Name() string { return c.name }
-
-func (c checker) Check(ctx context.Context, _ Directive) (CheckResult, error) { return c.check(ctx) }
-
-func says(name string, res CheckResult, err error) checker {
-	return checker{name, func(context.Context) (CheckResult, error) { return res, err }}
+func says(name string, res CheckResult, err error) Part {
+	return Part{Name: name, Check: func(context.Context, CheckRequest) (CheckResult, error) { return res, err }}
 }
 
 // bubble is a synctest bubble for a test of an agent without workers.
@@ -400,7 +378,7 @@ func TestChecksAreAnswered(t *testing.T) {
 	} {
 		bubble(t, name, func(t *testing.T) {
 			b, seen := newBare(tt.parts...), &observed{}
-			b.cfg.Observers = []Observer{seen}
+			b.cfg.Observers = []func(Event){seen.event}
 			b.begin(t, Directive{Kind: job.Check})
 			require.Equal(t, []string{tt.want}, b.said())
 			require.Equal(t, tt.seen, seen.read())
@@ -429,7 +407,7 @@ func TestReasonOfACheckIsBounded(t *testing.T) {
 
 func TestNewerDirectiveEndsACheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBare(checker{"polite", func(ctx context.Context) (CheckResult, error) {
+		b := newBare(Part{Name: "polite", Check: func(ctx context.Context, _ CheckRequest) (CheckResult, error) {
 			<-ctx.Done()
 			return CheckResult{}, ctx.Err()
 		}})
@@ -445,7 +423,7 @@ func TestNewerDirectiveEndsACheck(t *testing.T) {
 func TestCheckThatDoesNotEndIsLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		block := make(chan struct{})
-		b := newBare(checker{"stubborn", func(context.Context) (CheckResult, error) {
+		b := newBare(Part{Name: "stubborn", Check: func(context.Context, CheckRequest) (CheckResult, error) {
 			<-block
 			return CheckResult{Passed: true}, nil
 		}}, says("next", CheckResult{Reason: "never asked"}, nil))
@@ -467,7 +445,7 @@ func TestCheckThatDoesNotEndIsLeftBehind(t *testing.T) {
 
 func TestSignalEndsACheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBare(checker{"polite", func(ctx context.Context) (CheckResult, error) {
+		b := newBare(Part{Name: "polite", Check: func(ctx context.Context, _ CheckRequest) (CheckResult, error) {
 			<-ctx.Done()
 			return CheckResult{}, ctx.Err()
 		}})
@@ -497,7 +475,7 @@ func TestWaitSaysWhatFor(t *testing.T) {
 func TestBarIsSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, seen := newBare(), &observed{}
-		b.cfg.Observers, b.cfg.StayWhenBarred = []Observer{seen}, true
+		b.cfg.Observers, b.cfg.StayWhenBarred = []func(Event){seen.event}, true
 		bar := Directive{Kind: job.Bar, Cause: because(job.CauseOperator, "disk full")}
 		b.begin(t, bar, bar, Directive{Kind: job.Bar, Cause: because(job.CauseCheck, "node-x: slow")},
 			Directive{Kind: job.Wait}, bar)
@@ -523,13 +501,16 @@ func TestBarredLauncherLeaves(t *testing.T) {
 			[]Directive{{Kind: job.Check}, {Kind: job.Bar, Cause: because(job.CauseCheck, "speed: GPU 3 is slow")}},
 			"speed: GPU 3 is slow", []string{"barred: speed: GPU 3 is slow", "leave: its check has not passed"}},
 		"somebody else": {
-			[]Part{checker{"net", func(ctx context.Context) (CheckResult, error) { <-ctx.Done(); return CheckResult{}, nil }}},
+			[]Part{{Name: "net", Check: func(ctx context.Context, _ CheckRequest) (CheckResult, error) {
+				<-ctx.Done()
+				return CheckResult{}, nil
+			}}},
 			[]Directive{{Kind: job.Check}, {Kind: job.Bar, Cause: because(job.CauseCheck, "it does not take part")}},
 			"it does not take part", []string{"leave: its check has not passed"}},
 	} {
 		bubble(t, name, func(t *testing.T) {
 			b, seen := newBare(tt.parts...), &observed{}
-			b.cfg.Observers = []Observer{seen}
+			b.cfg.Observers = []func(Event){seen.event}
 			b.begin(t, tt.told...)
 			res := <-b.done
 			require.Equal(t, policy.NodeCheckFailed, res.Reason)
@@ -560,15 +541,6 @@ func TestBarredLauncherThatStays(t *testing.T) {
 	}
 }
 
-// doubter is a part that doubts its node's check, or not.
-type doubter struct {
-	name  string
-	doubt func(context.Context) string
-}
-
-func (d doubter) Name() string                     { return d.name }
-func (d doubter) Doubt(ctx context.Context) string { return d.doubt(ctx) }
-
 // joinsOnly is a rendezvous that tells a node that joins again nothing.
 type joinsOnly struct {
 	*bare
@@ -584,22 +556,22 @@ func (b *joinsOnly) Rejoin(context.Context, Directive, []verdict.Failure) error 
 	return nil
 }
 
-// A doubt is reported before the node joins again, the first one only, and none holds up the join.
+// A doubt is reported before the node joins again, and does not hold up the join.
 func TestDoubts(t *testing.T) {
-	says := func(name, why string) doubter { return doubter{name, func(context.Context) string { return why }} }
-	hangs := doubter{"hangs", func(ctx context.Context) string { <-ctx.Done(); time.Sleep(time.Minute); return "late" }}
+	says := func(why string) Doubter { return Doubter{"nic", func(context.Context) string { return why }} }
+	hangs := Doubter{"nic", func(ctx context.Context) string { <-ctx.Done(); time.Sleep(time.Minute); return "late" }}
 	for name, tt := range map[string]struct {
-		parts []Part
-		want  []string
+		doubter Doubter
+		want    []string
 	}{
-		"nobody": {nil, []string{"rejoin"}},
-		"none":   {[]Part{says("nic", " ")}, []string{"rejoin"}},
-		"one": {[]Part{says("gpu", ""), says("nic", "eth0:\n down"), says("boot", "x")},
-			[]string{"doubt: nic: eth0: down", "rejoin"}},
-		"too late": {[]Part{hangs, says("nic", "down")}, []string{"doubt: nic: down", "rejoin"}},
+		"nobody":   {Doubter{}, []string{"rejoin"}},
+		"none":     {says(" "), []string{"rejoin"}},
+		"one":      {says("eth0:\n down"), []string{"doubt: nic: eth0: down", "rejoin"}},
+		"too late": {hangs, []string{"rejoin"}},
 	} {
 		bubble(t, name, func(t *testing.T) {
-			b := newBare(tt.parts...)
+			b := newBare()
+			b.cfg.Doubter = tt.doubter
 			b.cfg.Rendezvous = &joinsOnly{b, nil}
 			b.begin(t, Directive{Kind: job.Stop, EpochID: job.EpochID{Round: 1}})
 			time.Sleep(doubtTime + partGrace)
@@ -615,7 +587,8 @@ func TestDoubts(t *testing.T) {
 // A rendezvous that cannot be told of a doubt ends the launcher as one that cannot be joined does.
 func TestDoubtThatCannotBeTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBare(doubter{"nic", func(context.Context) string { return "down" }})
+		b := newBare()
+		b.cfg.Doubter = Doubter{"nic", func(context.Context) string { return "down" }}
 		b.cfg.Rendezvous = &joinsOnly{b, errors.New("gone")}
 		b.begin(t, Directive{Kind: job.Stop, EpochID: job.EpochID{Round: 1}})
 		require.EqualError(t, (<-b.done).Err, "rejoin: gone")
@@ -784,16 +757,10 @@ func TestBlameOfFailure(t *testing.T) {
 	}
 }
 
-// noticer is a part that gets notices.
-type noticer struct{ diary }
-
-func (p *noticer) Name() string              { return "noticer" }
-func (p *noticer) Notice(topic, body string) { p.write("%s: %s", topic, body) }
-
 func TestNoticesReachTheirParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &noticer{}
-		b := newBare(p)
+		p, b := &diary{}, newBare()
+		b.cfg.OnNotice = []func(topic, body string){func(topic, body string) { p.write("%s: %s", topic, body) }}
 		b.notices = make(chan job.Notice, 2)
 		b.notices <- job.Notice{Topic: "stacks", Body: "now"}
 		b.notices <- job.Notice{Topic: "log-level", Body: "debug"}
@@ -816,12 +783,13 @@ func TestNoticesAreOnlyAskedForWhenWanted(t *testing.T) {
 	})
 }
 
-// mapped is a part that needs the world.
-type mapped struct{ diary }
-
-func (p *mapped) Name() string     { return "mapped" }
-func (p *mapped) NeedsWorld() bool { return true }
-func (p *mapped) Starting(e Epoch) { p.write("starting with %d nodes", len(e.World)) }
+// mapped is an agent that needs the world, with a diary of its starts.
+func mapped() (*bare, *diary) {
+	d := &diary{}
+	b := newBare(Part{Name: "mapped", Start: func(r *StartRequest) { d.write("start with %d nodes", len(r.World)) }})
+	b.cfg.NeedsWorld = true
+	return b, d
+}
 
 func TestWorldThatCannotBeFetchedFailsTheEpoch(t *testing.T) {
 	good := []job.Member{{GroupRank: 0, Slots: 4}, {GroupRank: 1, Node: "b", RankBase: 4, Slots: 2}}
@@ -850,8 +818,7 @@ func TestWorldThatCannotBeFetchedFailsTheEpoch(t *testing.T) {
 				require.NoError(t, e.checkWorld(2))
 				return
 			}
-			p := &mapped{}
-			b := newBare(p)
+			b, p := mapped()
 			b.world, b.worldErr, b.max = tt.world, tt.err, 1
 			b.begin(t, Directive{Kind: job.Run, EpochID: job.EpochID{Round: 7, Epoch: 2}, Place: e.Place})
 			require.Equal(t, []string{"world", "failing: restart", "rejoin", "ready", "world"}, b.said()[:5], "%s", b.log)
@@ -875,7 +842,7 @@ func (s silent) World(ctx context.Context) ([]job.Member, error) {
 
 func TestNewerDirectiveDropsTheFetchOfAWorld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBare(&mapped{})
+		b, _ := mapped()
 		b.cfg.Rendezvous = silent{b}
 		run := Directive{Kind: job.Run, EpochID: job.EpochID{Round: 1}, Place: job.Place{GroupWorldSize: 1}}
 		b.begin(t, run, run)
@@ -889,7 +856,7 @@ func TestNewerDirectiveDropsTheFetchOfAWorld(t *testing.T) {
 
 func TestSignalEndsTheFetchOfAWorld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBare(&mapped{})
+		b, _ := mapped()
 		b.cfg.Rendezvous = silent{b}
 		signals := make(chan os.Signal, 1)
 		b.cfg.Signals, b.cfg.Terminate = signals, func(os.Signal) bool { return true }
@@ -904,18 +871,9 @@ func TestOldAnswerOfAFetchIsDropped(t *testing.T) {
 	a.onWorld(&fetch{cancel: func() { t.Error("not ours") }})
 }
 
-// spawner is a part that starts workers.
-type spawner struct{ name string }
-
-func (s spawner) Name() string { return s.name }
-
-func (s spawner) Spawn(proc.Spec, logs.WorkerID) (*proc.Process, error) {
-	return nil, errors.New("no room")
-}
-
 func TestSpawnerThatCannotStartAWorker(t *testing.T) {
 	r := newRig(t, "", 3)
-	r.cfg.Parts = []Part{spawner{"warm"}}
+	r.cfg.Spawn = func(proc.Spec, logs.WorkerID) (*proc.Process, error) { return nil, errors.New("no room") }
 	res := r.run(t)
 	require.Equal(t, policy.CannotExecute, res.Reason)
 	require.Contains(t, res.Verdict, "no room")
@@ -923,13 +881,7 @@ func TestSpawnerThatCannotStartAWorker(t *testing.T) {
 
 func TestPartsThatCannotGoTogether(t *testing.T) {
 	good := newRig(t, "", 0).cfg
-	for want, parts := range map[string][]Part{
-		`a part is nil`:                        {nil},
-		`two parts are called "noticer"`:       {&noticer{}, &noticer{}},
-		`"warm" and "cold" both start workers`: {spawner{"warm"}, spawner{"cold"}},
-	} {
-		good.Parts = parts
-		_, err := New(good)
-		require.ErrorContains(t, err, want)
-	}
+	good.Parts = []Part{{Name: "warm"}, {Name: "warm"}}
+	_, err := New(good)
+	require.ErrorContains(t, err, `two parts are called "warm"`)
 }

@@ -49,7 +49,7 @@ func TestRulesSeeWhatIsKnownOfAnEnd(t *testing.T) {
 			r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; [ $RANK = 0 ] && exec sleep 60; `+
 				strings.ReplaceAll(tt.script, `\"`, `"`), 1).rule(t, tt.rule)
 			seen := &observed{}
-			r.cfg.Observers = []Observer{seen}
+			r.cfg.Observers = []func(Event){seen.event}
 			require.Equal(t, policy.Success, r.run(t).Reason)
 			require.Equal(t, tt.want, r.fakeRdzv.said()[1])
 			if name == "none" {
@@ -81,12 +81,13 @@ func TestRuleThatIsUsedUpStops(t *testing.T) {
 func TestLaterFailureThatAsksForMoreIsTold(t *testing.T) {
 	r := newRig(t, `[ $RANK = 0 ] && { : > $DIR/up.0; while [ ! -e $DIR/go ]; do sleep 0.01; done; exit 5; }; `+
 		timedOut[len(`[ $RANK = 0 ] && { : > $DIR/up.0; exec sleep 60; }; `):], 5).rule(t, "exit 5 -> stop-job")
-	r.cfg.Parts = []Part{&examiner{examine: func(ctx context.Context, pids []int) {
+	x := &examiner{do: func(ctx context.Context, pids []int) {
 		require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go"), nil, 0o600))
 		for ctx.Err() == nil && syscall.Kill(pids[0], 0) == nil {
 			time.Sleep(time.Millisecond) // its parent, this process, collects it
 		}
-	}}}
+	}}
+	r.cfg.Examiner = x.examiner()
 	require.Equal(t, policy.WorkerPermanent, r.run(t).Reason)
 	said := r.fakeRdzv.said()
 	require.Contains(t, said, "failing: restart")

@@ -17,16 +17,10 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// SideProcesses returns the side processes of an epoch: they run with the workers and are no ranks, such as a scheduler
-// of the framework.
-type SideProcesses interface {
-	// Sides is called before the workers of an epoch are started. An error holds why they cannot be started.
-	Sides(e Epoch) ([]Side, error)
-}
-
-// Side is one side process on one node. It is started right before the workers and executes the same program, with an
-// environment of its own. If it fails while workers run, the epoch fails. It outlives the workers of its node: once
-// those have been stopped it is, too; if they have succeeded, it may run until the job has, and 10 s longer.
+// Side is one side process on one node: it runs with the workers and is no rank, such as a scheduler of the framework.
+// It is started right before the workers and executes the same program, with an environment of its own. If it fails
+// while workers run, the epoch fails. It outlives the workers of its node: once those have been stopped it is, too; if
+// they have succeeded, it may run until the job has, and 10 s longer.
 type Side = preset.Side
 
 const (
@@ -69,14 +63,12 @@ func (a *Agent) startSides(g *group, patience time.Time) error {
 	return nil
 }
 
-// sidesOf returns those of the parts and of the preset.
+// sidesOf returns those of Config.Sides and of the preset.
 func (a *Agent) sidesOf(g *group) (all []Side, err error) {
-	for _, p := range a.parts.sideProcesses {
-		list, err := p.Sides(g.epoch)
-		if err != nil {
+	if a.cfg.Sides != nil {
+		if all, err = a.cfg.Sides(g.epoch); err != nil {
 			return nil, err
 		}
-		all = append(all, list...)
 	}
 	list, err := a.cfg.Preset.SidesOf(a.sideVars(g))
 	return append(all, list...), err

@@ -17,19 +17,15 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// sider is a part that runs processes beside the workers.
-type sider []Side
-
-func (sider) Name() string                  { return "sides" }
-func (s sider) Sides(Epoch) ([]Side, error) { return s, nil }
-
 // sidesRig has a scheduler beside its workers: the script runs as both.
 func sidesRig(t *testing.T, scheduler, worker string, maxRestarts int) *rig {
 	t.Helper()
 	r := newRig(t, `if [ "$ROLE" = scheduler ]; then : ; `+scheduler+`
 else : ; `+worker+`
 fi`, maxRestarts)
-	r.cfg.Parts = append(r.cfg.Parts, sider{{Name: "scheduler", Env: []string{"ROLE=scheduler"}}})
+	r.cfg.Sides = func(Epoch) ([]Side, error) {
+		return []Side{{Name: "scheduler", Env: []string{"ROLE=scheduler"}}}, nil
+	}
 	return r
 }
 
@@ -136,7 +132,7 @@ func TestKeptSideEndsBeforeTheNextEpoch(t *testing.T) {
 
 func TestSideThatCannotStartEndsTheJob(t *testing.T) {
 	r := sidesRig(t, "", "", 3)
-	r.cfg.Parts = []Part{failingSider{}}
+	r.cfg.Sides = func(Epoch) ([]Side, error) { return nil, os.NewSyscallError("port 8118 is taken", syscall.EBUSY) }
 	res := r.run(t)
 	require.Equal(t, policy.CannotExecute, res.Reason)
 	require.Contains(t, res.Verdict, "port 8118 is taken")
@@ -181,11 +177,4 @@ func TestNobodyOnANode(t *testing.T) {
 		r.cfg.Slots, r.cfg.Share = 0, share
 		require.ErrorContains(t, r.cfg.Validate(), "0 workers on this node; need at least 1")
 	}
-}
-
-type failingSider struct{}
-
-func (failingSider) Name() string { return "sides" }
-func (failingSider) Sides(Epoch) ([]Side, error) {
-	return nil, os.NewSyscallError("port 8118 is taken", syscall.EBUSY)
 }

@@ -208,10 +208,9 @@ func (a *Agent) expire(t target, timer filetimer.Timer) {
 		t.w.timer += fmt.Sprintf(" in its process %d", timer.PID)
 	}
 	a.log.Warn(what+", sent "+name, attrs...)
-	info := TimerInfo{
+	a.cfg.observe(TimerInfo{
 		Worker: t.w.id, PID: timer.PID, Scope: timer.Scope, After: rounded(timer.After), Signal: timer.Signal,
-	}
-	a.observe(func(o Observer) { o.TimerExpired(info) })
+	})
 }
 
 // rounded hides the time that the request was on its way.

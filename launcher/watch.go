@@ -41,17 +41,21 @@ func (a *Agent) attendFor(ctx context.Context, grace time.Duration, part string,
 	}
 }
 
-// watchGroup starts the watchers of a group with running workers. They end when it is stopped.
+// watchGroup starts the parts' Run for a group with running workers. They end when it is stopped.
 func (a *Agent) watchGroup(g *group) {
-	if len(a.parts.watchers) == 0 || len(g.workers) == 0 {
+	runs := func(p Part) bool { return p.Run != nil }
+	if len(g.workers) == 0 || !slices.ContainsFunc(a.cfg.Parts, runs) {
 		return
 	}
 	ctx, cancel := context.WithCancel(a.ctx)
 	g.endWatch, g.faults = cancel, make(chan fault, 1)
-	for _, w := range a.parts.watchers {
-		c := &control{agent: a, ctx: ctx, part: w.name, faults: g.faults, workers: g.workers}
+	for _, p := range a.cfg.Parts {
+		if !runs(p) {
+			continue
+		}
+		c := &control{agent: a, ctx: ctx, part: p.Name, faults: g.faults, workers: g.workers}
 		g.watchers.Go(func() {
-			a.attend(ctx, w.name, func() { w.part.Watch(ctx, g.epoch, g.pids(), c) })
+			a.attend(ctx, p.Name, func() { p.Run(ctx, RunRequest{g.epoch, g.pids(), c}) })
 		})
 	}
 }
@@ -63,13 +67,13 @@ type fault struct {
 	action  policy.Action
 }
 
-// control is the Control of one watcher in one epoch.
+// control is the Control of one part in one epoch.
 type control struct {
 	agent  *Agent
 	ctx    context.Context // ends with the epoch
 	part   string
 	faults chan<- fault // of the group, with room for the one that counts
-	// workers are the group's, which are all there before the watchers.
+	// workers are the group's, which are all there before any Run.
 	workers []*worker
 }
 
@@ -99,7 +103,7 @@ func (a *Agent) ignoreFault(f fault) {
 		"why", f.failure.Message)
 }
 
-// faults carries the findings of the present group's watchers; nil, which is never ready, without any.
+// faults carries the findings of the parts that watch the present group; nil, which is never ready, without any.
 func (a *Agent) faults() <-chan fault {
 	if a.group == nil {
 		return nil
@@ -127,7 +131,7 @@ func (a *Agent) onFault(f fault) {
 	g.failures, g.fault = append(g.failures, f.failure), f.failure.Reason()
 	a.log.Warn("ending the epoch as failed", "part", f.part, "rank", f.failure.Rank, "local_rank", f.failure.LocalRank,
 		"pid", f.failure.PID, "why", g.fault, "action", f.action.String())
-	a.observe(func(o Observer) { o.Faulted(FaultInfo{g.epoch, f.part, f.failure, f.action}) })
+	a.cfg.observe(FaultInfo{g.epoch, f.part, f.failure, f.action})
 	a.report(g, f.action)
 	a.stopFailed(g, f.failure, "")
 }

@@ -3,7 +3,6 @@ package launcher
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/verdict"
@@ -14,10 +13,6 @@ type fetch struct {
 	epoch  Epoch
 	err    error
 	cancel context.CancelFunc
-}
-
-func (a *Agent) needsWorld() bool {
-	return slices.ContainsFunc(a.parts.worldUsers, WorldUser.NeedsWorld)
 }
 
 // fetchWorld asks for the world of d. Once it is there, the workers are started.

@@ -250,7 +250,7 @@ func (s *Spawner) learnFile() string {
 	return filepath.Join(s.cfg.Dir, fmt.Sprintf("%d.json", s.epoch))
 }
 
-// Spawn implements launcher.Spawner.
+// Spawn is the launcher's Config.Spawn.
 func (s *Spawner) Spawn(spec proc.Spec, id logs.WorkerID) (*proc.Process, error) {
 	began := time.Now()
 	c, why := s.take(spec, id.LocalRank)

@@ -235,12 +235,11 @@ func (idle) Reset(bool) {}
 func (idle) Port() int  { return 1 }
 
 // slow is a part whose check does not pass.
-type slow struct{}
-
-func (slow) Name() string { return "speed" }
-
-func (slow) Check(context.Context, launcher.Directive) (launcher.CheckResult, error) {
-	return launcher.CheckResult{Reason: "GPU 3 is slow"}, nil
+var slow = launcher.Part{
+	Name: "speed",
+	Check: func(context.Context, launcher.CheckRequest) (launcher.CheckResult, error) {
+		return launcher.CheckResult{Reason: "GPU 3 is slow"}, nil
+	},
 }
 
 // The whole way of a check that does not pass: gate, directive, part, report, bar, and the end of the launcher.
@@ -256,7 +255,7 @@ func TestNodeThatDoesNotPassTheGate(t *testing.T) {
 		defer a.close()
 		agent, err := launcher.New(launcher.Config{
 			Slots: 2, Path: "/bin/false", Rendezvous: a, Store: idle{}, Processes: idle{}, Logs: &logs.Logs{},
-			Parts: []launcher.Part{slow{}},
+			Parts: []launcher.Part{slow},
 		})
 		require.NoError(t, err)
 		res := agent.Run()

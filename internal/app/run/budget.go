@@ -26,11 +26,11 @@ func budgetFeature() feature {
 				p.Features["budget"] = b.String()
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if b.StartDeadline == 0 {
 				return nil, nil
 			}
-			return &firstStep{job: j}, nil
+			return &opened{Part: launcher.Part{Run: (&firstStep{job: j}).run}}, nil
 		},
 	}
 }
@@ -142,25 +142,23 @@ func (r *resolver) onFailure(b *rendezvous.Budget) (err error) {
 	return nil
 }
 
-// progress is the workers' progress, if a part measures it.
+// progress is the workers' progress, from the pages of the shim if there are any: it is the step of the furthest
+// worker.
 func (j *nodeJob) progress() job.Progress {
-	var p job.Progress
-	forParts(j.parts, func(o launcher.ProgressReporter) { p = p.With(o.Progress()) })
-	return p
+	if j.hangs == nil {
+		return job.Progress{}
+	}
+	return job.Progress{}.With(j.hangs.pages.progress())
 }
 
 // firstStep reports the first step of an epoch to the rendezvous, from the node of rank 0.
 type firstStep struct{ job *nodeJob }
 
-// Name implements launcher.Part.
-func (f *firstStep) Name() string { return "budget" }
-
 // stepLook is the interval of the looks at workers before their first step.
 const stepLook = time.Second / 2
 
-// Watch implements launcher.Watcher.
-func (f *firstStep) Watch(ctx context.Context, e launcher.Epoch, _ []int, _ launcher.Control) {
-	if e.Place.RankBase != 0 {
+func (f *firstStep) run(ctx context.Context, r launcher.RunRequest) {
+	if r.Epoch.Place.RankBase != 0 {
 		return
 	}
 	tick := time.NewTicker(stepLook)
@@ -172,7 +170,7 @@ func (f *firstStep) Watch(ctx context.Context, e launcher.Epoch, _ []int, _ laun
 			return
 		}
 	}
-	if err := f.job.adapter.stepped(ctx, e.Directive); err != nil && ctx.Err() == nil {
+	if err := f.job.adapter.stepped(ctx, r.Epoch.Directive); err != nil && ctx.Err() == nil {
 		f.job.log.Warn("cannot tell the rendezvous of the first step", "err", err)
 	}
 }
@@ -181,6 +179,3 @@ func (f *firstStep) Watch(ctx context.Context, e launcher.Epoch, _ []int, _ laun
 func (a *adapter) stepped(ctx context.Context, d launcher.Directive) error {
 	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: d.EpochID})
 }
-
-// Progress implements launcher.ProgressReporter, from the pages of the shim: it is the step of the furthest worker.
-func (h *hangs) Progress() job.Progress { return h.pages.progress() }

@@ -34,6 +34,13 @@ type nodeChecks struct {
 	shown   bool
 }
 
+func (c *nodeChecks) opened() *opened {
+	return &opened{
+		Part: launcher.Part{Check: c.check, Start: c.start, End: c.end}, joined: c.joined, configure: c.configure,
+		close: c.close,
+	}
+}
+
 // openNodeChecks finds the options that this node cannot satisfy.
 func openNodeChecks(j *nodeJob, k checkSettings) (*nodeChecks, error) {
 	c := &nodeChecks{checkSettings: k, job: j, log: j.log}
@@ -187,20 +194,16 @@ func torchDevice(kind string) python.Device {
 	return python.CUDA
 }
 
-// Name implements launcher.Part.
-func (c *nodeChecks) Name() string { return "node check" }
-
-// configure implements configurer: others depend on the launcher that serves them, if the
-// job has others.
+// configure keeps the launcher that serves others, which depend on it.
 func (c *nodeChecks) configure(cfg *launcher.Config) {
+	cfg.Doubter = launcher.Doubter{Name: "node check", Doubt: c.doubt}
 	cfg.StayWhenBarred = c.serves() && c.job.s.params.Max > 1
 }
 
 // serves reports whether this launcher serves the rendezvous of other nodes.
 func (c *nodeChecks) serves() bool { return c.job.endpoint.served != nil && c.job.s.backend != local }
 
-// Check implements launcher.Checker.
-func (c *nodeChecks) Check(ctx context.Context, _ launcher.Directive) (launcher.CheckResult, error) {
+func (c *nodeChecks) check(ctx context.Context, _ launcher.CheckRequest) (launcher.CheckResult, error) {
 	if c.checker == nil {
 		return launcher.CheckResult{}, errors.New("its address or an option cannot be used; see its log")
 	}
@@ -237,23 +240,21 @@ func (c *nodeChecks) print(v netcheck.Verdict) {
 	}
 }
 
-// Doubt implements launcher.CheckInvalidator.
-func (c *nodeChecks) Doubt(context.Context) string {
+func (c *nodeChecks) doubt(context.Context) string {
 	if c.checker == nil {
 		return ""
 	}
 	return c.checker.Doubt()
 }
 
-// Starting implements launcher.Starter: with --check-only there is nothing to start, so it ends the job.
-func (c *nodeChecks) Starting(e launcher.Epoch) {
-	if c.only && e.Place.GroupRank == 0 && c.job.s.backend == master {
+// start prints the table with --check-only: there is nothing to start, and the job ends.
+func (c *nodeChecks) start(r *launcher.StartRequest) {
+	if c.only && r.Place.GroupRank == 0 && c.job.s.backend == master {
 		c.show()
 	}
 }
 
-// End implements launcher.Ender.
-func (c *nodeChecks) End(launcher.Ending) {
+func (c *nodeChecks) end(launcher.EndRequest) {
 	if c.only && c.job.endpoint != nil && c.serves() {
 		c.show()
 	}
@@ -262,7 +263,6 @@ func (c *nodeChecks) End(launcher.Ending) {
 // showTimeout bounds the wait for the table.
 const showTimeout = 10 * time.Second
 
-// close implements closer.
 func (c *nodeChecks) close() error {
 	if c.own != nil {
 		c.own.Close()

@@ -131,9 +131,9 @@ func TestTorchDevices(t *testing.T) {
 func TestChecksThatCouldNotBePrepared(t *testing.T) {
 	c, err := openedChecks(t, "--network-check train.py", 0, "")
 	require.NoError(t, err)
-	_, err = c.Check(context.Background(), launcher.Directive{})
+	_, err = c.check(context.Background(), launcher.CheckRequest{})
 	require.ErrorContains(t, err, "see its log")
-	require.Empty(t, c.Doubt(t.Context()))
+	require.Empty(t, c.doubt(t.Context()))
 	c.noPy = errors.New("no python3")
 	require.Equal(t, "no python3", c.noTorch())
 }

@@ -46,7 +46,7 @@ type checkpoints struct {
 	opening  sync.WaitGroup
 	daemon   *ckptd.Supervisor // nil: workers save by themselves; known when opening is over
 	signaled bool              // the job was ordered to end; belongs to the launcher's loop
-	unsaved  error             // why saves may not be on disk at the end; known after End
+	unsaved  error             // why saves may not be on disk at the end; known after end
 }
 
 func checkpointsFeature() feature {
@@ -62,7 +62,10 @@ func checkpointsFeature() feature {
 				}
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) { return openCheckpoints(j, k), nil },
+		open: func(j *nodeJob) (*opened, error) {
+			j.saves = openCheckpoints(j, k)
+			return j.saves.opened(), nil
+		},
 	}
 }
 
@@ -109,6 +112,13 @@ type planCheckpoints struct {
 	SaveAtBreakpoint bool   `json:"save_at_breakpoint"`
 	Replicas         int    `json:"replicas"`
 	WriteRate        string `json:"write_rate,omitempty"`
+}
+
+func (c *checkpoints) opened() *opened {
+	return &opened{
+		Part: launcher.Part{Start: c.start, Stop: c.stop, End: c.end}, joined: c.joined,
+		configure: func(cfg *launcher.Config) { cfg.Saved = c.saved }, release: c.release,
+	}
 }
 
 // openCheckpoints creates the runtime directory in the background; joined waits for it.
@@ -167,11 +177,8 @@ func (c *checkpoints) joined(j *nodeJob) {
 	}
 }
 
-// Name implements launcher.Part.
-func (c *checkpoints) Name() string { return "checkpoints" }
-
-// Environ implements launcher.EnvProvider.
-func (c *checkpoints) Environ(e launcher.Epoch, _ int) []string {
+// environ is for the workers of an epoch.
+func (c *checkpoints) environ(e launcher.Epoch) []string {
 	env := []string{fmt.Sprintf("DLROVER_CKPT_EPOCH=%d.%d.%d", e.Term, e.Round, e.Epoch)}
 	if c.daemon != nil {
 		env = append(env, "DLROVER_CKPT_RUNTIME="+c.daemon.Dir())
@@ -182,34 +189,33 @@ func (c *checkpoints) Environ(e launcher.Epoch, _ int) []string {
 	return env
 }
 
-// Starting implements launcher.Starter.
-func (c *checkpoints) Starting(e launcher.Epoch) {
+func (c *checkpoints) start(r *launcher.StartRequest) {
+	r.Setenv(c.environ(r.Epoch)...)
 	if c.daemon == nil {
 		return
 	}
-	p := e.Place
+	p := r.Place
 	c.daemon.World(checkpointd.World{
-		Term: e.Term, Round: e.Round, Epoch: e.Epoch, GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize,
+		Term: r.Term, Round: r.Round, Epoch: r.Epoch.Epoch, GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize,
 		RankBase: p.RankBase, WorldSize: p.WorldSize, LocalWorldSize: c.s.slots,
 	})
 }
 
-// Stopped implements launcher.Stopper: it has the daemon save the workers' state from memory. A node that leaves is
+// stop has the daemon save the workers' state from memory. A node that leaves is
 // not a failure that the next workers recover from, so --no-save-at-breakpoint does not count. Nor does it count on
 // the nodes that stay, because the whole step needs their shards.
-func (c *checkpoints) Stopped(why launcher.StopInfo) {
-	c.signaled = c.signaled || why.Leaving
-	if c.daemon != nil && (c.breakpoint || c.signaled || why.CauseKind == job.CauseLeave) {
-		c.daemon.Breakpoint(why.Reason, why.Early)
+func (c *checkpoints) stop(r launcher.StopRequest) {
+	c.signaled = c.signaled || r.Leaving
+	if c.daemon != nil && (c.breakpoint || c.signaled || r.CauseKind == job.CauseLeave) {
+		c.daemon.Breakpoint(r.Reason, r.Early)
 	}
 }
 
 // savedTime bounds the request for the daemon's status.
 const savedTime = time.Second
 
-// Saved implements launcher.Saver: it reports whether the daemon has a whole save of at least one of this node's
-// ranks.
-func (c *checkpoints) Saved(ctx context.Context) bool {
+// saved reports whether the daemon has a whole save of at least one of this node's ranks.
+func (c *checkpoints) saved(ctx context.Context) bool {
 	if c.daemon == nil {
 		return false
 	}
@@ -220,11 +226,11 @@ func (c *checkpoints) Saved(ctx context.Context) bool {
 		slices.ContainsFunc(st.Segments, func(s checkpointd.SegmentStatus) bool { return !s.Copy })
 }
 
-// End implements launcher.Ender: it waits for the saves that are being written to disk.
-func (c *checkpoints) End(e launcher.Ending) {
+// end waits for the saves that are being written to disk.
+func (c *checkpoints) end(r launcher.EndRequest) {
 	c.opening.Wait() // this node may not have joined
 	if c.daemon != nil {
-		c.unsaved = c.daemon.End(e.Budget, e.Enough)
+		c.unsaved = c.daemon.End(r.Budget, r.Enough)
 	}
 }
 

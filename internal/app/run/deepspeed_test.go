@@ -146,7 +146,7 @@ func TestLiveHostfileOfKnownHosts(t *testing.T) {
 	h.known = []hostfile.Host{{Name: "w-0.svc"}, {Name: "10.0.0.2"}}
 	world := []job.Member{{Node: "w-2", Addr: "10.0.0.3", Slots: 4}, {Node: "w-0", Addr: "10.0.0.1", Slots: 1},
 		{Node: "w-1", Addr: "10.0.0.2", Slots: 2}}
-	h.Starting(launcher.Epoch{World: world})
+	h.start(&launcher.StartRequest{Epoch: launcher.Epoch{World: world}})
 	text, err := os.ReadFile(h.path)
 	require.NoError(t, err)
 	require.Equal(t, "10.0.0.3 slots=4\nw-0.svc slots=1\n10.0.0.2 slots=2\n", string(text))

@@ -54,7 +54,7 @@ func TestWhoMayJoinInsteadOfServing(t *testing.T) {
 }
 
 // opened is an endpoint of the settings on this machine.
-func opened(t *testing.T, s *settings) (*endpoint, error) {
+func openedEndpoint(t *testing.T, s *settings) (*endpoint, error) {
 	t.Helper()
 	h := hostFacts{owns: func(host string) bool { return host == "127.0.0.1" }}
 	log := slog.New(slog.DiscardHandler)
@@ -87,13 +87,13 @@ func healthy(t *testing.T, addr string) string {
 
 // The second launcher at an endpoint is a node like any other.
 func TestASecondLauncherJoinsTheFirst(t *testing.T) {
-	first, err := opened(t, c10dSettings(0))
+	first, err := openedEndpoint(t, c10dSettings(0))
 	require.NoError(t, err)
 	require.NotNil(t, first.served)
 	require.Equal(t, "ok\n", healthy(t, first.where))
 
 	s := c10dSettings(first.port)
-	second, err := opened(t, s)
+	second, err := openedEndpoint(t, s)
 	require.NoError(t, err)
 	require.True(t, second.second)
 	require.Nil(t, second.served)
@@ -104,14 +104,14 @@ func TestASecondLauncherJoinsTheFirst(t *testing.T) {
 }
 
 func TestTwoFirstNodesOfAStaticJob(t *testing.T) {
-	first, err := opened(t, c10dSettings(0))
+	first, err := openedEndpoint(t, c10dSettings(0))
 	require.NoError(t, err)
 	s := c10dSettings(first.port)
 	s.backend = static
-	_, err = opened(t, s)
+	_, err = openedEndpoint(t, s)
 	require.ErrorContains(t, err, "does another launcher here have --node-rank=0, too?")
 	s.params.Min, s.params.Max = 1, 1
-	_, err = opened(t, s)
+	_, err = openedEndpoint(t, s)
 	require.ErrorContains(t, err, "; end what listens there, or give all nodes another port")
 }
 
@@ -120,7 +120,7 @@ func TestOneNodeServesNoRendezvous(t *testing.T) {
 		backend: local, host: "127.0.0.1", slots: 1, params: rendezvous.Params{Min: 1, Max: 1},
 		node: rendezvous.Node{Addr: "10.0.0.1"},
 	}
-	e, err := opened(t, s)
+	e, err := openedEndpoint(t, s)
 	require.NoError(t, err)
 	require.Empty(t, e.daemons(s))
 	require.Equal(t, "127.0.0.1", s.node.Addr, "nobody reaches the store by another address")
@@ -136,7 +136,7 @@ func TestOneNodeServesNoRendezvous(t *testing.T) {
 func TestAnUnusableTopologyIsAWrongOption(t *testing.T) {
 	s := c10dSettings(0)
 	s.topology = "/nowhere"
-	_, err := opened(t, s)
+	_, err := openedEndpoint(t, s)
 	var why *launcher.ReasonError
 	require.True(t, errors.As(err, &why))
 	require.Equal(t, policy.Usage, why.Reason)

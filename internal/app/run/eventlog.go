@@ -5,7 +5,6 @@ import (
 
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/eventlog"
-	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	logrule "dlrover-run/launcher/logs/rule"
 	"dlrover-run/launcher/proc"
@@ -28,7 +27,7 @@ func eventLogFeature() feature {
 			path, onConsole = r.c.String("event-log"), r.c.String("event-log-handler") == "console"
 			return nil
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			run, host := slog.String("run_id", j.s.runID), slog.String("host", j.s.node.Name)
 			switch {
 			case path != "":
@@ -42,40 +41,50 @@ func eventLogFeature() feature {
 			default:
 				return nil, nil
 			}
-			return j.events, nil
+			return &opened{observe: j.events.observe, close: j.events.close}, nil
 		},
 	}
 }
 
-// Name implements launcher.Part.
-func (w eventWriter) Name() string { return "event log" }
-
 func (w eventWriter) close() error { return w.log.Close() }
 
-// Started implements launcher.Observer.
-func (w eventWriter) Started(i launcher.StartInfo) {
+// observe writes an event of the launcher.
+func (w eventWriter) observe(e launcher.Event) {
+	switch i := e.(type) {
+	case launcher.StartInfo:
+		w.started(i)
+	case launcher.ExitInfo:
+		w.log.Event("worker-exit", slog.Int("rank", i.Worker.Rank), slog.Int("local_rank", i.Worker.LocalRank),
+			slog.Int("pid", i.PID), slog.Int("exit_code", i.ExitCode), slog.Bool("stopped", i.Stopped))
+	case launcher.SuccessInfo:
+		w.log.Event("workers-succeeded")
+	case launcher.StopInfo:
+		w.log.Event("workers-stopped", slog.Int("round", i.Epoch.Round), slog.Int("epoch", i.Epoch.Epoch))
+	case launcher.SignalInfo:
+		w.signaled(i)
+	case launcher.LeaveInfo:
+		w.log.Event("leaving", slog.String("reason", i.Reason), slog.Float64("grace", i.Grace.Seconds()))
+	case launcher.TimerInfo:
+		w.timerExpired(i)
+	case launcher.CheckInfo:
+		w.checked(i)
+	case launcher.BarInfo:
+		w.log.Event("barred", slog.String("cause", i.Cause.Text), slog.String("cause_kind", string(i.Cause.Kind)))
+	case launcher.FaultInfo:
+		w.faulted(i)
+	case launcher.DecideInfo:
+		w.decided(i)
+	}
+}
+
+func (w eventWriter) started(i launcher.StartInfo) {
 	e, p := i.Epoch, i.Epoch.Place
 	w.log.Event("start", slog.Int("round", e.Round), slog.Int("epoch", e.Epoch), slog.Int("node", p.GroupRank),
 		slog.Int("nodes", p.GroupWorldSize), slog.Int("world_size", p.WorldSize), slog.Int("restart_count", p.RestartCount),
 		slog.String("cause", e.Cause.Text), slog.String("cause_kind", string(e.Cause.Kind)), slog.Any("pids", i.PIDs))
 }
 
-// Exited implements launcher.Observer.
-func (w eventWriter) Exited(i launcher.ExitInfo) {
-	w.log.Event("worker-exit", slog.Int("rank", i.Worker.Rank), slog.Int("local_rank", i.Worker.LocalRank),
-		slog.Int("pid", i.PID), slog.Int("exit_code", i.ExitCode), slog.Bool("stopped", i.Stopped))
-}
-
-// Succeeded implements launcher.Observer.
-func (w eventWriter) Succeeded(launcher.SuccessInfo) { w.log.Event("workers-succeeded") }
-
-// Stopped implements launcher.Observer.
-func (w eventWriter) Stopped(i launcher.StopInfo) {
-	w.log.Event("workers-stopped", slog.Int("round", i.Epoch.Round), slog.Int("epoch", i.Epoch.Epoch))
-}
-
-// Signaled implements launcher.Observer.
-func (w eventWriter) Signaled(i launcher.SignalInfo) {
+func (w eventWriter) signaled(i launcher.SignalInfo) {
 	name := "signal"
 	if i.Again {
 		name = "signal-again"
@@ -83,20 +92,13 @@ func (w eventWriter) Signaled(i launcher.SignalInfo) {
 	w.log.Event(name, slog.String("signal", proc.SignalName(i.Signal)))
 }
 
-// Leaving implements launcher.Observer.
-func (w eventWriter) Leaving(i launcher.LeaveInfo) {
-	w.log.Event("leaving", slog.String("reason", i.Reason), slog.Float64("grace", i.Grace.Seconds()))
-}
-
-// TimerExpired implements launcher.Observer.
-func (w eventWriter) TimerExpired(i launcher.TimerInfo) {
+func (w eventWriter) timerExpired(i launcher.TimerInfo) {
 	w.log.Event("timer-expired", slog.Int("rank", i.Worker.Rank), slog.Int("local_rank", i.Worker.LocalRank),
 		slog.Int("pid", i.PID), slog.String("scope", i.Scope), slog.String("timeout", i.After.String()),
 		slog.String("signal", proc.SignalName(i.Signal)))
 }
 
-// Checked implements launcher.Observer.
-func (w eventWriter) Checked(i launcher.CheckInfo) {
+func (w eventWriter) checked(i launcher.CheckInfo) {
 	attrs := []slog.Attr{slog.Bool("passed", i.Passed), slog.String("check", i.Part), slog.String("reason", i.Reason),
 		slog.Float64("took", i.Took.Seconds())}
 	if !i.Until.IsZero() {
@@ -105,20 +107,13 @@ func (w eventWriter) Checked(i launcher.CheckInfo) {
 	w.log.Event("check", attrs...)
 }
 
-// Barred implements launcher.Observer.
-func (w eventWriter) Barred(c job.Cause) {
-	w.log.Event("barred", slog.String("cause", c.Text), slog.String("cause_kind", string(c.Kind)))
-}
-
-// Faulted implements launcher.Observer.
-func (w eventWriter) Faulted(i launcher.FaultInfo) {
+func (w eventWriter) faulted(i launcher.FaultInfo) {
 	w.log.Event("fault", slog.Int("round", i.Epoch.Round), slog.Int("epoch", i.Epoch.Epoch), slog.String("part", i.Part),
 		slog.Int("rank", i.Failure.Rank), slog.Int("local_rank", i.Failure.LocalRank), slog.Int("pid", i.Failure.PID),
 		slog.String("why", i.Failure.Reason()), slog.String("action", i.Action.String()))
 }
 
-// Decided implements launcher.Observer.
-func (w eventWriter) Decided(i launcher.DecideInfo) {
+func (w eventWriter) decided(i launcher.DecideInfo) {
 	w.log.Event("policy", slog.Int("round", i.Epoch.Round), slog.Int("epoch", i.Epoch.Epoch),
 		slog.Int("rank", i.Failure.Rank), slog.Int("local_rank", i.Failure.LocalRank),
 		slog.String("why", i.Failure.Reason()), slog.String("action", i.Decision.Action.Word()),

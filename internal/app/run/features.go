@@ -17,7 +17,29 @@ type feature struct {
 	plan func(*plan)
 	// open prepares everything that can fail, before any other node is contacted. It returns nil for a feature that was
 	// not requested.
-	open func(*nodeJob) (launcher.Part, error)
+	open func(*nodeJob) (*opened, error)
+}
+
+// opened is a feature that was requested. A nil function has nothing to do. They are called in this order, apart from
+// the part's hooks, observe and the taps, which are called while the agent runs:
+//
+//	open -> joined -> configure -> Part, observe, taps -> Part.End -> release -> close
+type opened struct {
+	launcher.Part // openFeatures names it
+	// joined acts when this node has joined its run.
+	joined func(*nodeJob)
+	// configure changes how workers are run.
+	configure func(*launcher.Config)
+	// observe is notified of the events on this node.
+	observe func(launcher.Event)
+	// tap gets the workers' output, from a worker's start on. A feature that reads it only now and then follows the logs.
+	tap func(id logs.WorkerID, stream logs.Std) logs.Tap
+	// sideTap gets the output of the side processes.
+	sideTap func(name string) logs.Tap
+	// release frees the resources of workers and side processes when all of them have ended.
+	release func()
+	// close frees the rest, when the other nodes have been notified as well.
+	close func() error
 }
 
 // features are opened in this order, and ended and closed in the reverse order.
@@ -46,25 +68,6 @@ func features() []feature {
 	}
 }
 
-// The part of a feature may implement these, in addition to launcher.Observer and the interfaces of launcher.Part.
-type (
-	// configurer changes how workers are run.
-	configurer interface{ configure(*launcher.Config) }
-	// tapper gets the workers' output, from a worker's start on. A part that reads it only now and then follows the
-	// logs.
-	tapper interface {
-		tap(id logs.WorkerID, stream logs.Std) logs.Tap
-	}
-	// sideTapper gets the output of the side processes.
-	sideTapper interface{ sideTap(name string) logs.Tap }
-	// joiner acts when this node has joined its run.
-	joiner interface{ joined(*nodeJob) }
-	// releaser frees the resources of workers and side processes when all of them have ended.
-	releaser interface{ release() }
-	// closer frees the rest, when the other nodes have been notified as well.
-	closer interface{ close() error }
-)
-
 func (r *resolver) features() error {
 	for _, f := range r.s.features {
 		if f.settings == nil {
@@ -83,40 +86,71 @@ func (j *nodeJob) openFeatures() error {
 		if f.open == nil {
 			continue
 		}
-		part, err := f.open(j)
+		o, err := f.open(j)
 		if err != nil {
 			return err
 		}
-		if part != nil {
-			j.parts = append(j.parts, part)
+		if o != nil {
+			o.Name = f.name
+			j.opened = append(j.opened, o)
 		}
 	}
 	return nil
 }
 
-// forParts calls do with the parts that implement T, in order.
-func forParts[T any](parts []launcher.Part, do func(T)) {
-	for _, p := range parts {
-		if t, ok := p.(T); ok {
-			do(t)
+func (j *nodeJob) parts() (parts []launcher.Part) {
+	for _, o := range j.opened {
+		parts = append(parts, o.Part)
+	}
+	return parts
+}
+
+func (j *nodeJob) joinedFeatures() {
+	for _, o := range j.opened {
+		if o.joined != nil {
+			o.joined(j)
+		}
+	}
+}
+
+// configureFeatures adds the features' observers, and then has the features change the configuration.
+func (j *nodeJob) configureFeatures(cfg *launcher.Config) {
+	for _, o := range j.opened {
+		if o.observe != nil {
+			cfg.Observers = append(cfg.Observers, o.observe)
+		}
+	}
+	cfg.Observers = append(cfg.Observers, (&startPages{}).observe)
+	for _, o := range j.opened {
+		if o.configure != nil {
+			o.configure(cfg)
+		}
+	}
+}
+
+func (j *nodeJob) tapFeatures(cfg *logs.Config) {
+	for _, o := range j.opened {
+		if o.tap != nil {
+			cfg.Tap = logs.Taps(cfg.Tap, o.tap)
+		}
+		if o.sideTap != nil {
+			cfg.SideTap = o.sideTap
 		}
 	}
 }
 
 func (j *nodeJob) releaseFeatures() {
-	forParts(j.backwards(), func(p releaser) { p.release() })
-}
-
-func (j *nodeJob) closeFeatures() {
-	for _, p := range j.backwards() {
-		if c, ok := p.(closer); ok {
-			j.closing("close the "+p.Name(), c.close())
+	for _, o := range slices.Backward(j.opened) {
+		if o.release != nil {
+			o.release()
 		}
 	}
 }
 
-func (j *nodeJob) backwards() []launcher.Part {
-	parts := slices.Clone(j.parts)
-	slices.Reverse(parts)
-	return parts
+func (j *nodeJob) closeFeatures() {
+	for _, o := range slices.Backward(j.opened) {
+		if o.close != nil {
+			j.closing("close the "+o.Name, o.close())
+		}
+	}
 }

@@ -28,20 +28,19 @@ func emptyFeature(steps *[]string) feature {
 		name:     "empty",
 		settings: func(*resolver) error { did("settings"); return nil },
 		plan:     func(p *plan) { p.Features["empty"] = true },
-		open:     func(*nodeJob) (launcher.Part, error) { did("open"); return emptyPart(did), nil },
+		open:     func(*nodeJob) (*opened, error) { did("open"); return emptyOpened(did), nil },
 	}
 }
 
-type emptyPart func(step string)
-
-func (p emptyPart) Name() string                         { return "empty" }
-func (p emptyPart) joined(*nodeJob)                      { p("joined") }
-func (p emptyPart) configure(*launcher.Config)           { p("configure") }
-func (p emptyPart) End(launcher.Ending)                  { p("end") }
-func (p emptyPart) release()                             { p("release") }
-func (p emptyPart) close() error                         { p("close"); return nil }
-func (p emptyPart) Starting(launcher.Epoch)              {}
-func (p emptyPart) Environ(launcher.Epoch, int) []string { return nil }
+func emptyOpened(did func(step string)) *opened {
+	return &opened{
+		Part:      launcher.Part{End: func(launcher.EndRequest) { did("end") }},
+		joined:    func(*nodeJob) { did("joined") },
+		configure: func(*launcher.Config) { did("configure") },
+		release:   func() { did("release") },
+		close:     func() error { did("close"); return nil },
+	}
+}
 
 // withEmpty is a job of a command line, with one more row in the table.
 func withEmpty(t *testing.T, line string, steps *[]string) (*nodeJob, hostFacts) {
@@ -62,9 +61,9 @@ func TestAnEmptyFeatureIsARow(t *testing.T) {
 	var steps []string
 	j, host := withEmpty(t, "--standalone --ckpt-daemon=off --ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
 	require.NoError(t, j.openFeatures())
-	forParts(j.parts, func(p joiner) { p.joined(j) })
-	forParts(j.parts, func(p configurer) { p.configure(&launcher.Config{}) })
-	launcher.EndParts(j.parts, launcher.Ending{})
+	j.joinedFeatures()
+	j.configureFeatures(&launcher.Config{})
+	launcher.EndParts(j.parts(), launcher.EndRequest{})
 	j.releaseFeatures()
 	j.closeFeatures()
 	j.python.close()
@@ -79,11 +78,11 @@ func TestAnEmptyFeatureIsARow(t *testing.T) {
 
 func TestFeaturesEndInTheReverseOrder(t *testing.T) {
 	var order []string
-	named := func(name string) launcher.Part {
-		return emptyPart(func(step string) { order = append(order, name+" "+step) })
+	named := func(name string) *opened {
+		return emptyOpened(func(step string) { order = append(order, name+" "+step) })
 	}
-	j := &nodeJob{log: slog.New(slog.DiscardHandler), parts: []launcher.Part{named("a"), named("b")}}
-	launcher.EndParts(j.parts, launcher.Ending{})
+	j := &nodeJob{log: slog.New(slog.DiscardHandler), opened: []*opened{named("a"), named("b")}}
+	launcher.EndParts(j.parts(), launcher.EndRequest{})
 	j.releaseFeatures()
 	j.closeFeatures()
 	require.Equal(t, []string{"b end", "a end", "b release", "a release", "b close", "a close"}, order)
@@ -128,7 +127,7 @@ func TestAFeatureTouchesOneFileAndOneRow(t *testing.T) {
 	}
 }
 
-func TestFeaturesAndTheirPartsHaveOneName(t *testing.T) {
+func TestFeaturesHaveNames(t *testing.T) {
 	seen := map[string]bool{}
 	for _, f := range features() {
 		require.NotEmpty(t, f.name)
@@ -145,9 +144,9 @@ func TestFeaturesAndTheirPartsHaveOneName(t *testing.T) {
 	defer j.python.close()
 	defer j.closeFeatures()
 	absent := maps.Clone(seen)
-	for _, p := range j.parts {
-		require.True(t, seen[p.Name()] || p.Name() == "empty", p.Name())
-		delete(absent, p.Name())
+	for _, p := range j.parts() {
+		require.True(t, seen[p.Name] || p.Name == "empty", p.Name)
+		delete(absent, p.Name)
 	}
 	require.Equal(t, []string{"file timer", "live hostfile", "pid files", "preflight", "rank logs", "sides", "tensorboard",
 		"training-port"}, slices.Sorted(maps.Keys(absent)), "features that were not asked for here")
@@ -160,8 +159,8 @@ func TestFeaturesThatAreOffHaveNoPart(t *testing.T) {
 	require.NoError(t, j.openFeatures())
 	defer j.python.close()
 	var names []string
-	for _, p := range j.parts {
-		names = append(names, p.Name())
+	for _, p := range j.parts() {
+		names = append(names, p.Name)
 	}
 	require.Equal(t, []string{"log level", "streams", "checkpoints", "empty"}, names,
 		"the first two wait for notices, the third names epochs")

@@ -8,9 +8,7 @@ import (
 	"dlrover-run/launcher/filetimer"
 )
 
-// fileTimer is torch's file timer, which workers find in their environment.
-type fileTimer struct{ *filetimer.FIFO }
-
+// fileTimerFeature is torch's file timer, which workers find in their environment.
 func fileTimerFeature() feature {
 	var on bool
 	var path string // "": one of our own
@@ -24,7 +22,7 @@ func fileTimerFeature() feature {
 			}
 			return nil
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if !on {
 				return nil, nil
 			}
@@ -35,7 +33,7 @@ func fileTimerFeature() feature {
 
 // openFileTimer serves the timer to workers. A path that is served already belongs to a launcher around this one, or
 // to another node on this machine. Workers find ours in their environment.
-func openFileTimer(j *nodeJob, path string) (launcher.Part, error) {
+func openFileTimer(j *nodeJob, path string) (*opened, error) {
 	fifo, err := filetimer.Listen(path, j.log)
 	if errors.Is(err, filetimer.ErrServed) {
 		j.log.Warn("another process serves $TORCHELASTIC_TIMER_FILE; the workers get a file timer at another path",
@@ -46,14 +44,8 @@ func openFileTimer(j *nodeJob, path string) (launcher.Part, error) {
 		return nil, unusableOption(fmt.Errorf("$TORCHELASTIC_ENABLE_FILE_TIMER=1: %w; set TORCHELASTIC_TIMER_FILE to a "+
 			"path that this user may write to, or leave the timer out", err))
 	}
-	return fileTimer{fifo}, nil
+	configure := func(cfg *launcher.Config) {
+		cfg.Timers, cfg.Env = fifo.Requests(), append(cfg.Env, "TORCHELASTIC_TIMER_FILE="+fifo.Path())
+	}
+	return &opened{configure: configure, close: fifo.Close}, nil
 }
-
-// Name implements launcher.Part.
-func (t fileTimer) Name() string { return "file timer" }
-
-func (t fileTimer) configure(cfg *launcher.Config) {
-	cfg.Timers, cfg.Env = t.Requests(), append(cfg.Env, "TORCHELASTIC_TIMER_FILE="+t.Path())
-}
-
-func (t fileTimer) close() error { return t.Close() }

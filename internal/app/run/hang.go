@@ -10,7 +10,6 @@ import (
 	"dlrover-run/hang/hangtell"
 	"dlrover-run/hang/report"
 	"dlrover-run/internal/app/guarded"
-	"dlrover-run/launcher"
 )
 
 // hangMode is the way in which hangs are found.
@@ -51,11 +50,12 @@ func hangFeature() feature {
 				p.Features["hang"] = k.plan()
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if k.mode == hangOff {
 				return nil, nil
 			}
-			return openHangs(j, k), nil
+			j.hangs = openHangs(j, k)
+			return j.hangs.opened(), nil
 		},
 	}
 }

@@ -17,8 +17,8 @@ const (
 	saidFrames = 4
 )
 
-// Examine implements launcher.Examiner: it logs the activity of the living workers when a collective timed out.
-func (h *hangs) Examine(ctx context.Context, e launcher.Epoch, pids []int, why string) {
+// examine logs the activity of the living workers when a collective timed out.
+func (h *hangs) examine(ctx context.Context, e launcher.Epoch, pids []int, why string) {
 	for _, line := range doing(watch.New(h.config(e, pids)).Once(ctx)) {
 		h.log.Warn("before the stop: "+line, "round", e.Round, "epoch", e.Epoch, "why", text.EscapeLine(why))
 	}

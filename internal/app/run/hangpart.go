@@ -77,8 +77,16 @@ func openHangs(j *nodeJob, k hangSettings) *hangs {
 	return h
 }
 
-// Name implements launcher.Part.
-func (h *hangs) Name() string { return "hang detection" }
+func (h *hangs) opened() *opened {
+	return &opened{
+		Part: launcher.Part{Start: h.start, Run: h.run, Stop: h.stop, End: h.end}, joined: h.joined,
+		configure: func(cfg *launcher.Config) {
+			cfg.Examiner = launcher.Examiner{Name: "hang detection", Examine: h.examine}
+			cfg.OnNotice = append(cfg.OnNotice, h.notice)
+		},
+		release: h.release,
+	}
+}
 
 // judgeOf returns the connection to the job's judge, at the daemon that serves the rendezvous.
 func judgeOf(e *endpoint) serve.Transport {
@@ -97,16 +105,16 @@ func (h *hangs) joined(j *nodeJob) {
 	}
 }
 
-// Starting implements launcher.Starter.
-func (h *hangs) Starting(e launcher.Epoch) {
+func (h *hangs) start(r *launcher.StartRequest) {
 	h.mu.Lock()
-	h.epoch = e
+	h.epoch = r.Epoch
 	h.mu.Unlock()
-	h.pages.begin(e)
+	h.pages.begin(r.Epoch)
+	r.Setenv(h.environ()...)
 }
 
-// Environ implements launcher.EnvProvider: --hang=outside changes nothing in the workers' environment.
-func (h *hangs) Environ(launcher.Epoch, int) []string {
+// environ is for the workers of the present epoch: --hang=outside changes nothing in their environment.
+func (h *hangs) environ() []string {
 	dir := h.pages.dir()
 	if dir == "" {
 		return nil
@@ -127,24 +135,23 @@ func (h *hangs) recorder() *flight.Recorder {
 	return flight.New(h.pages.dir(), h.pages.dumps(), os.LookupEnv)
 }
 
-// Stopped implements launcher.Stopper.
-func (h *hangs) Stopped(why launcher.StopInfo) {
-	if !why.Early {
+func (h *hangs) stop(r launcher.StopRequest) {
+	if !r.Early {
 		h.pages.end()
 	}
 }
 
-// Watch implements launcher.Watcher.
-func (h *hangs) Watch(ctx context.Context, e launcher.Epoch, pids []int, c launcher.Control) {
-	h.attend(present{e, pids})
+func (h *hangs) run(ctx context.Context, r launcher.RunRequest) {
+	e := r.Epoch
+	h.attend(present{e, r.PIDs})
 	defer h.leave(e)
 	if h.job.endpoint.python() != nil {
 		<-ctx.Done() // DLRover's master has no judge of hangs
 		return
 	}
-	cfg := h.config(e, pids)
+	cfg := h.config(e, r.PIDs)
 	room := outputRoom / max(1, e.Place.WorldSize)
-	cfg.Output = func(local int) string { return ending(c.Output(local), room) }
+	cfg.Output = func(local int) string { return ending(r.Output(local), room) }
 	cfg.Exception = verdict.LastException
 	w := watch.New(cfg)
 	h.mu.Lock()
@@ -290,8 +297,8 @@ func misread(err error) bool {
 		errors.Is(err, serve.ErrNotMember) && strings.Contains(err.Error(), hang.ErrSpec.Error()+` "`)
 }
 
-// Notice implements launcher.MessageHandler.
-func (h *hangs) Notice(topic, body string) {
+// notice follows a notice of the judge.
+func (h *hangs) notice(topic, body string) {
 	if topic != hang.Topic {
 		return
 	}
@@ -334,18 +341,18 @@ func (h *hangs) tellLocked(a hang.Ask) {
 	h.writing.Go(func() { h.keep(a, first) })
 }
 
-// End implements launcher.Ender: it waits for the files that are being written.
-func (h *hangs) End(e launcher.Ending) {
+// end waits for the files that are being written.
+func (h *hangs) end(r launcher.EndRequest) {
 	done := make(chan struct{})
 	go func() {
 		h.writing.Wait()
 		close(done)
 	}()
-	late := time.NewTimer(min(e.Budget, hangtell.KeepTime))
+	late := time.NewTimer(min(r.Budget, hangtell.KeepTime))
 	defer late.Stop()
 	select {
 	case <-done:
-	case <-e.Enough:
+	case <-r.Enough:
 	case <-late.C:
 	}
 }

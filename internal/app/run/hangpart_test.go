@@ -58,7 +58,7 @@ func TestPagesThatNobodyWants(t *testing.T) {
 	require.Empty(t, p.dir())
 	p.end()
 	p.remove()
-	require.Nil(t, (&hangs{}).Environ(launcher.Epoch{}, 0))
+	require.Nil(t, (&hangs{}).environ())
 	require.Nil(t, newHangPages("/nowhere/at/all", slog.New(slog.DiscardHandler)))
 }
 
@@ -73,8 +73,8 @@ func TestVerdictsAreSaidOnce(t *testing.T) {
 		Suspects: []int{2}}
 	body, err := json.Marshal(a)
 	require.NoError(t, err)
-	h.Notice(hang.Topic, string(body))
-	h.Notice("log-level", "debug")
+	h.notice(hang.Topic, string(body))
+	h.notice("log-level", "debug")
 	h.hear(a)
 	require.Equal(t, 1, strings.Count(out.String(), `level=WARN msg="hang: rank 2 hung`))
 	require.NotContains(t, out.String(), "\x1b")
@@ -93,7 +93,7 @@ func TestVerdictsAreSaidOnce(t *testing.T) {
 	m.looked([]hang.Sample{{Worker: hang.Worker{Rank: 2, PID: 9}, At: 2 * time.Second}}, nil)
 	require.Contains(t, scraped(m), `dlrover_hang_state{rank="2"} 1`)
 	require.Contains(t, scraped(m), "dlrover_hang_false_alarms_total 1")
-	h.Notice(hang.Topic, "{")
+	h.notice(hang.Topic, "{")
 	require.Contains(t, out.String(), "the same version")
 }
 

@@ -48,11 +48,13 @@ func holdFeature() feature {
 				p.Features["hold"] = k
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if k.LeaveOn == "" {
 				return nil, nil
 			}
-			return &leaveNotice{from: k.LeaveOn, log: j.log, leaves: make(chan string, 1)}, nil
+			l := &leaveNotice{from: k.LeaveOn, log: j.log, leaves: make(chan string, 1)}
+			configure := func(cfg *launcher.Config) { cfg.Leaves = l.leaves }
+			return &opened{joined: l.joined, configure: configure, close: l.close}, nil
 		},
 	}
 }
@@ -138,11 +140,6 @@ func (r *resolver) leaveOn(k *holdSettings) error {
 	}
 	return nil
 }
-
-// Name implements launcher.Part.
-func (l *leaveNotice) Name() string { return "hold" }
-
-func (l *leaveNotice) configure(cfg *launcher.Config) { cfg.Leaves = l.leaves }
 
 func (l *leaveNotice) joined(*nodeJob) {
 	var ctx context.Context

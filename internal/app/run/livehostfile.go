@@ -36,7 +36,7 @@ func liveHostfileFeature() feature {
 				p.Features["live_hostfile"] = path
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if path == "" {
 				return nil, nil
 			}
@@ -48,7 +48,7 @@ func liveHostfileFeature() feature {
 			for _, name := range known {
 				h.known = append(h.known, hostfile.Host{Name: name})
 			}
-			return h, nil
+			return &opened{Part: launcher.Part{Start: h.start}, configure: needsWorld, close: h.close}, nil
 		},
 	}
 }
@@ -74,17 +74,14 @@ func openLiveHostfile(path string, log *slog.Logger) (*liveHostfile, error) {
 	return h, os.Remove(trial.Name())
 }
 
-// Name implements launcher.Part.
-func (h *liveHostfile) Name() string { return "live hostfile" }
+// needsWorld is the configure of features that read the nodes of the world.
+func needsWorld(cfg *launcher.Config) { cfg.NeedsWorld = true }
 
-// NeedsWorld implements launcher.WorldUser.
-func (h *liveHostfile) NeedsWorld() bool { return true }
-
-// Starting implements launcher.Starter.
-func (h *liveHostfile) Starting(e launcher.Epoch) {
-	if err := openfile.Replace(h.path, []byte(h.text(e.World)), 0o644); err != nil {
+func (h *liveHostfile) start(r *launcher.StartRequest) {
+	if err := openfile.Replace(h.path, []byte(h.text(r.World)), 0o644); err != nil {
 		h.log.Error("cannot write the live hostfile: it has the nodes of an earlier world", "path", h.path, "err", err)
 	}
+	r.Setenv("DLROVER_HOSTFILE=" + h.path)
 }
 
 // text lists the nodes in rank order, by the names that the job's own host file has for them; others by their address.
@@ -105,11 +102,6 @@ func (h *liveHostfile) text(world []job.Member) string {
 		hosts = append(hosts, host)
 	}
 	return hostfile.Format(hosts)
-}
-
-// Environ implements launcher.EnvProvider.
-func (h *liveHostfile) Environ(launcher.Epoch, int) []string {
-	return []string{"DLROVER_HOSTFILE=" + h.path}
 }
 
 func (h *liveHostfile) close() error {

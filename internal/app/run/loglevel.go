@@ -16,7 +16,7 @@ type logLevel struct {
 func logLevelFeature() feature {
 	return feature{
 		name: "log level",
-		open: func(j *nodeJob) (launcher.Part, error) { return logLevel{j.level, j.log}, nil },
+		open: func(j *nodeJob) (*opened, error) { return onNotice(logLevel{j.level, j.log}.notice), nil },
 	}
 }
 
@@ -28,11 +28,13 @@ var logLevels = map[string]slog.Level{
 // maxQuoted bounds the quotation of an invalid level, in bytes.
 const maxQuoted = 40
 
-// Name implements launcher.Part.
-func (l logLevel) Name() string { return "log level" }
+// onNotice is a feature that only reads notices.
+func onNotice(f func(topic, body string)) *opened {
+	return &opened{configure: func(cfg *launcher.Config) { cfg.OnNotice = append(cfg.OnNotice, f) }}
+}
 
-// Notice implements launcher.MessageHandler.
-func (l logLevel) Notice(topic, body string) {
+// notice follows a notice of the topic log-level.
+func (l logLevel) notice(topic, body string) {
 	if topic != "log-level" {
 		return
 	}

@@ -25,7 +25,7 @@ func TestANoticeSetsTheLogLevel(t *testing.T) {
 		{"log-level", "info", slog.LevelInfo},
 		{"log-level", strings.Repeat("x", 4096), slog.LevelInfo},
 	} {
-		l.Notice(c.topic, c.body)
+		l.notice(c.topic, c.body)
 		require.Equal(t, c.want, level.Level(), "%s %s", c.topic, c.body)
 	}
 	require.Contains(t, out.String(), `level=loud`)

@@ -40,11 +40,12 @@ func logRulesFeature() feature {
 				p.Features["log_rules"] = planLogRules(rules)
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if len(rules) == 0 {
 				return nil, nil
 			}
-			return &logRules{j: j, rules: rules}, nil
+			l := &logRules{j: j, rules: rules}
+			return &opened{Part: launcher.Part{Start: l.start, Run: l.run, Stop: l.stop}, tap: l.tap}, nil
 		},
 	}
 }
@@ -118,7 +119,7 @@ type watchedLog struct {
 	mu    sync.Mutex
 	rules *logrule.Worker
 	found []logrule.Finding // not reported yet
-	due   time.Duration     // when Watch looks for overdue lines
+	due   time.Duration     // when run looks for overdue lines
 	share share
 }
 
@@ -127,15 +128,12 @@ const never time.Duration = math.MaxInt64
 
 func (w *watchedLog) clock(t time.Time) time.Duration { return t.Sub(w.begun) }
 
-// Name implements launcher.Part.
-func (l *logRules) Name() string { return "log rules" }
-
-// Starting implements launcher.Starter. Output of earlier workers that is still read counts as theirs.
-func (l *logRules) Starting(e launcher.Epoch) {
+// start forgets the earlier workers. Their output that is still read counts as theirs.
+func (l *logRules) start(r *launcher.StartRequest) {
 	now, news := time.Now(), make(chan struct{}, 1)
 	workers := make([]*watchedLog, l.j.s.slots)
 	for i := range workers {
-		workers[i] = &watchedLog{begun: now, news: news, rules: logrule.NewWorker(l.rules, e.Place.RankBase+i, 0)}
+		workers[i] = &watchedLog{begun: now, news: news, rules: logrule.NewWorker(l.rules, r.Place.RankBase+i, 0)}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -221,7 +219,7 @@ func (w *watchedLog) take(now time.Time) (found []logrule.Finding, skipped bool)
 	return found, skipped
 }
 
-// next is when a line is due, and Watch looks again; zero: none is.
+// next is when a line is due, and run looks again; zero: none is.
 func (w *watchedLog) next() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -234,15 +232,14 @@ func (w *watchedLog) next() time.Time {
 	return w.begun.Add(at)
 }
 
-// Watch implements launcher.Watcher.
-func (l *logRules) Watch(ctx context.Context, e launcher.Epoch, pids []int, c launcher.Control) {
+func (l *logRules) run(ctx context.Context, r launcher.RunRequest) {
 	l.mu.Lock()
 	workers, news := l.workers, l.news
 	l.mu.Unlock()
 	alarm := time.NewTimer(0)
 	defer alarm.Stop()
 	for {
-		l.tell(workers, func(f logrule.Finding, local int) { l.act(c, f, local, pids[local]) })
+		l.tell(workers, func(f logrule.Finding, local int) { l.act(r, f, local) })
 		next := nextOf(workers)
 		if next.IsZero() {
 			alarm.Stop()
@@ -274,9 +271,9 @@ func nextOf(workers []*watchedLog) (next time.Time) {
 	return next
 }
 
-// Stopped implements launcher.Stopper: findings in the last lines are reported, but lead to no action.
-func (l *logRules) Stopped(why launcher.StopInfo) {
-	if why.Early {
+// stop reports the findings in the last lines, which lead to no action.
+func (l *logRules) stop(r launcher.StopRequest) {
+	if r.Early {
 		return
 	}
 	l.mu.Lock()
@@ -317,11 +314,11 @@ func (l *logRules) say(f logrule.Finding) {
 	l.j.events.logRule(f)
 }
 
-func (l *logRules) act(c launcher.Control, f logrule.Finding, local, pid int) {
+func (l *logRules) act(r launcher.RunRequest, f logrule.Finding, local int) {
 	action := policy.RestartCharged
 	if f.Rule.Action == logrule.Stop {
 		action = policy.Fail
 	}
-	c.Fail(verdict.Failure{Rank: f.Rank, LocalRank: local, PID: pid,
+	r.Fail(verdict.Failure{Rank: f.Rank, LocalRank: local, PID: r.PIDs[local],
 		Message: fmt.Sprintf("log rule %s: %s", f.Rule.Name, f.Text)}, action)
 }

@@ -166,9 +166,9 @@ func TestOutputOfEarlierWorkersIsTheirs(t *testing.T) {
 	r, err := logrule.Parse("x:bad")
 	require.NoError(t, err)
 	l := &logRules{j: &nodeJob{s: &settings{slots: 1}}, rules: []logrule.Rule{r}}
-	l.Starting(launcher.Epoch{})
+	l.start(&launcher.StartRequest{})
 	old := l.tap(logs.WorkerID{}, logs.Stdout)
-	l.Starting(launcher.Epoch{})
+	l.start(&launcher.StartRequest{})
 	old.Feed([]byte("bad\n"), time.Now())
 	found, _ := l.workers[0].take(time.Now())
 	require.Empty(t, found)
@@ -182,7 +182,7 @@ func TestTheFirstLineWakesTheWatch(t *testing.T) {
 	r, err := logrule.Parse("x:step:every=1s")
 	require.NoError(t, err)
 	l := &logRules{j: &nodeJob{s: &settings{slots: 1}}, rules: []logrule.Rule{r}}
-	l.Starting(launcher.Epoch{})
+	l.start(&launcher.StartRequest{})
 	tap, w := l.tap(logs.WorkerID{}, logs.Stdout), l.workers[0]
 	require.Zero(t, w.next())
 	tap.Feed([]byte("step 1\n"), w.begun)
@@ -212,7 +212,7 @@ func floodRules(b *testing.B, text string) {
 		r, err := logrule.Parse(text)
 		require.NoError(b, err)
 		l := &logRules{j: &nodeJob{s: &settings{slots: 1}}, rules: []logrule.Rule{r}}
-		l.Starting(launcher.Epoch{})
+		l.start(&launcher.StartRequest{})
 		cfg.Tap = l.tap
 	}
 	l, err := logs.New(cfg)
@@ -245,7 +245,7 @@ func TestOnlyAFloodGoesByUnread(t *testing.T) {
 	r, err := logrule.Parse("x:bad")
 	require.NoError(t, err)
 	l := &logRules{j: &nodeJob{s: &settings{slots: 1}}, rules: []logrule.Rule{r}}
-	l.Starting(launcher.Epoch{})
+	l.start(&launcher.StartRequest{})
 	l.workers[0].share = share{since: time.Now(), spent: time.Hour}
 	tap := l.tap(logs.WorkerID{}, logs.Stdout)
 	tap.Feed([]byte(strings.Repeat("x", flooded)+"bad\n"), time.Now())

@@ -130,11 +130,14 @@ type nodeJob struct {
 	findings *findings
 	notice   atomic.Pointer[deathNotice] // nil: none is ready
 	metrics  *metrics                    // nil: metrics are off
+	checks   *nodeChecks                 // nil: there are none
+	saves    *checkpoints
+	hangs    *hangs // nil: hang detection is off
 	python   *pythonPath
-	parts    []launcher.Part // of the requested features
-	ended    bool            // the parts are
-	unsaved  error           // why a job that has succeeded lacks checkpoints on disk
-	guard    *guard.Link     // nil: there is none
+	opened   []*opened   // the requested features
+	ended    bool        // their parts are
+	unsaved  error       // why a job that has succeeded lacks checkpoints on disk
+	guard    *guard.Link // nil: there is none
 	inbox    *inbox.Inbox
 	signals  chan os.Signal
 }
@@ -212,7 +215,7 @@ func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Resul
 	j.adapter.progress, j.adapter.findings = j.progress, j.findings
 	j.adapter.bar, j.adapter.notice = j.barSelf, j.notice.Load()
 	j.adapter.notice.joined(session)
-	forParts(j.parts, func(p joiner) { p.joined(j) })
+	j.joinedFeatures()
 	j.python.tidy()
 	agent, err := launcher.New(j.agentConfig(host))
 	if err != nil {
@@ -245,7 +248,9 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		}
 		j.notice.Store(newDeathNotice(j.guard, j.endpoint, j.s.runID, j.s.node.ID))
 		if m := j.endpoint.master; m != nil {
-			forParts(j.parts, func(c *nodeChecks) { m.check = c.pythonCheck })
+			if j.checks != nil {
+				m.check = j.checks.pythonCheck
+			}
 			m.chosen = func() { j.notice.Load().drop() } // the death notice is for our own daemon
 		}
 		cfg := j.sessionConfig(started)
@@ -319,8 +324,7 @@ func (j *nodeJob) logsConfig() logs.Config {
 		Tee:        func(r int) logs.Std { return logs.Std(l.tee.For(r)) },
 		RotateSize: l.rotateSize, RotateCount: l.rotateCount, Stdout: os.Stdout, Stderr: os.Stderr, Logger: j.log,
 	}
-	forParts(j.parts, func(p tapper) { cfg.Tap = logs.Taps(cfg.Tap, p.tap) })
-	forParts(j.parts, func(p sideTapper) { cfg.SideTap = p.sideTap })
+	j.tapFeatures(&cfg)
 	if l.ranks != nil {
 		cfg.ConsoleRank = func(r int) bool { return l.ranks[r] }
 	}
@@ -337,15 +341,13 @@ func (j *nodeJob) sessionConfig(started time.Time) api.SessionConfig {
 func (j *nodeJob) agentConfig(host hostFacts) launcher.Config {
 	cfg := j.s.agent(host)
 	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.adapter, j.endpoint, j.procs, j.logs
-	cfg.Parts, cfg.Env = j.parts, j.python.environ(cfg.Env)
+	cfg.Parts, cfg.Env = j.parts(), j.python.environ(cfg.Env)
 	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
 	cfg.Logger = j.log
 	if j.s.called.command.Alone {
 		cfg.Substitute = func(arg string, _ int) string { return arg } // the command has no placeholders
 	}
-	forParts(j.parts, func(o launcher.Observer) { cfg.Observers = append(cfg.Observers, o) })
-	cfg.Observers = append(cfg.Observers, &startPages{})
-	forParts(j.parts, func(p configurer) { p.configure(&cfg) })
+	j.configureFeatures(&cfg)
 	cfg.LogsKept = j.s.logs.files(max(j.s.slots, 1))
 	if memory := j.procs.Memory(); memory != nil {
 		cfg.Memory = memory.Read
@@ -480,7 +482,7 @@ func (j *nodeJob) close(res launcher.Result) {
 // awaitSaves ends the parts of a job after its workers have succeeded. A job that has lost its last save has failed.
 func (j *nodeJob) awaitSaves(res launcher.Result) launcher.Result {
 	j.endParts(res)
-	forParts(j.parts, func(c *checkpoints) { j.unsaved = c.unsaved })
+	j.unsaved = j.saves.unsaved
 	if j.unsaved != nil {
 		res.Reason = policy.SaveLost
 	}
@@ -490,7 +492,7 @@ func (j *nodeJob) awaitSaves(res launcher.Result) launcher.Result {
 // endParts gives the parts the time that is left at the job's end; the next signal ends it. A second call does
 // nothing.
 func (j *nodeJob) endParts(res launcher.Result) {
-	if len(j.parts) == 0 || j.ended {
+	if len(j.opened) == 0 || j.ended {
 		return
 	}
 	j.ended = true
@@ -503,7 +505,7 @@ func (j *nodeJob) endParts(res launcher.Result) {
 		case <-done:
 		}
 	})
-	launcher.EndParts(j.parts, launcher.Ending{Result: res, Budget: j.drainBudget(res), Enough: enough})
+	launcher.EndParts(j.parts(), launcher.EndRequest{Result: res, Budget: j.drainBudget(res), Enough: enough})
 	close(done)
 	wg.Wait()
 }

@@ -18,8 +18,6 @@ import (
 
 // metrics are this launcher's own, served at --metrics-addr.
 type metrics struct {
-	launcher.NopObserver
-
 	server *http.Server
 	done   chan struct{}
 
@@ -45,7 +43,7 @@ func metricsFeature() feature {
 	return feature{
 		name:     "metrics",
 		settings: func(r *resolver) error { addr = r.c.String("metrics-addr"); return nil },
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if addr == "" {
 				return nil, nil
 			}
@@ -54,7 +52,7 @@ func metricsFeature() feature {
 				return nil, unusableOption(err)
 			}
 			j.metrics = m
-			return m, nil
+			return &opened{observe: m.observe, close: m.close}, nil
 		},
 	}
 }
@@ -120,23 +118,18 @@ func (m *metrics) tellOwn(s *exposition.Scrape) (more []func(*exposition.Scrape)
 	return slices.Clip(m.more)
 }
 
-// Started implements launcher.Observer.
-func (m *metrics) Started(i launcher.StartInfo) {
+// observe counts an event of the launcher.
+func (m *metrics) observe(e launcher.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.starts[string(i.Epoch.Cause.Kind)]++
-	m.world, m.spent = i.Epoch.Place.WorldSize, i.Epoch.Place.RestartCount
+	switch i := e.(type) {
+	case launcher.StartInfo:
+		m.starts[string(i.Epoch.Cause.Kind)]++
+		m.world, m.spent = i.Epoch.Place.WorldSize, i.Epoch.Place.RestartCount
+	case launcher.ExitInfo:
+		m.exits[exit{i.ExitCode, i.Stopped}]++
+	}
 }
-
-// Exited implements launcher.Observer.
-func (m *metrics) Exited(i launcher.ExitInfo) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.exits[exit{i.ExitCode, i.Stopped}]++
-}
-
-// Name implements launcher.Part.
-func (m *metrics) Name() string { return "metrics" }
 
 func (m *metrics) close() error {
 	err := m.server.Close()

@@ -8,7 +8,6 @@ import (
 
 	"dlrover-run/internal/app/guarded"
 	"dlrover-run/internal/duration"
-	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/netcheck"
@@ -64,11 +63,13 @@ func nodeChecksFeature() feature {
 				p.Features["node_checks"] = k.plan()
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if !k.asked() {
 				return nil, nil
 			}
-			return openNodeChecks(j, k)
+			c, err := openNodeChecks(j, k)
+			j.checks = c
+			return c.opened(), err
 		},
 	}
 }

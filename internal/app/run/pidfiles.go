@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"dlrover-run/internal/openfile"
-	"dlrover-run/launcher"
 )
 
 // pidFiles have the launcher's process id while it runs: a signal to it ends the job.
@@ -22,7 +21,7 @@ func pidFilesFeature() feature {
 	return feature{
 		name:     "pid files",
 		settings: func(r *resolver) error { names = r.s.called.command.PIDFiles; return nil },
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if len(names) == 0 {
 				return nil, nil
 			}
@@ -35,7 +34,7 @@ func pidFilesFeature() feature {
 				return nil, unusableOption(err)
 			}
 			j.log.Info("launcher pid: "+p.text, "files", strings.Join(p.paths, " "))
-			return p, nil
+			return &opened{close: p.close}, nil
 		},
 	}
 }
@@ -51,9 +50,6 @@ func writePIDFiles(names []string, command int) (*pidFiles, error) {
 	}
 	return p, nil
 }
-
-// Name implements launcher.Part.
-func (p *pidFiles) Name() string { return "pid files" }
 
 func (p *pidFiles) close() error {
 	var errs []error

@@ -50,11 +50,16 @@ func portsFeature() feature {
 				p.Features["ports"] = users
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if all == 0 && !world {
 				return nil, nil
 			}
-			return openPorts(j, all, users > 0)
+			p, err := openPorts(j, all, users > 0)
+			if err != nil {
+				return nil, err
+			}
+			part := launcher.Part{Start: p.start, Stop: p.stop}
+			return &opened{Part: part, joined: p.joined, configure: needsWorld, close: p.close}, nil
 		},
 	}
 }
@@ -79,26 +84,20 @@ func openPorts(j *nodeJob, n int, tell bool) (*ports, error) {
 	return p, nil
 }
 
-// Name implements launcher.Part.
-func (p *ports) Name() string { return "ports" }
-
-// NeedsWorld implements launcher.WorldUser.
-func (p *ports) NeedsWorld() bool { return true }
-
 func (p *ports) joined(j *nodeJob) { p.offer = j.adapter.session.SetPorts }
 
-// Starting implements launcher.Starter: from now on the ports are the workers'.
-func (p *ports) Starting(e launcher.Epoch) {
+// start leaves the ports to the workers.
+func (p *ports) start(r *launcher.StartRequest) {
 	if p.dir != "" {
-		if err := p.writeWorld(e.World); err != nil {
+		if err := p.writeWorld(r.World); err != nil {
 			p.log.Error("cannot write the world file: workers that read it fail", "path", p.worldFile(), "err", err)
 		}
 	}
 	p.Release()
+	r.Setenv(p.environ()...)
 }
 
-// Environ implements launcher.EnvProvider.
-func (p *ports) Environ(launcher.Epoch, int) []string {
+func (p *ports) environ() []string {
 	if p.dir == "" {
 		return nil
 	}
@@ -112,10 +111,10 @@ func (p *ports) Environ(launcher.Epoch, int) []string {
 // users are the ports of a node that are not the preset's.
 func (p *ports) users(all []int, slots int) []int { return all[min(p.preset(slots), len(all)):] }
 
-// Stopped implements launcher.Stopper. A port that another process took meanwhile, such as a worker's child that
-// still runs, is lost; the next world gets another one.
-func (p *ports) Stopped(why launcher.StopInfo) {
-	if why.Early {
+// stop holds the ports again. A port that another process took meanwhile, such as a worker's child that still runs, is
+// lost; the next world gets another one.
+func (p *ports) stop(r launcher.StopRequest) {
+	if r.Early {
 		return
 	}
 	if err := p.HoldAgain(); err != nil {

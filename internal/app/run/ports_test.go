@@ -46,7 +46,7 @@ func TestPortsAreHeldUntilTheWorkersStart(t *testing.T) {
 		_, err = net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", n), time.Second)
 		require.ErrorContains(t, err, "connection refused", "nobody serves there")
 	}
-	p.Starting(launcher.Epoch{})
+	p.start(&launcher.StartRequest{})
 	for _, n := range j.s.node.Ports {
 		l, err := listenOn(t, n)
 		require.NoError(t, err)
@@ -74,7 +74,7 @@ func TestPortsAreHeldAgainAfterAnEpoch(t *testing.T) {
 	first := j.s.node.Ports
 	var offered []int
 	p.offer = func(ports []int) { offered = ports }
-	p.Starting(launcher.Epoch{})
+	p.start(&launcher.StartRequest{})
 
 	// A server of a worker leaves a connection behind that waits for its end: not everybody could listen there.
 	l, err := listenOn(t, first[0])
@@ -90,9 +90,9 @@ func TestPortsAreHeldAgainAfterAnEpoch(t *testing.T) {
 	require.NoError(t, err)
 	defer other.Close()
 
-	p.Stopped(launcher.StopInfo{Early: true})
+	p.stop(launcher.StopRequest{Early: true})
 	require.Nil(t, offered, "the workers still run")
-	p.Stopped(launcher.StopInfo{})
+	p.stop(launcher.StopRequest{})
 	require.Len(t, offered, 3)
 	require.NotEqual(t, first[0], offered[0])
 	require.NotEqual(t, first[1], offered[1], "somebody has it")
@@ -103,16 +103,16 @@ func TestPortsAreHeldAgainAfterAnEpoch(t *testing.T) {
 		require.ErrorContains(t, err, "address already in use")
 	}
 	list := fmt.Sprintf("DLROVER_PORTS=%d,%d,%d", offered[0], offered[1], offered[2])
-	require.Equal(t, list, p.Environ(launcher.Epoch{}, 0)[0])
+	require.Equal(t, list, p.environ()[0])
 }
 
 func TestWorldFile(t *testing.T) {
 	p, _ := openTestPorts(t, 1)
-	p.Starting(launcher.Epoch{World: []job.Member{
+	p.start(&launcher.StartRequest{Epoch: launcher.Epoch{World: []job.Member{
 		{Node: "a", Addr: "10.0.0.1", Slots: 2, Role: "default", Ports: []int{4000, 4001}},
 		{GroupRank: 1, Node: "b", Addr: "10.0.0.2", RankBase: 2, Slots: 2, Role: "default"},
-	}})
-	path, _ := strings.CutPrefix(p.Environ(launcher.Epoch{}, 0)[1], "DLROVER_WORLD_FILE=")
+	}}})
+	path, _ := strings.CutPrefix(p.environ()[1], "DLROVER_WORLD_FILE=")
 	data, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t,

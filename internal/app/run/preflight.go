@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/internal/text"
-	"dlrover-run/launcher"
 	"dlrover-run/launcher/preflight"
 )
 
@@ -36,9 +35,9 @@ func preflightFeature() feature {
 			}
 			return nil
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if root := os.DirFS("/"); hasDevices(root) {
-				return lookAtDevices(root, j.log), nil
+				return &opened{close: lookAtDevices(root, j.log).close}, nil
 			}
 			return nil, nil
 		},
@@ -86,9 +85,6 @@ func lookAtDevices(root fs.FS, log *slog.Logger) *deviceLook {
 	})
 	return l
 }
-
-// Name implements launcher.Part.
-func (*deviceLook) Name() string { return "preflight" }
 
 func (l *deviceLook) close() error {
 	l.wg.Wait()

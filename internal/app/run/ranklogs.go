@@ -45,11 +45,15 @@ func rankLogsFeature() feature {
 				p.Logs.Ranks = want.Path(0, 0)
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if want == nil {
 				return nil, nil
 			}
-			return newRankLogs(want, j.log)
+			l, err := newRankLogs(want, j.log)
+			if err != nil {
+				return nil, err
+			}
+			return &opened{Part: launcher.Part{Start: l.start}, tap: l.tap, sideTap: l.sideTap, close: l.close}, nil
 		},
 	}
 }
@@ -66,11 +70,8 @@ func newRankLogs(want *native.RankLogs, log *slog.Logger) (*rankLogs, error) {
 	}, nil
 }
 
-// Name implements launcher.Part.
-func (l *rankLogs) Name() string { return "rank logs" }
-
-// Starting implements launcher.Starter: the files of earlier workers are complete.
-func (l *rankLogs) Starting(launcher.Epoch) {
+// start closes the files of earlier workers, which are complete.
+func (l *rankLogs) start(*launcher.StartRequest) {
 	_ = l.close()
 	l.mu.Lock()
 	defer l.mu.Unlock()

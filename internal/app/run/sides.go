@@ -21,15 +21,16 @@ func sidesFeature() feature {
 	return feature{
 		name:     "sides",
 		settings: (*resolver).sides,
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if j.s.servicePort == 0 {
 				return nil, nil
 			}
 			p := &fixedPort{root: os.DirFS("/"), port: j.s.servicePort}
+			o := &opened{configure: func(cfg *launcher.Config) { cfg.Sides = p.sides }}
 			if !j.s.surelyFirst() {
-				return p, nil
+				return o, nil
 			}
-			return p, unusableOption(p.free(j.s.node.Addr))
+			return o, unusableOption(p.free(j.s.node.Addr))
 		},
 	}
 }
@@ -107,11 +108,8 @@ type fixedPort struct {
 	port int
 }
 
-// Name implements launcher.Part.
-func (*fixedPort) Name() string { return "sides" }
-
-// Sides implements launcher.SideProcesses: it has no side processes, but those of the preset need the port.
-func (p *fixedPort) Sides(e launcher.Epoch) ([]launcher.Side, error) {
+// sides adds no side processes, but those of the preset need the port.
+func (p *fixedPort) sides(e launcher.Epoch) ([]launcher.Side, error) {
 	if e.Place.GroupRank != 0 || len(e.World) == 0 {
 		return nil, nil
 	}

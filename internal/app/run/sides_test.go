@@ -51,10 +51,10 @@ func TestTheFirstNodeNeedsThePort(t *testing.T) {
 	defer taken.Close()
 	p := &fixedPort{root: os.DirFS("/"), port: taken.Addr().(*net.TCPAddr).Port}
 	e := launcher.Epoch{World: []job.Member{{Addr: "127.0.0.1"}, {Addr: "127.0.0.1"}}}
-	_, err = p.Sides(e)
+	_, err = p.sides(e)
 	require.ErrorContains(t, err, fmt.Sprintf("--ms-port=%d: port %[1]d is taken by pid %d", p.port, os.Getpid()))
 	e.Place.GroupRank = 1
-	_, err = p.Sides(e)
+	_, err = p.sides(e)
 	require.NoError(t, err)
 }
 

@@ -11,12 +11,12 @@ import (
 const settled = 5 * time.Second
 
 // startPages releases the pages of the startup once the workers run.
-type startPages struct {
-	launcher.NopObserver
-	timer *time.Timer
-}
+type startPages struct{ timer *time.Timer }
 
-func (t *startPages) Started(launcher.StartInfo) {
+func (t *startPages) observe(e launcher.Event) {
+	if _, started := e.(launcher.StartInfo); !started {
+		return
+	}
 	if t.timer != nil {
 		t.timer.Stop()
 	}

@@ -13,8 +13,6 @@ import (
 
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
-	"dlrover-run/launcher/logs"
-	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/streams"
 	"dlrover-run/launcher/streams/node"
 )
@@ -41,13 +39,15 @@ func streamsFeature() feature {
 				p.Features["allow_exec"] = true
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			s := &streamServer{job: j}
-			if !exec {
-				return s, nil
+			o := onNotice(s.notice)
+			o.End = s.end
+			if exec {
+				s.exec = &execBeside{job: j}
+				o.observe = s.exec.observe
 			}
-			s.exec = &execBeside{streamServer: s}
-			return s.exec, nil
+			return o, nil
 		},
 	}
 }
@@ -66,11 +66,8 @@ func (r *resolver) allowExec() (bool, error) {
 	return true, nil
 }
 
-// Name implements launcher.Part.
-func (s *streamServer) Name() string { return "streams" }
-
-// Notice implements launcher.MessageHandler.
-func (s *streamServer) Notice(topic, body string) {
+// notice accepts an invitation.
+func (s *streamServer) notice(topic, body string) {
 	var i streams.Invitation
 	if topic != streams.Topic || json.Unmarshal([]byte(body), &i) != nil || i.ID == "" {
 		return
@@ -108,53 +105,38 @@ func (s *streamServer) connect(ctx context.Context, id string) (io.ReadWriteClos
 // maxFlush is how long the last output may take to reach the followers.
 const maxFlush = time.Second
 
-// End implements launcher.Ender.
-func (s *streamServer) End(e launcher.Ending) {
+func (s *streamServer) end(r launcher.EndRequest) {
 	s.mu.Lock()
 	n := s.node
 	s.mu.Unlock()
 	if n != nil {
-		n.End(min(maxFlush, e.Budget))
+		n.End(min(maxFlush, r.Budget))
 	}
 }
 
 // execBeside executes commands next to workers, too. It has the environment of their start.
 type execBeside struct {
-	*streamServer
-	launcher.NopObserver
+	job *nodeJob
 
 	mu      sync.Mutex
 	workers []node.Worker // of the newest epoch, by local rank; PID 0: it does not run
 	base    int           // the rank of the first
 }
 
-// Preparing implements launcher.Preparer.
-func (x *execBeside) Preparing(e launcher.Epoch, id logs.WorkerID, s proc.Spec) {
+// observe notes the start and the end of workers.
+func (x *execBeside) observe(e launcher.Event) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if id.LocalRank == 0 {
-		x.workers, x.base = nil, e.Place.RankBase
-	}
-	x.workers = append(x.workers, node.Worker{LocalRank: id.LocalRank, Env: slices.Clone(s.Env)})
-}
-
-// Started implements launcher.Observer.
-func (x *execBeside) Started(i launcher.StartInfo) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for local, pid := range i.PIDs {
-		if local < len(x.workers) {
-			x.workers[local].PID = pid
+	switch i := e.(type) {
+	case launcher.StartInfo:
+		x.workers, x.base = nil, i.Epoch.Place.RankBase
+		for local, pid := range i.PIDs {
+			x.workers = append(x.workers, node.Worker{LocalRank: local, PID: pid, Env: slices.Clone(i.Env[local])})
 		}
-	}
-}
-
-// Exited implements launcher.Observer.
-func (x *execBeside) Exited(i launcher.ExitInfo) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if local := i.Worker.LocalRank; local < len(x.workers) && x.workers[local].PID == i.PID {
-		x.workers[local].PID = 0
+	case launcher.ExitInfo:
+		if local := i.Worker.LocalRank; local < len(x.workers) && x.workers[local].PID == i.PID {
+			x.workers[local].PID = 0
+		}
 	}
 }
 

@@ -44,15 +44,16 @@ func tensorBoardFeature() feature {
 				p.Features["tensorboard"] = b
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if b == nil {
 				return nil, nil
 			}
 			t := newTensorBoard(j, *b)
+			o := &opened{Part: launcher.Part{Start: t.start, End: t.end}}
 			if j.s.surelyFirst() {
-				return t, unusableOption(t.free())
+				return o, unusableOption(t.free())
 			}
-			return t, nil
+			return o, nil
 		},
 	}
 }
@@ -149,9 +150,6 @@ func newTensorBoard(j *nodeJob, b board) *tensorBoard {
 		backoff: []time.Duration{time.Second, 5 * time.Second, 25 * time.Second}}
 }
 
-// Name implements launcher.Part.
-func (*tensorBoard) Name() string { return "tensorboard" }
-
 // free returns an error if another process has the port.
 func (t *tensorBoard) free() error {
 	if err := listenable(t.root, t.Host, t.Port); err != nil {
@@ -160,9 +158,8 @@ func (t *tensorBoard) free() error {
 	return nil
 }
 
-// Starting implements launcher.Starter.
-func (t *tensorBoard) Starting(e launcher.Epoch) {
-	if e.Place.GroupRank != 0 || t.cancel != nil {
+func (t *tensorBoard) start(r *launcher.StartRequest) {
+	if r.Place.GroupRank != 0 || t.cancel != nil {
 		return
 	}
 	var ctx context.Context
@@ -170,8 +167,7 @@ func (t *tensorBoard) Starting(e launcher.Epoch) {
 	t.wg.Go(func() { t.run(ctx) })
 }
 
-// End implements launcher.Ender.
-func (t *tensorBoard) End(launcher.Ending) {
+func (t *tensorBoard) end(launcher.EndRequest) {
 	if t.cancel != nil {
 		t.cancel()
 		t.wg.Wait()

@@ -29,7 +29,6 @@ const offeredBases = 8
 type trainingPort struct {
 	bases   func() []int // that are free now
 	session interface{ SetBases([]int) }
-	base    int // of this epoch; 0: the nodes have none in common
 	log     *slog.Logger
 }
 
@@ -46,13 +45,15 @@ func trainingPortFeature() feature {
 				p.Features["training-port"] = map[string]any{"from": start, hcclVariable: fromRendezvous}
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if start == 0 {
 				return nil, nil
 			}
 			bases := func() []int { return freeBases(start, freeports.Outgoing(os.DirFS("/"))) }
 			j.s.node.Bases = bases()
-			return &trainingPort{bases: bases, log: j.log}, nil
+			p := &trainingPort{bases: bases, log: j.log}
+			part := launcher.Part{Start: p.start, Stop: p.stop}
+			return &opened{Part: part, joined: p.joined, configure: needsWorld}, nil
 		},
 	}
 }
@@ -115,20 +116,16 @@ func offerFree(bases []int, base int) []int {
 	return bases
 }
 
-// Name implements launcher.Part.
-func (p *trainingPort) Name() string { return "training-port" }
-
-// NeedsWorld implements launcher.WorldUser.
-func (p *trainingPort) NeedsWorld() bool { return true }
-
 func (p *trainingPort) joined(j *nodeJob) { p.session = j.adapter.session }
 
-// Starting implements launcher.Starter.
-func (p *trainingPort) Starting(e launcher.Epoch) {
-	if p.base = commonBase(e.World); p.base == 0 {
+func (p *trainingPort) start(r *launcher.StartRequest) {
+	base := commonBase(r.World)
+	if base == 0 {
 		p.log.Warn("no range of ports for HCCL is free on all nodes: its variable stays as it is", "variable", hcclVariable,
 			"ports", hcclPorts)
+		return
 	}
+	r.Setenv(hcclVariable + "=" + strconv.Itoa(base))
 }
 
 // commonBase is the lowest that every node has offered, so that all nodes find the same; 0 is none.
@@ -144,17 +141,8 @@ func commonBase(world []job.Member) int {
 	return 0
 }
 
-// Environ implements launcher.EnvProvider.
-func (p *trainingPort) Environ(launcher.Epoch, int) []string {
-	if p.base == 0 {
-		return nil
-	}
-	return []string{hcclVariable + "=" + strconv.Itoa(p.base)}
-}
-
-// Stopped implements launcher.Stopper.
-func (p *trainingPort) Stopped(why launcher.StopInfo) {
-	if !why.Early {
+func (p *trainingPort) stop(r launcher.StopRequest) {
+	if !r.Early {
 		p.session.SetBases(p.bases())
 	}
 }

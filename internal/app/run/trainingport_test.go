@@ -102,14 +102,18 @@ func TestFreeBases(t *testing.T) {
 	require.Equal(t, start+hcclPorts, bases[0])
 	p := &trainingPort{bases: func() []int { return freeBases(start, freeports.Range{}) },
 		log: slog.New(slog.DiscardHandler), session: &offered{}}
-	p.Starting(launcher.Epoch{World: []job.Member{{Bases: bases}}})
-	require.Equal(t, []string{fmt.Sprintf("HCCL_IF_BASE_PORT=%d", start+hcclPorts)}, p.Environ(launcher.Epoch{}, 0))
-	p.Stopped(launcher.StopInfo{Early: true})
+	env := func(bases []int) [][]string {
+		r := &launcher.StartRequest{Epoch: launcher.Epoch{World: []job.Member{{Bases: bases}}}, Env: make([][]string, 2)}
+		p.start(r)
+		return r.Env
+	}
+	want := []string{fmt.Sprintf("HCCL_IF_BASE_PORT=%d", start+hcclPorts)}
+	require.Equal(t, [][]string{want, want}, env(bases))
+	p.stop(launcher.StopRequest{Early: true})
 	require.Nil(t, p.session.(*offered).bases)
-	p.Stopped(launcher.StopInfo{})
+	p.stop(launcher.StopRequest{})
 	require.Equal(t, bases, p.session.(*offered).bases)
-	p.Starting(launcher.Epoch{World: []job.Member{{}}})
-	require.Empty(t, p.Environ(launcher.Epoch{}, 0))
+	require.Equal(t, make([][]string, 2), env(nil))
 	require.Empty(t, freeBases(hcclHighest+1, freeports.Range{}))
 }
 

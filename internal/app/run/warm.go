@@ -15,8 +15,6 @@ import (
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/pytree"
 	"dlrover-run/launcher"
-	"dlrover-run/launcher/logs"
-	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/warm"
 	"dlrover-run/launcher/warm/python"
 )
@@ -55,7 +53,7 @@ func warmFeature() feature {
 				p.Features["warm"] = k.plan()
 			}
 		},
-		open: func(j *nodeJob) (launcher.Part, error) {
+		open: func(j *nodeJob) (*opened, error) {
 			if !k.on {
 				return nil, nil
 			}
@@ -138,7 +136,7 @@ type warmWorkers struct {
 }
 
 // openWarm returns nil, and the job runs without warm workers, where they have no directory.
-func openWarm(j *nodeJob, k warmSettings) launcher.Part {
+func openWarm(j *nodeJob, k warmSettings) *opened {
 	w := &warmWorkers{warmSettings: k, job: j, log: j.log}
 	var err error
 	if w.dir, err = shm.Create(j.s.shmDir, "warm-"+strings.ToLower(rand.Text())); err == nil {
@@ -150,11 +148,11 @@ func openWarm(j *nodeJob, k warmSettings) launcher.Part {
 	}
 	j.python.add(hangShim)
 	j.python.add(warmTree)
-	return w
+	return &opened{
+		Part: launcher.Part{Start: w.start, Run: w.run, Stop: w.stop, End: w.end}, configure: w.configure,
+		release: w.release,
+	}
 }
-
-// Name implements launcher.Part.
-func (w *warmWorkers) Name() string { return "warm workers" }
 
 // configure runs when the trees are on disk and all settings of an interpreter are known.
 func (w *warmWorkers) configure(cfg *launcher.Config) {
@@ -168,42 +166,33 @@ func (w *warmWorkers) configure(cfg *launcher.Config) {
 	if err != nil {
 		w.log.Debug("the workers' environment is not known before they start", "err", err)
 	}
-	forParts(w.job.parts, func(h *hangs) { env = append(env, h.asked()...) })
+	if w.job.hangs != nil {
+		env = append(env, w.job.hangs.asked()...)
+	}
 	w.spawner = warm.New(warm.Config{
 		Mode: w.mode, Slots: cfg.Slots, Modules: w.modules, Deny: w.deny, Command: cfg.Args, Flags: pythonFlags,
 		Path: cfg.Path, Program: filepath.Join(tree, python.Parent), Dir: w.dir.Path(), Env: slices.Concat(cfg.Env, env),
 		Processes: w.job.procs, Log: w.log, Prepared: w.job.events.warmPrepared, Started: w.job.events.warmStart,
 	})
 	w.spawner.Joined()
+	cfg.Spawn, cfg.Excuse = w.spawner.Spawn, w.spawner.Excuse
 }
 
-// Spawn implements launcher.Spawner.
-func (w *warmWorkers) Spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
-	return w.spawner.Spawn(s, id)
+func (w *warmWorkers) start(r *launcher.StartRequest) {
+	w.spawner.Starting()
+	for i := range r.Env {
+		r.Env[i] = append(r.Env[i], w.spawner.Environ(i)...)
+	}
 }
 
-// Starting implements launcher.Starter.
-func (w *warmWorkers) Starting(launcher.Epoch) { w.spawner.Starting() }
-
-// Environ implements launcher.EnvProvider.
-func (w *warmWorkers) Environ(_ launcher.Epoch, localRank int) []string {
-	return w.spawner.Environ(localRank)
-}
-
-// Excuse implements launcher.FailureClassifier.
-func (w *warmWorkers) Excuse(id logs.WorkerID, pid, code int) string {
-	return w.spawner.Excuse(id.LocalRank, pid, code)
-}
-
-// Stopped implements launcher.Stopper.
-func (w *warmWorkers) Stopped(why launcher.StopInfo) {
-	if !why.Early {
+func (w *warmWorkers) stop(r launcher.StopRequest) {
+	if !r.Early {
 		w.spawner.Stopped()
 	}
 }
 
-// Watch implements launcher.Watcher: it waits for the first step.
-func (w *warmWorkers) Watch(ctx context.Context, _ launcher.Epoch, _ []int, _ launcher.Control) {
+// run waits for the first step.
+func (w *warmWorkers) run(ctx context.Context, _ launcher.RunRequest) {
 	defer w.spawner.Stopping()
 	w.spawner.Running()
 	ticker := time.NewTicker(warmLook)
@@ -223,8 +212,7 @@ func (w *warmWorkers) Watch(ctx context.Context, _ launcher.Epoch, _ []int, _ la
 	<-ctx.Done()
 }
 
-// End implements launcher.Ender.
-func (w *warmWorkers) End(launcher.Ending) {
+func (w *warmWorkers) end(launcher.EndRequest) {
 	if w.spawner != nil {
 		w.spawner.Close()
 	}
