@@ -947,7 +947,7 @@ func (h *failureHistory) permanent(id string) bool {
 	h.pass(attributionWindow)
 	h.obey()
 	if h.p.Budget.HoldFailed {
-		return h.r.paused != nil && h.r.epoch.id == epoch && h.resumed()
+		return h.r.orders.paused != nil && h.r.epoch.id == epoch && h.resumed()
 	}
 	return h.r.epoch.id == epoch && h.r.epoch.outcome == job.Failed
 }
@@ -980,14 +980,14 @@ func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.D
 	failed, epoch := h.now, h.r.epoch.id
 	h.obey()
 	for range 3 {
-		if next := h.r.Next(); h.r.epoch.id == epoch && h.r.epoch.phase == forming && h.r.paused == nil && !next.IsZero() {
+		if next := h.r.Next(); h.r.epoch.id == epoch && h.r.epoch.phase == forming && h.r.orders.paused == nil && !next.IsZero() {
 			h.pass(max(0, next.Sub(h.now)))
 			h.obey()
 		}
 	}
 	b := h.p.Budget.withDefaults()
 	if h.r.epoch.id == epoch {
-		return h.r.epoch.outcome == job.Failed || h.r.paused != nil // there was no restart left
+		return h.r.epoch.outcome == job.Failed || h.r.orders.paused != nil // there was no restart left
 	}
 	wait := h.now.Sub(failed)
 	most := time.Duration(0)

@@ -55,7 +55,7 @@ func (r *Round) noteAddresses() {
 		if n.host() == "" {
 			why = "by which " + o.by + " has reached its host"
 		}
-		r.note(job.EventAddress, n.Name, fmt.Sprintf(
+		r.out.note(job.EventAddress, n.Name, fmt.Sprintf(
 			"it announces %s, which other hosts cannot reach; they are told %s, %s; "+
 				"give it --local-addr for another one", n.Addr, addr, why))
 	}

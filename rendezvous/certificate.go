@@ -34,12 +34,12 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 	if n.bar != nil {
 		r.members.setBar(n, nil, false)
 		n.unsure = false
-		r.note(job.EventCleared, n.Name, "its check has passed")
+		r.out.note(job.EventCleared, n.Name, "its check has passed")
 	}
 	switch {
 	case r.epoch.phase == finished:
 		return nil
-	case n.state == checking || n.state == barred && r.bars[n.Name] == nil:
+	case n.state == checking || n.state == barred && r.orders.bars[n.Name] == nil:
 		r.members.become(n, waiting)
 	case n.optional:
 		n.optional = false
@@ -47,7 +47,7 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 		return nil
 	}
 	if r.epoch.phase != gating || n.dir.Kind != job.Check {
-		r.direct(n, r.wait())
+		r.out.direct(n, r.wait())
 	}
 	return nil
 }
@@ -86,7 +86,7 @@ func (r *Round) doubt(now time.Time, e Doubt) error {
 		return nil
 	}
 	n.void()
-	r.note(job.EventRecheck, n.Name, text.Clip(e.Reason, maxReason))
+	r.out.note(job.EventRecheck, n.Name, text.Clip(e.Reason, maxReason))
 	if n.state == waiting {
 		r.queue(now, n)
 	}
@@ -109,10 +109,10 @@ func (r *Round) epochOver(now time.Time) {
 	if !r.params.Gate || r.cfg.Suspicious == nil {
 		return
 	}
-	if why := r.cfg.Suspicious(r.Evidence()); why != "" {
+	if why := r.cfg.Suspicious(r.out.evidence()); why != "" {
 		for _, n := range r.members.nodes {
 			n.void()
 		}
-		r.note(job.EventRecheck, "", text.Clip(why, maxReason))
+		r.out.note(job.EventRecheck, "", text.Clip(why, maxReason))
 	}
 }

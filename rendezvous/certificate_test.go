@@ -253,9 +253,9 @@ func TestDoubt(t *testing.T) {
 	require.Equal(t, job.Check, s.dirs["a"].Kind, "a spare is checked again at once")
 	s.clear("a")
 	s.must(Order{Kind: OrderStop})
-	seq := s.r.seq
+	seq := s.r.out.seq
 	s.must(Doubt{ID: "a", Reason: "too late"})
-	require.Equal(t, seq, s.r.seq)
+	require.Equal(t, seq, s.r.out.seq)
 	require.True(t, s.r.members.nodes["a"].cleared)
 }
 

@@ -24,9 +24,9 @@ func (r *Round) evict(now time.Time, n *node, d Decision, c job.Cause) {
 	if n.can(CanLeave) {
 		n.drained = &c
 		r.members.become(n, leaving)
-		r.direct(n, Directive{Kind: job.Stop, Cause: &c})
+		r.out.direct(n, Directive{Kind: job.Stop, Cause: &c})
 	}
-	if (d == RestartElsewhere || !n.can(CanLeave)) && r.roomForBar(n.Name) {
+	if (d == RestartElsewhere || !n.can(CanLeave)) && r.orders.roomForBar(n.Name) {
 		r.barName(now, n.Name, &c)
 	}
 }
@@ -55,7 +55,7 @@ func (r *Round) failPending(now time.Time) {
 // backOff delays the next seal, counted from the failure.
 func (r *Round) backOff(from time.Time) {
 	if text := r.account.backOff(from, r.epoch.id); text != "" {
-		r.note(job.EventBackOff, "", text)
+		r.out.note(job.EventBackOff, "", text)
 	}
 }
 
@@ -83,10 +83,10 @@ func (r *Round) holdFailed(now time.Time, c *job.Cause, d time.Duration) {
 		why = "a policy holds the run"
 	}
 	r.account.failPendingAt, r.account.newest.cost = time.Time{}, cost{}
-	if r.paused != nil {
+	if r.orders.paused != nil {
 		return // it goes on when the order that paused it is taken back
 	}
-	r.note(job.EventHeld, c.Node, fmt.Sprintf("%s %s: %s", why, r.account.hold(now, d), c.Text))
+	r.out.note(job.EventHeld, c.Node, fmt.Sprintf("%s %s: %s", why, r.account.hold(now, d), c.Text))
 	r.pause(now, c)
 }
 
@@ -95,7 +95,7 @@ func (r *Round) overdue(now time.Time) bool {
 	if r.epoch.phase == finished || len(r.members.nodes) == 0 {
 		return false
 	}
-	at, c := r.account.limit(r.paused, r.epoch.starting())
+	at, c := r.account.limit(r.orders.paused, r.epoch.starting())
 	if at.IsZero() || now.Before(at) {
 		return false
 	}
@@ -116,7 +116,7 @@ func (r *Round) stepped(e Stepped) error {
 
 // tolerate books failures of workers that do not stop the others of the world.
 func (r *Round) tolerate(now time.Time, n *node, e Failing) {
-	r.note(job.EventRankFailed, n.Name, firstText(e.Failures, n))
+	r.out.note(job.EventRankFailed, n.Name, firstText(e.Failures, n))
 	n.failed = n.failed || e.Beside && n.rankBase > 0 // node 0 decides the run's result
 	if e.Left > 0 {
 		return

@@ -39,7 +39,7 @@ func (n *node) idle() bool { return n.state == waiting || n.state == checking ||
 // queue lets a node without workers wait for the next world, and sends it the directive for that.
 func (r *Round) queue(now time.Time, n *node) {
 	switch {
-	case r.bars[n.Name] != nil:
+	case r.orders.bars[n.Name] != nil:
 		r.exclude(n)
 	case r.mustCheck(now, n) && r.epoch.phase != forming:
 		r.ask(n)
@@ -49,25 +49,23 @@ func (r *Round) queue(now time.Time, n *node) {
 		r.exclude(n)
 	default:
 		r.members.become(n, waiting)
-		r.direct(n, r.wait())
+		r.out.direct(n, r.wait())
 	}
 }
 
 // exclude keeps n without workers because of its name's bar, or else its own.
 func (r *Round) exclude(n *node) {
-	d := Directive{Kind: job.Bar, Cause: cmp.Or(r.bars[n.Name], n.bar)}
-	if !n.can(CanGate) || n.unsure && r.bars[n.Name] == nil {
+	d := Directive{Kind: job.Bar, Cause: cmp.Or(r.orders.bars[n.Name], n.bar)}
+	if !n.can(CanGate) || n.unsure && r.orders.bars[n.Name] == nil {
 		d.Kind = job.Wait
 	}
 	r.members.become(n, barred)
-	r.direct(n, d)
+	r.out.direct(n, d)
 }
 
 func (r *Round) ask(n *node) {
 	r.members.become(n, checking)
-	r.direct(n, Directive{Kind: job.Check})
-	n.asked = true
-	r.told = append(r.told, n)
+	r.out.check(n, false)
 }
 
 // askAll sends a Check to all waiting nodes that are not cleared, and returns their number. A node that has passed
@@ -109,16 +107,14 @@ func (r *Round) askWitnesses(now time.Time, subjects int) int {
 
 // askOptional sends n a Check, and goes on without its answer.
 func (r *Round) askOptional(n *node) {
-	r.direct(n, Directive{Kind: job.Check})
-	n.optional, n.asked = true, true
-	r.told = append(r.told, n)
+	r.out.check(n, true)
 }
 
 // tellGate names the nodes that got a Check in this step, unless they have got another directive since, and those whose
 // answers are no longer wanted.
 func (r *Round) tellGate(now time.Time) {
 	var a Action
-	for _, n := range r.told {
+	for _, n := range r.out.told {
 		switch {
 		case !r.members.here(n) || n.dir.Kind != job.Check:
 		case n.optional && !r.mustCheck(now, n):
@@ -127,15 +123,15 @@ func (r *Round) tellGate(now time.Time) {
 			a.Gate = append(a.Gate, n.ID)
 		}
 	}
-	for _, n := range r.free {
+	for _, n := range r.out.free {
 		if r.members.here(n) && !n.asked {
 			a.Released = append(a.Released, n.ID)
 		}
 	}
 	if len(a.Gate)+len(a.Witnesses)+len(a.Released) > 0 {
-		r.acts = append(r.acts, a)
+		r.out.acts = append(r.out.acts, a)
 	}
-	r.told, r.free = nil, nil
+	r.out.told, r.out.free = nil, nil
 }
 
 // passGate reports whether the world may be sealed, and with how many nodes: trySeal has found that it could be.
@@ -165,7 +161,7 @@ func (r *Round) passGate(now time.Time) (size int, open bool) {
 	}
 	text := fmt.Sprintf("%d of %d nodes have not answered within %s; they count as cleared",
 		r.members.checking, r.members.waiting+r.members.checking, r.params.GateTimeout)
-	r.note(job.EventGateOpened, "", text)
+	r.out.note(job.EventGateOpened, "", text)
 	return possible, true
 }
 
@@ -195,7 +191,7 @@ func (r *Round) recheck(now time.Time) {
 	if len(r.members.sorted(func(n *node) bool { return n.state == checking })) > 0 {
 		return
 	}
-	unsure := r.members.sorted(func(n *node) bool { return n.state == barred && n.unsure && r.bars[n.Name] == nil })
+	unsure := r.members.sorted(func(n *node) bool { return n.state == barred && n.unsure && r.orders.bars[n.Name] == nil })
 	if len(unsure) == 0 {
 		return
 	}
@@ -236,7 +232,7 @@ func (r *Round) noteGate(now time.Time) {
 	if helpers := r.askWitnesses(now, open); helpers > 0 {
 		text += fmt.Sprintf("; %d others help", helpers)
 	}
-	r.note(job.EventGate, "", text)
+	r.out.note(job.EventGate, "", text)
 }
 
 // leaveGate goes on collecting nodes. The time in the gate does not count against the join timeout.
@@ -253,7 +249,7 @@ func (r *Round) leaveGate(now time.Time) {
 // nearly always its next directive is Run.
 func (r *Round) endChecks() {
 	for _, n := range r.members.sorted(func(n *node) bool { return n.state == waiting && n.dir.Kind == job.Check }) {
-		r.direct(n, r.wait())
+		r.out.direct(n, r.wait())
 	}
 }
 
@@ -270,7 +266,7 @@ func (r *Round) endSecondOpinions(now time.Time) {
 // barsAge lets the gate of the next world check the nodes again whose check has failed before.
 func (r *Round) barsAge() {
 	for _, n := range r.members.nodes {
-		if n.bar != nil && r.bars[n.Name] == nil {
+		if n.bar != nil && r.orders.bars[n.Name] == nil {
 			r.members.setBar(n, n.bar, true)
 		}
 	}
@@ -299,7 +295,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		if !e.Again {
 			event = job.EventLateCheck
 		}
-		r.note(event, n.Name, reason+"; it is checked again before the next world").Aspect = aspect
+		r.out.note(event, n.Name, reason+"; it is checked again before the next world").Aspect = aspect
 		return nil
 	}
 	if r.epoch.phase == gating && e.withOthers() && len(r.wary) < maxGone {
@@ -308,7 +304,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 	n.unsure = e.Again && !r.params.CheckOnly
 	r.members.setBar(n, &job.Cause{Kind: job.CauseCheck, Node: n.Name, Text: reason}, n.unsure)
 	r.exclude(n)
-	r.note(event, n.Name, reason).Aspect = aspect
+	r.out.note(event, n.Name, reason).Aspect = aspect
 	delete(r.gone, n.Name) // it is here again
 	if !n.unsure {
 		r.fails(now)

@@ -109,7 +109,7 @@ func (s *sim) holdSeal(n Note) {
 	if n.Event != "seal" {
 		return
 	}
-	require.Nil(s.t, s.r.paused)
+	require.Nil(s.t, s.r.orders.paused)
 	for _, m := range s.r.epoch.world {
 		if s.r.params.Gate && !s.opened {
 			require.True(s.t, m.cleared || !m.can(CanGate), "node %s has not been cleared", m.ID)
@@ -207,9 +207,9 @@ func TestOneBarredSpareReplacesIt(t *testing.T) {
 	require.Equal(t, job.Bar, s.dirs["b"].Kind)
 	require.Equal(t, &job.Cause{Kind: job.CauseCheck, Node: "b", Text: "gpu 3 is gone"}, s.dirs["b"].Cause)
 	require.Len(t, s.notes("barred"), 1)
-	seq := s.r.seq
+	seq := s.r.out.seq
 	s.must(Barred{ID: "b", Reason: "gpu 4, too"})
-	require.Equal(t, seq, s.r.seq, "it is barred already")
+	require.Equal(t, seq, s.r.out.seq, "it is barred already")
 	s.clear("a", "c", "spare")
 	s.obey()
 	require.Equal(t, "a c spare", s.order())

@@ -29,7 +29,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	if r.epoch.fresh() && len(r.members.nodes) == 0 {
 		*r.params = e.Params.WithDefaults()
 		r.epoch.formingAt = now
-		r.opened(e)
+		r.orders.open(e, r.params.Hold)
 	}
 	if r.params.MaxRestarts == Unlimited {
 		r.params.MaxRestarts = e.Params.MaxRestarts
@@ -44,7 +44,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	if !r.adopt(now, n, e) {
 		r.queue(now, n)
 	}
-	r.note(job.EventJoin, n.Name, fmt.Sprintf("%d slots", n.Slots)).Machine = n.Machine
+	r.out.note(job.EventJoin, n.Name, fmt.Sprintf("%d slots", n.Slots)).Machine = n.Machine
 	return nil
 }
 
@@ -79,9 +79,9 @@ func (r *Round) tellWaiting(event job.Event, name, text string) {
 		return
 	}
 	r.refused[text] = true
-	r.note(event, name, text)
+	r.out.note(event, name, text)
 	for _, n := range r.members.sorted(func(n *node) bool { return n.state == waiting && !n.optional }) {
-		r.direct(n, Directive{Kind: job.Wait, Cause: &job.Cause{Kind: job.CauseRefusal, Node: name, Text: text}})
+		r.out.direct(n, Directive{Kind: job.Wait, Cause: &job.Cause{Kind: job.CauseRefusal, Node: name, Text: text}})
 	}
 }
 
@@ -97,7 +97,7 @@ func (l Lack) With(o Lack) bool {
 
 // Lacks describes the nodes that the run waits for.
 func (r *Round) Lacks() Lack {
-	if !r.epoch.fresh() || r.epoch.phase != forming || r.paused != nil || r.members.waiting >= r.params.Min {
+	if !r.epoch.fresh() || r.epoch.phase != forming || r.orders.paused != nil || r.members.waiting >= r.params.Min {
 		return Lack{}
 	}
 	return Lack{r.members.waiting, r.params.Min, r.params.Max}
@@ -194,7 +194,7 @@ func (r *Round) conflict(e Join) error {
 	if !e.Node.can(CanGate) {
 		p.Check = r.params.Check
 	}
-	return cmp.Or(p.conflict(*r.params), r.cannotFollow(e.Node))
+	return cmp.Or(p.conflict(*r.params), r.orders.cannotFollow(e.Node))
 }
 
 func (n Node) checkNames() error {
@@ -282,7 +282,7 @@ func (r *Round) reopen(now time.Time, e Join) error {
 		}
 		n := r.arrived(now, e.Node)
 		r.members.become(n, waiting)
-		r.direct(n, r.epoch.verdict())
+		r.out.direct(n, r.epoch.verdict())
 		return nil
 	}
 	if r.sameJob(now, e) {
@@ -322,25 +322,26 @@ func (r *Round) tellSucceeded(now time.Time, e Join) {
 	instead := "to do it again, give another --rdzv-id or, first, dlroverctl forget " + r.cfg.Run
 	n := r.arrived(now, e.Node)
 	r.members.become(n, waiting)
-	r.note(job.EventLate, n.Name, "the run has succeeded; nothing is started")
+	r.out.note(job.EventLate, n.Name, "the run has succeeded; nothing is started")
 	text += ": nothing is started; " + instead
-	r.direct(n, Directive{Kind: job.Done, Cause: &job.Cause{Kind: job.CauseEnded, Text: text}})
+	r.out.direct(n, Directive{Kind: job.Done, Cause: &job.Cause{Kind: job.CauseEnded, Text: text}})
 }
 
 // reset makes r as New does, with a new term. Bars are of names and stay, and so does a pause of a run that has not
 // finished.
 func (r *Round) reset() {
 	if r.epoch.phase != finished {
-		r.tellEnded()
+		r.out.ended()
 	}
-	r.cfg.Term = r.seq + 1
+	r.cfg.Term = r.out.seq + 1
 	next := New(r.cfg)
-	next.members.left, next.acts, next.told, next.free, next.bars = r.members.left, r.acts, r.told, r.free, r.bars
-	if r.epoch.phase != finished && !r.account.spent.Held { // a run that has failed is over when everybody has left
-		next.paused, next.pausedIn, next.unpaused = r.paused, r.pausedIn, r.unpaused
-	}
+	next.members.left, next.orders.bars = r.members.left, r.orders.bars
+	next.out.acts, next.out.told, next.out.free = r.out.acts, r.out.told, r.out.free
 	if r.epoch.phase != finished {
-		next.command, next.commandIn = r.command, r.commandIn
+		next.orders.command, next.orders.commandIn = r.orders.command, r.orders.commandIn
+		if !r.account.spent.Held { // a run that has failed is over when everybody has left
+			next.orders.paused, next.orders.pausedIn, next.orders.unpaused = r.orders.paused, r.orders.pausedIn, r.orders.unpaused
+		}
 	}
 	*r = *next
 }

@@ -27,7 +27,7 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 	if e.Grace > 0 {
 		text += fmt.Sprintf(" (within %s)", e.Grace.Round(time.Second/10))
 	}
-	r.note(job.EventLeaving, n.Name, text)
+	r.out.note(job.EventLeaving, n.Name, text)
 	switch {
 	case n.idle():
 	case r.resume != nil:
@@ -60,7 +60,7 @@ func (r *Round) drain(now time.Time, name string, c *job.Cause) {
 	r.barName(now, name, c)
 	for _, n := range ns {
 		if n.dir.Leave == nil {
-			r.direct(n, Directive{Kind: job.Bar, Cause: c})
+			r.out.direct(n, Directive{Kind: job.Bar, Cause: c})
 		}
 	}
 }

@@ -43,7 +43,7 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 	if n.state == leaving {
 		kind = job.CauseLeave // as it has announced
 	}
-	note := r.note(job.Event(kind), n.Name, reason)
+	note := r.out.note(job.Event(kind), n.Name, reason)
 	note.ID = n.ID
 	if r.epoch.seated(n) {
 		note.Rank = n.rank
@@ -143,7 +143,7 @@ func (r *Round) closedPort(now time.Time, e Refused) {
 
 func (r *Round) fallSilent(n *node) {
 	n.silent = true
-	r.note(job.EventSuspect, n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
+	r.out.note(job.EventSuspect, n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
 }
 
 // nodeTimeout is the run's; an older launcher sends none.

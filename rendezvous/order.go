@@ -2,18 +2,12 @@ package rendezvous
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 )
-
-// Orders come from outside of the run. A bar holds for a name, not for a launcher: a node under that name gets no
-// workers until the name is unbarred. A pause stops all workers and prevents sealing; the launchers stay, and no limit
-// on waiting counts. Both outlive an abandoned history of the run, bars also the run. Nodes report both to a restarted
-// daemon (restore).
 
 // Bounds of the state that orders leave behind.
 const (
@@ -70,16 +64,16 @@ func (r *Round) refusal(o Order) error {
 		return ErrNotRunning
 	case o.Of != (job.EpochID{}) && (o.Of != r.epoch.id || r.epoch.collecting() && r.resume == nil):
 		return fmt.Errorf("%w any more in that epoch", ErrNotRunning)
-	case o.Kind == OrderResume && r.paused == nil && r.hold == nil:
+	case o.Kind == OrderResume && r.orders.paused == nil && r.orders.hold == nil:
 		return ErrNotPaused
 	case o.Kind == OrderDrain && len(r.Named(o.Node)) == 0:
 		return fmt.Errorf("%w: no node named %q is here", ErrUnknownNode, o.Node)
-	case (o.Kind == OrderBar || o.Kind == OrderDrain) && !r.roomForBar(o.Node):
+	case (o.Kind == OrderBar || o.Kind == OrderDrain) && !r.orders.roomForBar(o.Node):
 		return fmt.Errorf("%w: %d names are barred already; unbar some", ErrBadOrder, maxBars)
-	case o.Kind == OrderUnbar && r.bars[o.Node] == nil && len(r.members.barredAs(o.Node)) == 0:
+	case o.Kind == OrderUnbar && r.orders.bars[o.Node] == nil && len(r.members.barredAs(o.Node)) == 0:
 		return fmt.Errorf("%w: no node named %q is barred", ErrUnknownNode, o.Node)
 	}
-	return r.commandRefusal(o.Command)
+	return r.members.commandRefusal(o.Command)
 }
 
 func (r *Round) order(now time.Time, o Order) error {
@@ -90,10 +84,10 @@ func (r *Round) order(now time.Time, o Order) error {
 		return err
 	}
 	c := o.cause()
-	r.note(job.EventOrder, o.Node, fmt.Sprintf("%s: %s", o.Kind, c.Text))
+	r.out.note(job.EventOrder, o.Node, fmt.Sprintf("%s: %s", o.Kind, c.Text))
 	switch o.Kind {
 	case OrderRestart:
-		r.setCommand(o.Command)
+		r.orders.setCommand(o.Command, r.out)
 		r.restart(now, o)
 	case OrderStop:
 		r.finish(now, job.Failed, c)
@@ -102,8 +96,8 @@ func (r *Round) order(now time.Time, o Order) error {
 	case OrderUnbar:
 		r.unbarName(now, o.Node)
 	case OrderPause:
-		r.setCommand(o.Command)
-		r.commandAhead()
+		r.orders.setCommand(o.Command, r.out)
+		r.orders.commandAhead(r.out)
 		r.pause(now, c)
 	case OrderResume:
 		r.resumeRun(now, o)
@@ -125,34 +119,26 @@ func (r *Round) restart(now time.Time, o Order) {
 
 // barName keeps every node of the name without workers, those to come, too. The world goes on without it.
 func (r *Round) barName(now time.Time, name string, c *job.Cause) {
-	r.bars[name] = c
+	r.orders.bars[name] = c
 	for _, n := range r.members.sorted(func(n *node) bool { return n.Name == name && n.idle() }) {
 		r.members.setBar(n, n.bar, false)
 		r.exclude(n)
 	}
-	r.repeat(func(n *node) bool { return n.Name == name })
+	r.out.repeat(func(n *node) bool { return n.Name == name })
 	r.enforce(now)
-}
-
-// roomForBar forgets which names were unbarred when there is no room for another one that is barred.
-func (r *Round) roomForBar(name string) bool {
-	if r.bars[name] == nil && len(r.bars) >= maxBars {
-		maps.DeleteFunc(r.bars, func(_ string, c *job.Cause) bool { return c == nil })
-	}
-	return r.bars[name] != nil || len(r.bars) < maxBars
 }
 
 // unbarName ends the bar of the name, and checks' bars of its nodes: these are checked once more. The entry stays, as
 // nil: a node that has not heard of it may still bring its bar (restore).
 func (r *Round) unbarName(now time.Time, name string) {
-	r.bars[name] = nil
+	r.orders.bars[name] = nil
 	for _, n := range r.members.barredAs(name) {
 		r.members.setBar(n, nil, false)
 		if n.state == barred {
 			r.queue(now, n)
 		}
 	}
-	r.repeat(func(n *node) bool { return n.Name == name })
+	r.out.repeat(func(n *node) bool { return n.Name == name })
 }
 
 // enforce breaks a sealed world in which someone is barred, or that is paused.
@@ -160,48 +146,36 @@ func (r *Round) enforce(now time.Time) {
 	if r.epoch.collecting() {
 		return
 	}
-	i := slices.IndexFunc(r.epoch.world, func(n *node) bool { return r.bars[n.Name] != nil && n.state == member })
+	i := slices.IndexFunc(r.epoch.world, func(n *node) bool { return r.orders.bars[n.Name] != nil && n.state == member })
 	if i >= 0 {
-		r.breakWorld(now, *r.bars[r.epoch.world[i].Name])
+		r.breakWorld(now, *r.orders.bars[r.epoch.world[i].Name])
 		r.epoch.elastic = true
 	}
-	if r.paused != nil {
-		r.breakWorld(now, *r.paused)
+	if r.orders.paused != nil {
+		r.breakWorld(now, *r.orders.paused)
 	}
 	r.startHeld(now)
 }
 
 // pause makes a pause that nodes have brought from an earlier daemon one of this daemon: it ends with an order only.
 func (r *Round) pause(now time.Time, c *job.Cause) {
-	r.pausedIn = nil
-	if r.paused != nil {
+	r.orders.pausedIn = nil
+	if r.orders.paused != nil {
 		return
 	}
-	r.paused, r.lastCallAt = c, time.Time{}
+	r.orders.paused, r.lastCallAt = c, time.Time{}
 	r.account.pauseBegins(now)
 	r.leaveGate(now)
-	r.repeat(everyNode)
+	r.out.repeat(everyNode)
 	r.enforce(now)
 	r.tellIdle(now)
 }
 
 func (r *Round) unpause(now time.Time) {
-	r.paused, r.pausedIn, r.unpaused, r.epoch.formingAt = nil, nil, true, now
+	r.orders.paused, r.orders.pausedIn, r.orders.unpaused, r.epoch.formingAt = nil, nil, true, now
 	r.account.pauseEnds(now)
-	r.repeat(everyNode)
+	r.out.repeat(everyNode)
 	r.tellIdle(now)
-}
-
-// repeat sends the present directive again to nodes that f picks, and that still have workers to stop or are being
-// resumed. Every directive carries the present orders, and the nodes may have to report these to a restarted daemon
-// before their next directive.
-func (r *Round) repeat(f func(*node) bool) {
-	if !r.epoch.collecting() {
-		return // nodes with workers will get a Stop
-	}
-	for _, n := range r.members.sorted(func(n *node) bool { return f(n) && n.state != "" && !n.idle() }) {
-		r.direct(n, Directive{Kind: n.dir.Kind, Place: n.dir.Place, Cause: n.dir.Cause})
-	}
 }
 
 // tellIdle gives all nodes without workers a new directive. A check that a pause has ended begins again at the gate.
@@ -214,7 +188,7 @@ func (r *Round) tellIdle(now time.Time) {
 // restore takes over the orders that an earlier daemon had sent to the joining node, unless this history is newer: it
 // has orders of its own, or a newer world than the pause.
 func (r *Round) restore(now time.Time, n *node, e Join) {
-	r.restoreCommand(e)
+	r.orders.restoreCommand(e)
 	if e.Paused != nil {
 		r.restorePause(now, n, e)
 	}
@@ -228,7 +202,7 @@ func (r *Round) restore(now time.Time, n *node, e Join) {
 		}
 		return
 	}
-	if _, known := r.bars[n.Name]; !known && r.roomForBar(n.Name) {
+	if _, known := r.orders.bars[n.Name]; !known && r.orders.roomForBar(n.Name) {
 		r.barName(now, n.Name, bar)
 	}
 }
@@ -241,21 +215,44 @@ func bounded(c job.Cause) *job.Cause {
 
 func (r *Round) restorePause(now time.Time, n *node, e Join) {
 	switch {
-	case r.pausedIn != nil && e.Seen.Newer(*r.pausedIn):
-		r.pausedIn = &e.Seen
-	case r.paused != nil || r.unpaused || !r.epoch.collecting():
+	case r.orders.pausedIn != nil && e.Seen.Newer(*r.orders.pausedIn):
+		r.orders.pausedIn = &e.Seen
+	case r.orders.paused != nil || r.orders.unpaused || !r.epoch.collecting():
 	case r.epoch.fresh() || r.resume != nil && !r.epoch.id.Newer(e.Seen):
-		r.note(job.EventOrder, n.Name, "pause: it was ordered before the rendezvous daemon was started again")
+		r.out.note(job.EventOrder, n.Name, "pause: it was ordered before the rendezvous daemon was started again")
 		r.pause(now, bounded(*e.Paused))
-		r.pausedIn = &e.Seen
+		r.orders.pausedIn = &e.Seen
 	}
 }
 
 // expirePause ends a pause that a node has brought when a member of a newer world comes: the pause had ended before.
 func (r *Round) expirePause(now time.Time, e job.EpochID) {
-	if r.pausedIn != nil && e.Newer(*r.pausedIn) {
-		r.paused, r.pausedIn = nil, nil
+	if r.orders.pausedIn != nil && e.Newer(*r.orders.pausedIn) {
+		r.orders.paused, r.orders.pausedIn = nil, nil
 		r.account.pauseEnds(now)
 		r.tellIdle(now)
+	}
+}
+
+// resumeRun ends a pause, a hold, or both.
+func (r *Round) resumeRun(now time.Time, o Order) {
+	if r.orders.hold != nil {
+		r.orders.commandAhead(r.out)
+	}
+	r.orders.setCommand(o.Command, r.out)
+	r.orders.hold, r.orders.unheld = nil, true
+	if r.orders.paused != nil {
+		r.unpause(now)
+	} else if !r.epoch.collecting() && r.epoch.held {
+		r.breakWorld(now, *o.cause())
+	} else {
+		r.out.repeat(everyNode)
+	}
+}
+
+// startHeld ends a world that runs without workers although the run is not held any more.
+func (r *Round) startHeld(now time.Time) {
+	if r.epoch.held && r.orders.hold == nil && !r.epoch.collecting() {
+		r.breakWorld(now, job.Cause{Kind: job.CauseOperator, Text: "the hold has ended"})
 	}
 }

@@ -388,13 +388,13 @@ func TestBarsAreBounded(t *testing.T) {
 	s.ordered(OrderBar, "7")
 	s.ordered(OrderUnbar, "7")
 	s.ordered(OrderBar, "one more")
-	require.Len(t, s.r.bars, maxBars)
+	require.Len(t, s.r.orders.bars, maxBars)
 	s.can = []Ability{CanGate}
 	s.must(Join{
 		Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Can: s.can}, Params: s.p,
 		Barred: &job.Cause{Kind: job.CauseOperator},
 	})
-	require.Len(t, s.r.bars, maxBars)
+	require.Len(t, s.r.orders.bars, maxBars)
 }
 
 func TestPause(t *testing.T) {
@@ -416,9 +416,9 @@ func TestPause(t *testing.T) {
 			}
 		}
 		require.Equal(t, cause, s.r.Status().Paused)
-		seq := s.r.seq
+		seq := s.r.out.seq
 		s.ordered(OrderPause, "")
-		require.Equal(t, seq, s.r.seq, "it is paused already")
+		require.Equal(t, seq, s.r.out.seq, "it is paused already")
 	}
 	resumed := func(t *testing.T, s *sim) {
 		t.Helper()
@@ -582,7 +582,7 @@ type revived struct {
 
 func (s *sim) revive() *revived {
 	n := newSim(s.t, s.p)
-	n.r, n.now, n.can = New(Config{Term: s.r.seq + 1000}), s.now, s.can
+	n.r, n.now, n.can = New(Config{Term: s.r.out.seq + 1000}), s.now, s.can
 	return &revived{sim: n, old: s}
 }
 

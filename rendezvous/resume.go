@@ -63,7 +63,7 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 	w.missing--
 	r.members.become(n, member)
 	n.rank, n.rankBase = e.Place.GroupRank, e.Place.RankBase
-	r.direct(n, Directive{Kind: job.Run, Place: &e.Place})
+	r.out.direct(n, Directive{Kind: job.Run, Place: &e.Place})
 	r.catchUp(n, e)
 	if join.Stopped == e.EpochID {
 		w.stopped = append(w.stopped, n)
@@ -91,9 +91,10 @@ func (r *Round) rebuild(now time.Time, n *node, e *Resume) {
 	size := e.Place.GroupWorldSize
 	r.resume = &resume{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}
 	r.epoch.id, r.account.restarts, r.epoch.workers, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
-	r.seq = max(r.seq, r.epoch.id.Term)
-	r.restoreHold(e)
-	r.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
+	r.out.seq = max(r.out.seq, r.epoch.id.Term)
+	r.epoch.held = e.Hold
+	r.orders.restoreHold(e.Hold)
+	r.out.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
 }
 
 // onlyStopped reports that no member with running workers has come back.
@@ -143,7 +144,7 @@ func (r *Round) settleResume(now time.Time) {
 			w.missing, len(w.world))
 		r.breakWorld(now, job.Cause{Kind: job.CauseLoss, Text: text})
 	} else {
-		r.note(job.EventResumed, "", "the running world is complete again")
+		r.out.note(job.EventResumed, "", "the running world is complete again")
 	}
 	r.carryOut(now, w)
 	if r.epoch.phase == running {

@@ -107,8 +107,7 @@ type Round struct {
 	members *members
 	epoch   *epoch
 	account *account
-
-	seq uint64
+	orders  *orders
 
 	short      bool    // the world has been below Min since the last seal
 	resume     *resume // a world that an earlier daemon sealed, being rebuilt
@@ -122,12 +121,6 @@ type Round struct {
 	lacking    *job.Cause            // checks have left too few nodes, as sent to waiting nodes; or nil
 	lackingFor int                   // how many were barred, or had left for it, when that was last looked at
 
-	bars     map[string]*job.Cause // by name of nodes; nil: it was barred once
-	paused   *job.Cause
-	pausedIn *job.EpochID // newest epoch of the nodes that brought the pause from an earlier daemon; nil: ordered
-	unpaused bool         // a pause was ended by an order; the nodes' state is older
-	commands
-
 	failAt     time.Time // a static run fails then because of a check
 	gateSince  time.Time // when the phase gating began
 	gateAt     time.Time // it ends then without the missing answers
@@ -139,32 +132,30 @@ type Round struct {
 	held       bool      // that was waited for
 	liveAt     time.Time // earliest liveness deadline, never too late
 
-	acts []Action
-	told []*node // to Check, in this step
-	free []*node // got another directive in this step, before they have answered
+	out *outbox
 }
 
 // New returns the Round of a run that no node has joined.
 func New(cfg Config) *Round {
-	params := &Params{}
+	params, members := &Params{}, newMembers()
+	epoch := &epoch{phase: forming, id: job.EpochID{Term: cfg.Term}, term: cfg.Term}
+	account, orders := &account{params: params}, &orders{bars: map[string]*job.Cause{}}
 	return &Round{
-		cfg: cfg, params: params, seq: cfg.Term, account: &account{params: params},
-		epoch:   &epoch{phase: forming, id: job.EpochID{Term: cfg.Term}, term: cfg.Term},
-		members: newMembers(),
-		refused: map[string]bool{}, bars: map[string]*job.Cause{}, gone: map[string]*job.Cause{},
-		wary: map[string]bool{},
+		cfg: cfg, params: params, members: members, epoch: epoch, account: account, orders: orders,
+		out:     &outbox{params: params, members: members, epoch: epoch, orders: orders, account: account, seq: cfg.Term},
+		refused: map[string]bool{}, gone: map[string]*job.Cause{}, wary: map[string]bool{},
 	}
 }
 
 // Step applies one event and returns the actions that follow. An error refuses the event and leaves the state unchanged
 // but for the passing of time; nodes that wait hear of a Join that was refused.
 func (r *Round) Step(now time.Time, ev Event) ([]Action, error) {
-	r.acts = nil
+	r.out.acts = nil
 	err := r.apply(now, ev)
 	r.expire(now)
 	r.settle(now)
 	r.tellGate(now)
-	return r.acts, err
+	return r.out.acts, err
 }
 
 func (r *Round) apply(now time.Time, ev Event) error {
@@ -206,7 +197,7 @@ func (r *Round) apply(now time.Time, ev Event) error {
 		return r.order(now, e)
 	case Rewire:
 		r.cfg.Topology = e.Topology
-		r.note(job.EventTopology, "", fmt.Sprintf("%d nodes; it counts from the next seal", len(e.Topology)))
+		r.out.note(job.EventTopology, "", fmt.Sprintf("%d nodes; it counts from the next seal", len(e.Topology)))
 		return nil
 	case OtherRun:
 		r.tellOtherRun(e)
@@ -224,15 +215,15 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	if r.epoch.phase != releasing || e.EpochID != r.epoch.id || r.epoch.world[0].ID != e.ID {
 		return nil // the world broke meanwhile; the leader gets a newer directive
 	}
-	r.epoch.phase, r.epoch.held = running, r.hold != nil
+	r.epoch.phase, r.epoch.held = running, r.orders.hold != nil
 	r.account.ran(now, r.epoch.held)
 	addr := overviewOf(r.epoch.world).reach(r.epoch.world[0], e.Addr)
 	for i, p := range r.epoch.places(r.account.restarts) { // nothing has changed since the seal
 		p.MasterAddr, p.MasterPort = addr, e.Port
-		r.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause})
+		r.out.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause})
 	}
 	r.epoch.cause = nil
-	r.note(job.EventRun, "", fmt.Sprintf("store at %s:%d", addr, e.Port))
+	r.out.note(job.EventRun, "", fmt.Sprintf("store at %s:%d", addr, e.Port))
 	return nil
 }
 
@@ -286,7 +277,7 @@ func (r *Round) success(now time.Time, e Success) error {
 func (r *Round) succeed(n *node) {
 	r.members.become(n, succeeded)
 	r.epoch.done++
-	r.note(job.EventNodeSucceeded, n.Name, "")
+	r.out.note(job.EventNodeSucceeded, n.Name, "")
 }
 
 // checkDone ends the run when its success rule is met, or starts it anew when that is the policy and a restart is left.
@@ -320,7 +311,7 @@ func (r *Round) breakWorld(now time.Time, c job.Cause) {
 			continue
 		}
 		r.members.become(n, pending)
-		r.direct(n, Directive{Kind: job.Stop, Cause: r.epoch.cause})
+		r.out.direct(n, Directive{Kind: job.Stop, Cause: r.epoch.cause})
 		if n.suspect() {
 			r.watchLiveness(n.detached.Add(r.grace(n)))
 		}
@@ -332,7 +323,7 @@ func (r *Round) enterForming(now time.Time, c job.Cause) {
 	r.account.broke(now)
 	r.growAt, r.lastCallAt = time.Time{}, time.Time{}
 	r.barsAge()
-	r.note(job.EventBreak, c.Node, c.Text)
+	r.out.note(job.EventBreak, c.Node, c.Text)
 }
 
 // settle makes the time-dependent decisions of the present phase.
@@ -398,44 +389,21 @@ func (r *Round) judge(now time.Time) {
 func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.ended = r.lastStates(o)
 	r.epoch.phase, r.epoch.outcome, r.epoch.cause, r.finishedAt = finished, o, c, now
-	r.paused, r.resume, r.commands, r.epoch.held = nil, nil, commands{}, false
+	r.resume, r.epoch.held = nil, false
+	r.orders.finish()
 	r.account.failPendingAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
 	for _, n := range r.members.sorted(everyNode) {
-		r.direct(n, r.epoch.verdict())
+		r.out.direct(n, r.epoch.verdict())
 	}
 	text := ""
 	if c != nil {
 		text = c.Text
 	}
-	r.note(job.Event(o), "", text)
-	r.tellEnded()
-}
-
-func (r *Round) direct(n *node, d Directive) {
-	r.seq++
-	d.Seq, d.EpochID, d.Restarts, d.Paused, d.Barred = r.seq, r.epoch.id, r.account.restarts, r.paused, r.bars[n.Name]
-	d.Hold, d.Command, d.Leave, d.Spent = d.Kind == job.Run && r.epoch.held, r.command, n.drained, r.account.directive()
-	if n.differs {
-		p := *r.params
-		d.Params = &p
-	}
-	if n.asked && d.Kind != job.Check {
-		r.free = append(r.free, n)
-	}
-	n.dir, n.optional, n.asked = d, false, n.asked && d.Kind == job.Check
-	r.acts = append(r.acts, Action{Node: n.ID, Directive: &d})
-}
-
-func (r *Round) note(event job.Event, nodeName, text string) *Note {
-	n := r.Remark(event, nodeName, text)
-	r.acts = append(r.acts, Action{Note: &n})
-	return &n
+	r.out.note(job.Event(o), "", text)
+	r.out.ended()
 }
 
 // Remark is a note about the present state of the run, from code outside of the Round.
 func (r *Round) Remark(event job.Event, nodeName, text string) Note {
-	return Note{
-		Event: event, Round: r.epoch.id.Round, Epoch: r.epoch.id.Epoch, Node: nodeName, Text: text,
-		Nodes: len(r.members.nodes), World: r.epoch.workers, Term: r.epoch.id.Term, Rank: -1,
-	}
+	return r.out.remark(event, nodeName, text)
 }

@@ -1484,7 +1484,7 @@ func history(t testing.TB, rnd *rand.Rand, steps int) {
 func (s *sim) calmDown() {
 	clear(s.health)
 	_ = s.step(Order{Kind: OrderResume})
-	for _, name := range sortedKeys(s.r.bars) {
+	for _, name := range sortedKeys(s.r.orders.bars) {
 		_ = s.step(Order{Kind: OrderUnbar, Node: name})
 	}
 	for range 3 {
@@ -1615,7 +1615,7 @@ func (s *sim) randomAnswer(rnd *rand.Rand, id string) {
 func (s *sim) newDaemon(rnd *rand.Rand) {
 	v := &revived{sim: s, old: &sim{r: s.r, dirs: s.dirs, runs: maps.Clone(s.runs), worked: s.worked}}
 	clear(s.awaited)
-	cfg := Config{Term: s.r.seq + 1000, Suspicious: s.r.cfg.Suspicious, Suspect: s.r.cfg.Suspect}
+	cfg := Config{Term: s.r.out.seq + 1000, Suspicious: s.r.cfg.Suspicious, Suspect: s.r.cfg.Suspect}
 	s.r, s.dirs = New(cfg), map[string]Directive{}
 	ids := sortedKeys(v.old.dirs)
 	rnd.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
@@ -1652,7 +1652,7 @@ func (s *sim) check() {
 		require.Zero(s.t, r.members.stopping)
 		require.NotZero(s.t, r.members.checking+r.members.again, "somebody's answer is awaited")
 	}
-	if r.paused != nil {
+	if r.orders.paused != nil {
 		require.Equal(s.t, forming, r.epoch.phase)
 	}
 	if r.epoch.phase == running || r.epoch.phase == releasing {
@@ -1681,7 +1681,7 @@ func (s *sim) checkCertificates() {
 		require.Equal(s.t, s.awaited[n.ID], r.Asked(n.ID), "who checks node %s knows when it shall not", n.ID)
 		require.False(s.t, n.unpaired && !n.cleared, "node %s has passed alone, and has not", n.ID)
 	}
-	if !r.failAt.IsZero() && r.epoch.phase != finished && r.paused == nil && r.resume == nil && r.account.failPendingAt.IsZero() {
+	if !r.failAt.IsZero() && r.epoch.phase != finished && r.orders.paused == nil && r.resume == nil && r.account.failPendingAt.IsZero() {
 		require.True(s.t, r.params.Static && r.failed() && r.members.checking > 0 && s.now.Before(r.failAt), "the run should have ended")
 	}
 	if r.epoch.phase == running || r.epoch.phase == releasing {
@@ -1695,13 +1695,13 @@ func (s *sim) checkNode(n *node) {
 	if r.resume != nil || r.epoch.phase == finished {
 		return
 	}
-	out := r.bars[n.Name] != nil || n.bar != nil
+	out := r.orders.bars[n.Name] != nil || n.bar != nil
 	switch {
 	case out && (n.state == member || n.state == waiting):
 		require.Fail(s.t, "a barred node has workers, or may get some", "%s: %s", n.ID, n.state)
 	case !out && n.state == barred:
 		require.Fail(s.t, "a node is barred by nobody", n.ID)
-	case r.paused != nil && (n.dir.Kind == job.Run || n.dir.Kind == job.Lead || n.dir.Kind == job.Check):
+	case r.orders.paused != nil && (n.dir.Kind == job.Run || n.dir.Kind == job.Lead || n.dir.Kind == job.Check):
 		require.Fail(s.t, "the run is paused", "%s: %s", n.ID, n.dir.Kind)
 	case !s.p.Gate && n.state == checking:
 		require.Fail(s.t, "the run has no gate", n.ID)

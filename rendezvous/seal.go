@@ -11,7 +11,7 @@ func (r *Round) trySeal(now time.Time) bool {
 	if !r.holdAt.IsZero() && !now.Before(r.holdAt) {
 		r.holdAt, r.epoch.formingAt = time.Time{}, now
 	}
-	if r.members.stopping > 0 || !r.holdAt.IsZero() || r.paused != nil || r.account.backingOff(now, r.epoch.elastic) {
+	if r.members.stopping > 0 || !r.holdAt.IsZero() || r.orders.paused != nil || r.account.backingOff(now, r.epoch.elastic) {
 		if r.members.stopping == 0 {
 			r.epochOver(now)
 		}
@@ -62,7 +62,7 @@ func (r *Round) lastCallOver(now time.Time, candidates int) bool {
 		case p.Quiet > 0:
 			text += fmt.Sprintf(" at the latest, or %s after the newest node", p.Quiet)
 		}
-		r.note(job.EventLastCall, "", text)
+		r.out.note(job.EventLastCall, "", text)
 	}
 	return !now.Before(r.lastCallEnd(candidates))
 }
@@ -81,7 +81,7 @@ func (r *Round) lastCallEnd(candidates int) time.Time {
 }
 
 func (r *Round) seal(now time.Time, size int) {
-	r.tellEnded()
+	r.out.ended()
 	chosen := choose(r.members.candidates(size), size, r.suspect)
 	ranked := rank(chosen, r.cfg.Topology, r.params.Static)
 	r.epoch.next(now, ranked)
@@ -96,22 +96,15 @@ func (r *Round) seal(now time.Time, size int) {
 	clear(r.gone)
 	r.lastCallAt, r.growAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}
 	r.failAt = time.Time{}
-	r.direct(ranked[0], Directive{Kind: job.Lead, Place: &places[0], Cause: r.epoch.cause})
+	r.out.direct(ranked[0], Directive{Kind: job.Lead, Place: &places[0], Cause: r.epoch.cause})
 	if r.params.Gate {
 		r.endChecks()
 		if r.members.checking == 1 {
 			r.findPartners(now)
 		}
 	}
-	r.note(job.EventSeal, ranked[0].Name, "").Members = r.World()
+	r.out.note(job.EventSeal, ranked[0].Name, "").Members = r.World()
 	r.noteAddresses()
-}
-
-// tellEnded hands out the evidence about the end of the newest epoch, before it is forgotten.
-func (r *Round) tellEnded() {
-	if !r.epoch.fresh() || r.epoch.phase == finished {
-		r.acts = append(r.acts, Action{Ended: &EpochEvidence{EpochID: r.epoch.id, Evidence: r.Evidence()}})
-	}
 }
 
 // tryGrow restarts a running world for newcomers when they make it larger.
@@ -156,7 +149,7 @@ func (r *Round) newcomers() int {
 // checkJoinTimeout: the time that members take to stop their workers does not count; their launchers bound it. Nor
 // does a pause, the wait for members of an older history, or the time in the gate (leaveGate).
 func (r *Round) checkJoinTimeout(now time.Time) {
-	if r.members.stopping > 0 || r.paused != nil || !r.holdAt.IsZero() || r.account.backingOff(now, r.epoch.elastic) {
+	if r.members.stopping > 0 || r.orders.paused != nil || !r.holdAt.IsZero() || r.account.backingOff(now, r.epoch.elastic) {
 		r.epoch.formingAt = now
 		return
 	}

@@ -48,7 +48,7 @@ func (r *Round) keepBar(n *node) {
 func (r *Round) barredNodes() (names, texts []string) {
 	for _, n := range r.members.sorted(func(n *node) bool { return n.state == barred || n.bar != nil }) {
 		names = append(names, n.Name)
-		texts = append(texts, fmt.Sprintf("%s is barred: %s", n.Name, cmp.Or(r.bars[n.Name], n.bar).Text))
+		texts = append(texts, fmt.Sprintf("%s is barred: %s", n.Name, cmp.Or(r.orders.bars[n.Name], n.bar).Text))
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.gone)) {
 		if !slices.Contains(names, name) {
@@ -106,21 +106,21 @@ func (r *Round) tellShortage() {
 	r.lacking = r.lack(job.CauseCheck, fmt.Sprintf(
 		"too few nodes have passed their checks; waiting up to %s for others: %s",
 		r.params.JoinTimeout, r.numbers()))
-	r.note(job.EventTooFew, "", r.lacking.Text)
+	r.out.note(job.EventTooFew, "", r.lacking.Text)
 	for _, n := range r.members.sorted(func(n *node) bool { return n.state == waiting }) {
-		r.direct(n, r.wait())
+		r.out.direct(n, r.wait())
 	}
 }
 
 // wait is the directive of nodes that may have workers, but not yet.
 func (r *Round) wait() Directive {
-	return Directive{Kind: job.Wait, Cause: cmp.Or(r.paused, r.lacking)}
+	return Directive{Kind: job.Wait, Cause: cmp.Or(r.orders.paused, r.lacking)}
 }
 
 // failStatic ends a static run in which a check has failed: when no answers are missing, or after staticPatience.
 func (r *Round) failStatic(now time.Time) bool {
 	switch {
-	case r.failAt.IsZero() || r.paused != nil:
+	case r.failAt.IsZero() || r.orders.paused != nil:
 		return false
 	case !r.failed(), r.params.CheckOnly && r.fit(r.members.waiting+r.members.checking) >= r.params.Min: // it is mended
 		r.failAt = time.Time{}

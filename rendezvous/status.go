@@ -12,7 +12,7 @@ import (
 // Next is when the Round wants a Tick; zero when only an event can change it.
 func (r *Round) Next() time.Time {
 	next := r.liveAt
-	limit, _ := r.account.limit(r.paused, r.epoch.starting())
+	limit, _ := r.account.limit(r.orders.paused, r.epoch.starting())
 	consider := func(at time.Time) {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at
@@ -37,11 +37,11 @@ func (r *Round) nextDecision() time.Time {
 		return r.resume.until
 	case !r.account.failPendingAt.IsZero():
 		return r.account.failPendingAt
-	case !r.failAt.IsZero() && r.paused == nil:
+	case !r.failAt.IsZero() && r.orders.paused == nil:
 		return r.failAt
 	case r.epoch.phase == gating:
 		return r.gateAt
-	case r.paused != nil || r.members.stopping > 0 || len(r.members.nodes) == 0:
+	case r.orders.paused != nil || r.members.stopping > 0 || len(r.members.nodes) == 0:
 		return time.Time{}
 	case !r.holdAt.IsZero():
 		return r.holdAt
@@ -155,33 +155,22 @@ func (r *Round) Size() int { return len(r.members.nodes) }
 func (r *Round) Empty() bool { return len(r.members.nodes) == 0 }
 
 // Evidence is the evidence about the end of the newest epoch, the earliest first.
-func (r *Round) Evidence() job.Evidence {
-	return r.epoch.evidence(r.account.restarts, r.params.MaxRestarts)
-}
+func (r *Round) Evidence() job.Evidence { return r.out.evidence() }
 
 // World is the table of the newest sealed world, by group rank.
 func (r *Round) World() []job.Member { return r.epoch.table() }
 
 // Status is a picture of the run.
 func (r *Round) Status() Status {
-	idle := r.members.idle()
+	idle, e, o := r.members.idle(), r.epoch, r.orders
 	s := Status{
-		Phase: string(r.epoch.phase), Round: r.epoch.id.Round, Epoch: r.epoch.id.Epoch, Params: *r.params, Restarts: r.account.restarts,
-		Members: len(r.members.nodes) - idle, Waiting: idle, WorldSize: r.epoch.workers,
-		Outcome: string(r.epoch.outcome), Cause: r.epoch.cause, Paused: r.paused, Hold: r.hold, Command: r.command,
-		EndedAt: r.finishedAt,
+		Phase: string(e.phase), Round: e.id.Round, Epoch: e.id.Epoch, Params: *r.params, Restarts: r.account.restarts,
+		Members: len(r.members.nodes) - idle, Waiting: idle, WorldSize: e.workers,
+		Outcome: string(e.outcome), Cause: e.cause, EndedAt: r.finishedAt,
+		Paused: o.paused, Bars: o.barred(), Hold: o.hold, Command: o.command,
 	}
-	if !r.epoch.fresh() {
-		s.Budget = r.account.status(r.epoch.id)
-	}
-	for name, c := range r.bars {
-		if c == nil {
-			continue
-		}
-		if s.Bars == nil {
-			s.Bars = map[string]job.Cause{}
-		}
-		s.Bars[name] = *c
+	if !e.fresh() {
+		s.Budget = r.account.status(e.id)
 	}
 	return s
 }
@@ -196,7 +185,7 @@ func (r *Round) Nodes() []NodeStatus {
 		}
 		ns = append(ns, NodeStatus{
 			Name: n.Name, State: n.stateText(), GroupRank: rank, Addr: n.Addr, Slots: n.Slots,
-			Connected: n.attached > 0, Suspect: n.suspect(), Barred: cmp.Or(r.bars[n.Name], n.bar),
+			Connected: n.attached > 0, Suspect: n.suspect(), Barred: cmp.Or(r.orders.bars[n.Name], n.bar),
 			Since: n.since, Restarts: max(n.starts-1, 0), Role: n.Role, Machine: n.Machine, Devices: n.Devices,
 		})
 	}

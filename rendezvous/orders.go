@@ -1,0 +1,135 @@
+package rendezvous
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+
+	"dlrover-run/internal/job"
+)
+
+// orders are the lasting effects of orders; every directive carries them.
+//
+// A bar holds for a name, not for a launcher: a node under that name gets no workers until the name is unbarred. A pause
+// stops all workers and prevents sealing; the launchers stay, and no limit on waiting counts.
+//
+// With Params.Hold a run begins held. Worlds are sealed as ever, with ranks and a store, but their nodes get Run without
+// workers (Directive.Hold), until an order resumes the run. The command replaces the one with which the nodes were
+// started.
+//
+// Pause and command outlive an abandoned history of the run, bars also the run. Nodes report all three to a restarted
+// daemon.
+type orders struct {
+	bars      map[string]*job.Cause // by name of nodes; nil: it was barred once
+	paused    *job.Cause
+	pausedIn  *job.EpochID // newest epoch of the nodes that brought the pause from an earlier daemon; nil: ordered
+	unpaused  bool         // a pause was ended by an order; the nodes' state is older
+	hold      *job.Cause   // the run is held; nil: it is not
+	unheld    bool         // an order has ended a hold; the nodes' state is older
+	command   *job.Command // of the workers; nil: the one with which their nodes were started
+	commandIn *job.EpochID // the newest epoch that was known to the node that brought the command; nil: it was ordered
+	onResume  *job.Command // becomes the command when the run is first paused, or a hold ends; nil: none was given
+}
+
+// open takes over the settings of the node that opens the run.
+func (o *orders) open(e Join, held bool) {
+	if held {
+		o.hold = &job.Cause{Kind: job.CauseOperator, Text: "the job was started with --hold"}
+	}
+	if e.OnResume.Validate() == nil {
+		o.onResume = e.OnResume
+	}
+}
+
+// finish drops what a run that has ended has no use for.
+func (o *orders) finish() {
+	o.paused, o.hold, o.unheld, o.command, o.commandIn, o.onResume = nil, nil, false, nil, nil, nil
+}
+
+// roomForBar forgets which names were unbarred when there is no room for another one that is barred.
+func (o *orders) roomForBar(name string) bool {
+	if o.bars[name] == nil && len(o.bars) >= maxBars {
+		maps.DeleteFunc(o.bars, func(_ string, c *job.Cause) bool { return c == nil })
+	}
+	return o.bars[name] != nil || len(o.bars) < maxBars
+}
+
+// barred are the names with a bar, or nil.
+func (o *orders) barred() map[string]job.Cause {
+	var bars map[string]job.Cause
+	for name, c := range o.bars {
+		if c != nil && bars == nil {
+			bars = map[string]job.Cause{}
+		}
+		if c != nil {
+			bars[name] = *c
+		}
+	}
+	return bars
+}
+
+// cannotFollow returns why a newcomer would start workers of another command, or workers that are held back.
+func (o *orders) cannotFollow(n Node) error {
+	switch {
+	case o.hold != nil && !n.can(CanHold):
+		return errors.New("the run is held, and this launcher is of a version that starts workers all the same")
+	case o.command != nil && !n.can(CanCommand):
+		return errors.New("the run executes another command than its nodes were started with, and this launcher takes " +
+			"none: it has no job token, or is of an older version")
+	}
+	return nil
+}
+
+// setCommand has workers execute c from their next start on; nil changes nothing. Arguments alone apply to the present
+// command.
+func (o *orders) setCommand(c *job.Command, out *outbox) {
+	if c == nil {
+		return
+	}
+	if len(c.Program) == 0 && o.command != nil {
+		c = &job.Command{Program: o.command.Program, Args: c.Args}
+	}
+	o.command, o.commandIn, o.onResume = c, nil, nil
+	out.note(job.EventCommand, "", c.String())
+}
+
+// commandAhead makes the command that was given in advance count, unless another one does.
+func (o *orders) commandAhead(out *outbox) {
+	if o.command == nil {
+		o.setCommand(o.onResume, out)
+	}
+}
+
+// restoreCommand takes over the command that an earlier daemon had sent to the node, unless this history knows a newer
+// one.
+func (o *orders) restoreCommand(e Join) {
+	known := o.command != nil && (o.commandIn == nil || !e.Seen.Newer(*o.commandIn))
+	if e.Command == nil || known || e.Command.Validate() != nil {
+		return
+	}
+	o.command, o.commandIn, o.onResume = e.Command, &e.Seen, nil
+}
+
+// restoreHold: a world that is being rebuilt has workers, or is held.
+func (o *orders) restoreHold(held bool) {
+	switch {
+	case !held:
+		o.hold = nil
+	case !o.unheld && o.hold == nil:
+		o.hold = &job.Cause{Kind: job.CauseOperator, Text: "it was held before the rendezvous daemon was started again"}
+	}
+}
+
+// commandRefusal is why a command cannot be given.
+func (m *members) commandRefusal(c *job.Command) error {
+	if c == nil {
+		return nil
+	}
+	for _, n := range m.sorted(everyNode) {
+		if !n.can(CanCommand) {
+			return fmt.Errorf("%w: node %q takes no other command: its launcher has no job token, or is of an older version",
+				ErrBadOrder, n.Name)
+		}
+	}
+	return nil
+}

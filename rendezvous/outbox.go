@@ -1,0 +1,78 @@
+package rendezvous
+
+import (
+	"dlrover-run/internal/job"
+)
+
+// outbox collects the actions of one step. Every directive in it carries the epoch, the orders and the spent budget of
+// the moment, every note the size of the run.
+type outbox struct {
+	params  *Params
+	members *members
+	epoch   *epoch
+	orders  *orders
+	account *account
+
+	seq  uint64
+	acts []Action
+	told []*node // to Check, in this step
+	free []*node // got another directive in this step, before they have answered
+}
+
+func (o *outbox) direct(n *node, d Directive) {
+	o.seq++
+	d.Seq, d.EpochID, d.Restarts = o.seq, o.epoch.id, o.account.restarts
+	d.Paused, d.Barred, d.Command = o.orders.paused, o.orders.bars[n.Name], o.orders.command
+	d.Hold, d.Leave, d.Spent = d.Kind == job.Run && o.epoch.held, n.drained, o.account.directive()
+	if n.differs {
+		p := *o.params
+		d.Params = &p
+	}
+	if n.asked && d.Kind != job.Check {
+		o.free = append(o.free, n)
+	}
+	n.dir, n.optional, n.asked = d, false, n.asked && d.Kind == job.Check
+	o.acts = append(o.acts, Action{Node: n.ID, Directive: &d})
+}
+
+// check gives n a Check. The answer to an optional one is not waited for.
+func (o *outbox) check(n *node, optional bool) {
+	o.direct(n, Directive{Kind: job.Check})
+	n.optional, n.asked = optional, true
+	o.told = append(o.told, n)
+}
+
+// repeat sends the present directive again to nodes that f picks, and that still have workers to stop or are being
+// resumed. The nodes may have to report the present orders to a restarted daemon before their next directive.
+func (o *outbox) repeat(f func(*node) bool) {
+	if !o.epoch.collecting() {
+		return // nodes with workers will get a Stop
+	}
+	for _, n := range o.members.sorted(func(n *node) bool { return f(n) && n.state != "" && !n.idle() }) {
+		o.direct(n, Directive{Kind: n.dir.Kind, Place: n.dir.Place, Cause: n.dir.Cause})
+	}
+}
+
+func (o *outbox) note(event job.Event, nodeName, text string) *Note {
+	n := o.remark(event, nodeName, text)
+	o.acts = append(o.acts, Action{Note: &n})
+	return &n
+}
+
+func (o *outbox) remark(event job.Event, nodeName, text string) Note {
+	return Note{
+		Event: event, Round: o.epoch.id.Round, Epoch: o.epoch.id.Epoch, Node: nodeName, Text: text,
+		Nodes: len(o.members.nodes), World: o.epoch.workers, Term: o.epoch.id.Term, Rank: -1,
+	}
+}
+
+// ended hands out the evidence about the end of the newest epoch, before it is forgotten.
+func (o *outbox) ended() {
+	if e := o.epoch; !e.fresh() || e.phase == finished {
+		o.acts = append(o.acts, Action{Ended: &EpochEvidence{EpochID: e.id, Evidence: o.evidence()}})
+	}
+}
+
+func (o *outbox) evidence() job.Evidence {
+	return o.epoch.evidence(o.account.restarts, o.params.MaxRestarts)
+}
