@@ -47,7 +47,7 @@ func (r *Round) breakCharged(now time.Time, c job.Cause, price cost) {
 // failPending lets the run fail soon, unless a node turns out to have died.
 func (r *Round) failPending(now time.Time) {
 	if r.account.failPendingAt.IsZero() {
-		r.leaveGate(now)
+		r.gate.leave(now)
 		r.account.failPending(now, len(r.epoch.world) <= 1)
 	}
 }

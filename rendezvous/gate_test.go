@@ -89,12 +89,12 @@ func (s *sim) holdGate(acts []Action) (gate []string) {
 		for _, id := range a.Gate {
 			n := s.r.members.nodes[id]
 			s.checked[id] = append(s.checked[id], n.dir.Seq)
-			require.True(s.t, s.r.mustCheck(s.now, n) || n.bar != nil, "node %s is checked for nothing", id)
+			require.True(s.t, s.r.checks.mustCheck(s.now, n) || n.bar != nil, "node %s is checked for nothing", id)
 			require.True(s.t, n.state == checking || n.optional && n.unpaired, "node %s: %s", id, n.state)
 		}
 		for _, id := range a.Witnesses {
 			n := s.r.members.nodes[id]
-			require.False(s.t, s.r.mustCheck(s.now, n), "witness %s has no certificate", id)
+			require.False(s.t, s.r.checks.mustCheck(s.now, n), "witness %s has no certificate", id)
 			require.True(s.t, n.state == waiting && n.optional && n.can(CanGate), "witness %s: %s", id, n.state)
 		}
 		require.LessOrEqual(s.t, len(a.Witnesses), 4*(s.r.members.checking+s.r.members.again)+4)

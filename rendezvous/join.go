@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"dlrover-run/internal/duration"
@@ -23,7 +22,7 @@ func (r *Round) join(now time.Time, e Join) error {
 		return nil
 	}
 	if err := r.admit(e); err != nil {
-		r.tellRefused(e.Node, err)
+		r.shortage.tellRefused(e.Node, err)
 		return err
 	}
 	if r.epoch.fresh() && len(r.members.nodes) == 0 {
@@ -42,7 +41,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	r.remember(now, e)
 	r.restore(now, n, e)
 	if !r.adopt(now, n, e) {
-		r.queue(now, n)
+		r.checks.queue(now, n)
 	}
 	r.out.note(job.EventJoin, n.Name, fmt.Sprintf("%d slots", n.Slots)).Machine = n.Machine
 	return nil
@@ -54,54 +53,8 @@ func (r *Round) arrived(now time.Time, who Node) *node {
 	return r.members.arrived(now, who)
 }
 
-// maxRefused bounds the texts of tellWaiting in one run.
-const maxRefused = 64
-
-// tellRefused informs the waiting nodes why another one will not come.
-func (r *Round) tellRefused(refused Node, err error) {
-	r.tellWaiting(job.EventRefused, refused.Name,
-		fmt.Sprintf("node %q was refused: %s", refused.Name, strings.TrimPrefix(err.Error(), ErrRefused.Error()+": ")))
-}
-
-// tellOtherRun informs the nodes of a run without a world that they may be looking for each other under two names.
-func (r *Round) tellOtherRun(e OtherRun) {
-	if !r.Lacks().lonely() {
-		return
-	}
-	r.tellWaiting(job.EventOtherRun, "", fmt.Sprintf(
-		"nodes also wait in run %q of this rendezvous, and together there would "+
-			"be enough: is --rdzv-id the same on all nodes?", e.ID))
-}
-
-// tellWaiting informs the waiting nodes, once, why others do not come.
-func (r *Round) tellWaiting(event job.Event, name, text string) {
-	if r.members.waiting == 0 || r.refused[text] || len(r.refused) >= maxRefused {
-		return
-	}
-	r.refused[text] = true
-	r.out.note(event, name, text)
-	for _, n := range r.members.sorted(func(n *node) bool { return n.state == waiting && !n.optional }) {
-		r.out.direct(n, Directive{Kind: job.Wait, Cause: &job.Cause{Kind: job.CauseRefusal, Node: name, Text: text}})
-	}
-}
-
-// Lack is how many nodes wait in a run that has had no world yet, and how many it needs. It is zero in any other run.
-type Lack struct{ Joined, Min, Max int }
-
-func (l Lack) lonely() bool { return l.Joined > 0 }
-
-// With reports whether two runs would have a world if their nodes had used one name.
-func (l Lack) With(o Lack) bool {
-	return l.lonely() && o.lonely() && l.Min == o.Min && l.Max == o.Max && l.Joined+o.Joined >= l.Min
-}
-
 // Lacks describes the nodes that the run waits for.
-func (r *Round) Lacks() Lack {
-	if !r.epoch.fresh() || r.epoch.phase != forming || r.orders.paused != nil || r.members.waiting >= r.params.Min {
-		return Lack{}
-	}
-	return Lack{r.members.waiting, r.params.Min, r.params.Max}
-}
+func (r *Round) Lacks() Lack { return r.shortage.lacks() }
 
 // remember takes the state that a restarted daemon has lost from a newcomer. A spare that knows of a world announces
 // others that may still run in it.
@@ -135,7 +88,7 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 	n.Peer, n.Via = e.Node.Peer, e.Node.Via
 	n.Ports, n.Bases = e.Node.Ports, e.Node.Bases
 	r.epoch.record(e.Failures)
-	r.queue(now, n)
+	r.checks.queue(now, n)
 }
 
 // admit holds a newcomer against the run's rules.
@@ -334,7 +287,7 @@ func (r *Round) reset() {
 		r.out.ended()
 	}
 	r.cfg.Term = r.out.seq + 1
-	next := New(r.cfg)
+	next := New(*r.cfg)
 	next.members.left, next.orders.bars = r.members.left, r.orders.bars
 	next.out.acts, next.out.told, next.out.free = r.out.acts, r.out.told, r.out.free
 	if r.epoch.phase != finished {

@@ -48,7 +48,7 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 	if r.epoch.seated(n) {
 		note.Rank = n.rank
 	}
-	r.keepBar(n)
+	r.shortage.keepBar(n)
 	if n.idle() || n.state == succeeded || n.state == leaving || r.epoch.phase == finished {
 		return // it has no work to do; the world does not need it any more
 	}

@@ -110,6 +110,9 @@ func (m *members) sorted(f func(*node) bool) []*node {
 	return ns
 }
 
+// idle: it has no workers, and none that it would have to stop.
+func (n *node) idle() bool { return n.state == waiting || n.state == checking || n.state == barred }
+
 func everyNode(*node) bool { return true }
 
 // barredAs lists the nodes of the name that are barred, by name or by a check.

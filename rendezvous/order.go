@@ -94,7 +94,7 @@ func (r *Round) order(now time.Time, o Order) error {
 	case OrderBar:
 		r.barName(now, o.Node, c)
 	case OrderUnbar:
-		r.unbarName(now, o.Node)
+		r.checks.unbarName(now, o.Node)
 	case OrderPause:
 		r.orders.setCommand(o.Command, r.out)
 		r.orders.commandAhead(r.out)
@@ -119,26 +119,8 @@ func (r *Round) restart(now time.Time, o Order) {
 
 // barName keeps every node of the name without workers, those to come, too. The world goes on without it.
 func (r *Round) barName(now time.Time, name string, c *job.Cause) {
-	r.orders.bars[name] = c
-	for _, n := range r.members.sorted(func(n *node) bool { return n.Name == name && n.idle() }) {
-		r.members.setBar(n, n.bar, false)
-		r.exclude(n)
-	}
-	r.out.repeat(func(n *node) bool { return n.Name == name })
+	r.checks.barName(name, c)
 	r.enforce(now)
-}
-
-// unbarName ends the bar of the name, and checks' bars of its nodes: these are checked once more. The entry stays, as
-// nil: a node that has not heard of it may still bring its bar (restore).
-func (r *Round) unbarName(now time.Time, name string) {
-	r.orders.bars[name] = nil
-	for _, n := range r.members.barredAs(name) {
-		r.members.setBar(n, nil, false)
-		if n.state == barred {
-			r.queue(now, n)
-		}
-	}
-	r.out.repeat(func(n *node) bool { return n.Name == name })
 }
 
 // enforce breaks a sealed world in which someone is barred, or that is paused.
@@ -165,24 +147,17 @@ func (r *Round) pause(now time.Time, c *job.Cause) {
 	}
 	r.orders.paused, r.lastCallAt = c, time.Time{}
 	r.account.pauseBegins(now)
-	r.leaveGate(now)
+	r.gate.leave(now)
 	r.out.repeat(everyNode)
 	r.enforce(now)
-	r.tellIdle(now)
+	r.checks.requeue(now)
 }
 
 func (r *Round) unpause(now time.Time) {
 	r.orders.paused, r.orders.pausedIn, r.orders.unpaused, r.epoch.formingAt = nil, nil, true, now
 	r.account.pauseEnds(now)
 	r.out.repeat(everyNode)
-	r.tellIdle(now)
-}
-
-// tellIdle gives all nodes without workers a new directive. A check that a pause has ended begins again at the gate.
-func (r *Round) tellIdle(now time.Time) {
-	for _, n := range r.members.sorted((*node).idle) {
-		r.queue(now, n)
-	}
+	r.checks.requeue(now)
 }
 
 // restore takes over the orders that an earlier daemon had sent to the joining node, unless this history is newer: it
@@ -197,7 +172,7 @@ func (r *Round) restore(now time.Time, n *node, e Join) {
 	}
 	bar := bounded(*e.Barred)
 	if bar.Kind == job.CauseCheck {
-		if r.mustCheck(now, n) {
+		if r.checks.mustCheck(now, n) {
 			n.bar = bar
 		}
 		return
@@ -230,7 +205,7 @@ func (r *Round) expirePause(now time.Time, e job.EpochID) {
 	if r.orders.pausedIn != nil && e.Newer(*r.orders.pausedIn) {
 		r.orders.paused, r.orders.pausedIn = nil, nil
 		r.account.pauseEnds(now)
-		r.tellIdle(now)
+		r.checks.requeue(now)
 	}
 }
 

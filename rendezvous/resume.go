@@ -51,7 +51,7 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 	}
 	r.giveUpFor(now, e.EpochID)
 	r.expirePause(now, e.EpochID)
-	r.leaveGate(now)
+	r.gate.leave(now)
 	if r.resume == nil {
 		r.rebuild(now, n, e)
 	}
@@ -81,7 +81,7 @@ func (r *Round) giveUpFor(now time.Time, e job.EpochID) {
 	r.resume = nil
 	for _, s := range w.stopped {
 		if r.members.nodes[s.ID] == s {
-			r.queue(now, s)
+			r.checks.queue(now, s)
 		}
 	}
 }
@@ -148,7 +148,7 @@ func (r *Round) settleResume(now time.Time) {
 	}
 	r.carryOut(now, w)
 	if r.epoch.phase == running {
-		r.askAll(now)
+		r.checks.askAll(now)
 	}
 	r.checkDone(now)
 }
@@ -167,7 +167,7 @@ func (r *Round) carryOut(now time.Time, w *resume) {
 	}
 	for _, n := range w.stopped {
 		if n.state == pending { // and not gone meanwhile
-			r.queue(now, n)
+			r.checks.queue(now, n)
 		}
 	}
 }

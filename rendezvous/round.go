@@ -102,29 +102,22 @@ var (
 
 // Round is the state of one run.
 type Round struct {
-	cfg     Config
-	params  *Params
-	members *members
-	epoch   *epoch
-	account *account
-	orders  *orders
+	cfg      *Config
+	params   *Params
+	members  *members
+	epoch    *epoch
+	account  *account
+	orders   *orders
+	shortage *shortage
+	checks   *checks
+	gate     *gate
 
 	short      bool    // the world has been below Min since the last seal
 	resume     *resume // a world that an earlier daemon sealed, being rebuilt
 	finishedAt time.Time
-	ended      []NodeStatus    // the nodes as they were then
-	works      []string        // Join.Work of its nodes, each once
-	refused    map[string]bool // texts of tellWaiting
+	ended      []NodeStatus // the nodes as they were then
+	works      []string     // Join.Work of its nodes, each once
 
-	wary       map[string]bool       // machines that have failed a check with others, and passed none since
-	gone       map[string]*job.Cause // checks' bars of nodes that have left since the last seal, by name
-	lacking    *job.Cause            // checks have left too few nodes, as sent to waiting nodes; or nil
-	lackingFor int                   // how many were barred, or had left for it, when that was last looked at
-
-	failAt     time.Time // a static run fails then because of a check
-	gateSince  time.Time // when the phase gating began
-	gateAt     time.Time // it ends then without the missing answers
-	rechecks   int       // in the present gate, of nodes without a result
 	lastCallAt time.Time // the last call ends then at the latest
 	cameAt     time.Time // the newest node did
 	growAt     time.Time
@@ -140,10 +133,16 @@ func New(cfg Config) *Round {
 	params, members := &Params{}, newMembers()
 	epoch := &epoch{phase: forming, id: job.EpochID{Term: cfg.Term}, term: cfg.Term}
 	account, orders := &account{params: params}, &orders{bars: map[string]*job.Cause{}}
+	out := &outbox{params: params, members: members, epoch: epoch, orders: orders, account: account, seq: cfg.Term}
+	shortage := &shortage{params: params, members: members, epoch: epoch, orders: orders, out: out,
+		refused: map[string]bool{}, gone: map[string]*job.Cause{}}
+	checks := &checks{cfg: &cfg, params: params, members: members, epoch: epoch, orders: orders, shortage: shortage,
+		out: out, wary: map[string]bool{}}
 	return &Round{
-		cfg: cfg, params: params, members: members, epoch: epoch, account: account, orders: orders,
-		out:     &outbox{params: params, members: members, epoch: epoch, orders: orders, account: account, seq: cfg.Term},
-		refused: map[string]bool{}, gone: map[string]*job.Cause{}, wary: map[string]bool{},
+		cfg: &cfg, params: params, members: members, epoch: epoch, account: account, orders: orders, out: out,
+		shortage: shortage, checks: checks,
+		gate: &gate{params: params, members: members, epoch: epoch, orders: orders, shortage: shortage, checks: checks,
+			out: out},
 	}
 }
 
@@ -154,7 +153,7 @@ func (r *Round) Step(now time.Time, ev Event) ([]Action, error) {
 	err := r.apply(now, ev)
 	r.expire(now)
 	r.settle(now)
-	r.tellGate(now)
+	r.checks.tell(now)
 	return r.out.acts, err
 }
 
@@ -188,11 +187,11 @@ func (r *Round) apply(now time.Time, ev Event) error {
 	case Stepped:
 		return r.stepped(e)
 	case Cleared:
-		return r.clear(now, e)
+		return r.checks.passed(now, e)
 	case Barred:
-		return r.bar(now, e)
+		return r.gate.failed(now, e)
 	case Doubt:
-		return r.doubt(now, e)
+		return r.checks.doubt(now, e)
 	case Order:
 		return r.order(now, e)
 	case Rewire:
@@ -200,7 +199,7 @@ func (r *Round) apply(now time.Time, ev Event) error {
 		r.out.note(job.EventTopology, "", fmt.Sprintf("%d nodes; it counts from the next seal", len(e.Topology)))
 		return nil
 	case OtherRun:
-		r.tellOtherRun(e)
+		r.shortage.tellOtherRun(e)
 		return nil
 	case Tick:
 		return nil
@@ -322,7 +321,7 @@ func (r *Round) enterForming(now time.Time, c job.Cause) {
 	r.epoch.breaks(now)
 	r.account.broke(now)
 	r.growAt, r.lastCallAt = time.Time{}, time.Time{}
-	r.barsAge()
+	r.gate.reopen()
 	r.out.note(job.EventBreak, c.Node, c.Text)
 }
 
@@ -347,7 +346,9 @@ func (r *Round) settle(now time.Time) {
 		if r.epoch.phase == finished || !r.account.failPendingAt.IsZero() {
 			return
 		}
-		if !r.failStatic(now) && !r.trySeal(now) {
+		if c := r.gate.fate(now); c != nil {
+			r.finish(now, job.Failed, c)
+		} else if !r.trySeal(now) {
 			r.checkJoinTimeout(now)
 		}
 	case running:

@@ -1681,11 +1681,11 @@ func (s *sim) checkCertificates() {
 		require.Equal(s.t, s.awaited[n.ID], r.Asked(n.ID), "who checks node %s knows when it shall not", n.ID)
 		require.False(s.t, n.unpaired && !n.cleared, "node %s has passed alone, and has not", n.ID)
 	}
-	if !r.failAt.IsZero() && r.epoch.phase != finished && r.orders.paused == nil && r.resume == nil && r.account.failPendingAt.IsZero() {
-		require.True(s.t, r.params.Static && r.failed() && r.members.checking > 0 && s.now.Before(r.failAt), "the run should have ended")
+	if !r.gate.failAt.IsZero() && r.epoch.phase != finished && r.orders.paused == nil && r.resume == nil && r.account.failPendingAt.IsZero() {
+		require.True(s.t, r.params.Static && r.shortage.failed() && r.members.checking > 0 && s.now.Before(r.gate.failAt), "the run should have ended")
 	}
 	if r.epoch.phase == running || r.epoch.phase == releasing {
-		require.Nil(s.t, r.lacking)
+		require.Nil(s.t, r.shortage.lacking)
 		require.False(s.t, r.epoch.sealedAt.IsZero(), "the clocks of the members' certificates run")
 	}
 }

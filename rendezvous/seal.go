@@ -13,22 +13,22 @@ func (r *Round) trySeal(now time.Time) bool {
 	}
 	if r.members.stopping > 0 || !r.holdAt.IsZero() || r.orders.paused != nil || r.account.backingOff(now, r.epoch.elastic) {
 		if r.members.stopping == 0 {
-			r.epochOver(now)
+			r.checks.epochOver(now)
 		}
-		r.leaveGate(now)
+		r.gate.leave(now)
 		return false
 	}
-	r.epochOver(now)
-	r.endSecondOpinions(now)
+	r.checks.epochOver(now)
+	r.gate.endSecondOpinions(now)
 	candidates := r.members.possible()
-	if r.fit(candidates) < r.params.Min {
+	if r.params.fit(candidates) < r.params.Min {
 		return r.tooFew(now)
 	}
-	r.lacking, r.lackingFor = nil, 0
+	r.shortage.over()
 	if r.epoch.phase != gating && candidates < r.params.Max && (r.epoch.fresh() || r.short) && !r.lastCallOver(now, candidates) {
 		return false
 	}
-	size, open := r.passGate(now)
+	size, open := r.gate.pass(now)
 	if open {
 		r.seal(now, size)
 	}
@@ -41,13 +41,10 @@ func (r *Round) trySeal(now time.Time) bool {
 // tooFew reacts to too few nodes for a world.
 func (r *Round) tooFew(now time.Time) (sealed bool) {
 	r.lastCallAt, r.short = time.Time{}, true
-	r.leaveGate(now)
-	r.tellShortage()
+	r.gate.leave(now)
+	r.shortage.tell()
 	return false
 }
-
-// fit is the size of the largest world of n nodes.
-func (r *Round) fit(n int) int { return r.params.floor(min(n, r.params.Max)) }
 
 // lastCallOver starts the last call when the world first could be sealed. A world that merely lost nodes skips it: all
 // known nodes are here.
@@ -93,14 +90,14 @@ func (r *Round) seal(now time.Time, size int) {
 	}
 	r.epoch.forget()
 	r.short = false
-	clear(r.gone)
+	clear(r.shortage.gone)
 	r.lastCallAt, r.growAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}
-	r.failAt = time.Time{}
+	r.gate.failAt = time.Time{}
 	r.out.direct(ranked[0], Directive{Kind: job.Lead, Place: &places[0], Cause: r.epoch.cause})
 	if r.params.Gate {
-		r.endChecks()
+		r.gate.endChecks()
 		if r.members.checking == 1 {
-			r.findPartners(now)
+			r.checks.findPartners(now)
 		}
 	}
 	r.out.note(job.EventSeal, ranked[0].Name, "").Members = r.World()
@@ -109,8 +106,8 @@ func (r *Round) seal(now time.Time, size int) {
 
 // tryGrow restarts a running world for newcomers when they make it larger.
 func (r *Round) tryGrow(now time.Time) {
-	newcomers := r.newcomers()
-	size := r.fit(len(r.epoch.world) + newcomers)
+	newcomers := r.checks.newcomers()
+	size := r.params.fit(len(r.epoch.world) + newcomers)
 	if newcomers == 0 || size <= len(r.epoch.world) || r.epoch.done > 0 {
 		r.growAt = time.Time{}
 		return
@@ -121,29 +118,14 @@ func (r *Round) tryGrow(now time.Time) {
 	if size < r.params.Max && now.Before(r.growAt) {
 		return
 	}
-	if r.askAll(now) > 0 {
-		r.findPartners(now)
+	if r.checks.askAll(now) > 0 {
+		r.checks.findPartners(now)
 		r.growAt = time.Time{} // a clearance has run out meanwhile
 		return
 	}
 	text := fmt.Sprintf("the world grows from %d to %d nodes", len(r.epoch.world), size)
 	r.breakWorld(now, job.Cause{Kind: job.CauseGrowth, Text: text})
 	r.epoch.elastic = true
-}
-
-// newcomers is how many nodes wait, but for those that have failed a check with others and have passed only alone
-// since: no workers are stopped for these.
-func (r *Round) newcomers() int {
-	waits := r.members.waiting
-	if len(r.wary) == 0 {
-		return waits
-	}
-	for _, n := range r.members.nodes {
-		if n.state == waiting && n.unpaired && r.wary[n.machine()] {
-			waits--
-		}
-	}
-	return waits
 }
 
 // checkJoinTimeout: the time that members take to stop their workers does not count; their launchers bound it. Nor
@@ -154,6 +136,6 @@ func (r *Round) checkJoinTimeout(now time.Time) {
 		return
 	}
 	if r.epoch.phase == forming && !now.Before(r.epoch.formingAt.Add(r.params.JoinTimeout)) {
-		r.finish(now, job.Failed, r.shortage())
+		r.finish(now, job.Failed, r.shortage.cause())
 	}
 }

@@ -6,30 +6,41 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"dlrover-run/internal/job"
 )
 
-// The fate of a run when checks leave too few nodes. It waits for others, as for nodes that have never come, and
-// reports at once which nodes are missing and why. The launcher of a node that has failed its check leaves, so its name
-// is kept. A static run does not wait: no other node can have the rank.
+// shortage explains why there are too few nodes for a world.
+//
+// When checks leave too few nodes, a run waits for others, as for nodes that have never come. It reports at once which
+// nodes are missing and why. The launcher of a node that has failed its check leaves, so its name is kept. A static run
+// does not wait: no other node can have the rank.
+type shortage struct {
+	params  *Params
+	members *members
+	epoch   *epoch
+	orders  *orders
+	out     *outbox
 
-// maxNamed bounds the nodes that an error names, and maxGone the names that are kept.
+	refused    map[string]bool       // texts of tellWaiting
+	gone       map[string]*job.Cause // checks' bars of nodes that have left since the last seal, by name
+	lacking    *job.Cause            // checks have left too few nodes, as sent to waiting nodes; or nil
+	lackingFor int                   // how many were barred, or had left for it, when that was last looked at
+}
+
+// Bounds of the texts about a shortage.
 const (
-	maxNamed = 4
-	maxGone  = 256
+	maxNamed   = 4   // nodes that an error names
+	maxGone    = 256 // names that are kept
+	maxRefused = 64  // texts of tellWaiting in one run
 )
 
-// staticPatience is how long a static run in which a check has failed waits for other checks, to name all nodes.
-const staticPatience = 5 * time.Second
-
 // failed: a check has failed on a node that is here, or was.
-func (r *Round) failed() bool {
-	if len(r.gone) > 0 || r.members.again+r.members.barred == 0 {
-		return len(r.gone) > 0
+func (s *shortage) failed() bool {
+	if len(s.gone) > 0 || s.members.again+s.members.barred == 0 {
+		return len(s.gone) > 0
 	}
-	for _, n := range r.members.nodes {
+	for _, n := range s.members.nodes {
 		if n.bar != nil {
 			return true
 		}
@@ -38,22 +49,22 @@ func (r *Round) failed() bool {
 }
 
 // keepBar remembers why a node had no workers that goes away.
-func (r *Round) keepBar(n *node) {
-	if n.bar != nil && (r.gone[n.Name] != nil || len(r.gone) < maxGone) {
-		r.gone[n.Name] = n.bar
+func (s *shortage) keepBar(n *node) {
+	if n.bar != nil && (s.gone[n.Name] != nil || len(s.gone) < maxGone) {
+		s.gone[n.Name] = n.bar
 	}
 }
 
 // barredNodes lists the nodes that get no workers, in order of arrival, and then those that have left for it, by name.
-func (r *Round) barredNodes() (names, texts []string) {
-	for _, n := range r.members.sorted(func(n *node) bool { return n.state == barred || n.bar != nil }) {
+func (s *shortage) barredNodes() (names, texts []string) {
+	for _, n := range s.members.sorted(func(n *node) bool { return n.state == barred || n.bar != nil }) {
 		names = append(names, n.Name)
-		texts = append(texts, fmt.Sprintf("%s is barred: %s", n.Name, cmp.Or(r.orders.bars[n.Name], n.bar).Text))
+		texts = append(texts, fmt.Sprintf("%s is barred: %s", n.Name, cmp.Or(s.orders.bars[n.Name], n.bar).Text))
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.gone)) {
+	for _, name := range slices.Sorted(maps.Keys(s.gone)) {
 		if !slices.Contains(names, name) {
 			names = append(names, name)
-			texts = append(texts, fmt.Sprintf("%s has left: %s", name, r.gone[name].Text))
+			texts = append(texts, fmt.Sprintf("%s has left: %s", name, s.gone[name].Text))
 		}
 	}
 	if more := len(texts) - maxNamed; more > 0 {
@@ -63,8 +74,8 @@ func (r *Round) barredNodes() (names, texts []string) {
 }
 
 // lack is a Cause that describes the shortage, and the barred nodes.
-func (r *Round) lack(kind job.CauseKind, text string) *job.Cause {
-	names, texts := r.barredNodes()
+func (s *shortage) lack(kind job.CauseKind, text string) *job.Cause {
+	names, texts := s.barredNodes()
 	c := &job.Cause{Kind: kind, Text: strings.Join(append([]string{text}, texts...), "; ")}
 	if len(names) == 1 {
 		c.Node = names[0]
@@ -73,65 +84,95 @@ func (r *Round) lack(kind job.CauseKind, text string) *job.Cause {
 }
 
 // numbers is a text with the numbers of nodes present and needed.
-func (r *Round) numbers() string {
-	text := fmt.Sprintf("%d nodes joined, need %d", r.members.waiting+r.members.checking, r.params.Min)
-	if r.params.Unit > 1 {
-		text += fmt.Sprintf(" in multiples of %d", r.params.Unit)
+func (s *shortage) numbers() string {
+	text := fmt.Sprintf("%d nodes joined, need %d", s.members.waiting+s.members.checking, s.params.Min)
+	if s.params.Unit > 1 {
+		text += fmt.Sprintf(" in multiples of %d", s.params.Unit)
 	}
 	return text
 }
 
-// shortage is why no world has formed in time: too few have joined, or too few of them may have workers.
-func (r *Round) shortage() *job.Cause {
+// cause is why no world has formed in time: too few have joined, or too few of them may have workers.
+func (s *shortage) cause() *job.Cause {
 	kind := job.CauseTimeout
-	if r.failed() && r.fit(r.members.waiting+r.members.checking+r.members.again+r.members.barred+len(r.gone)) >= r.params.Min {
+	if s.failed() && s.params.fit(s.members.waiting+s.members.checking+s.members.again+s.members.barred+len(s.gone)) >= s.params.Min {
 		kind = job.CauseCheck
 	}
-	texts := append([]string{fmt.Sprintf("no world within %s: %s", r.params.JoinTimeout, r.numbers())},
-		slices.Sorted(maps.Keys(r.refused))...)
-	return r.lack(kind, strings.Join(texts[:min(len(texts), 1+maxNamed)], "; "))
+	texts := append([]string{fmt.Sprintf("no world within %s: %s", s.params.JoinTimeout, s.numbers())},
+		slices.Sorted(maps.Keys(s.refused))...)
+	return s.lack(kind, strings.Join(texts[:min(len(texts), 1+maxNamed)], "; "))
 }
 
-// tellShortage informs the waiting nodes that checks have left too few nodes for a world, whenever more or fewer are
+// tell informs the waiting nodes that checks have left too few nodes for a world, whenever more or fewer are
 // barred.
-func (r *Round) tellShortage() {
-	barred := r.members.again + r.members.barred + len(r.gone)
-	if barred == r.lackingFor {
+func (s *shortage) tell() {
+	barred := s.members.again + s.members.barred + len(s.gone)
+	if barred == s.lackingFor {
 		return
 	}
-	r.lacking, r.lackingFor = nil, barred
-	if r.params.Static || r.params.CheckOnly || !r.failed() { // failStatic does not wait
+	s.lacking, s.lackingFor = nil, barred
+	if s.params.Static || s.params.CheckOnly || !s.failed() { // gate.fate does not wait
 		return
 	}
-	r.lacking = r.lack(job.CauseCheck, fmt.Sprintf(
+	s.lacking = s.lack(job.CauseCheck, fmt.Sprintf(
 		"too few nodes have passed their checks; waiting up to %s for others: %s",
-		r.params.JoinTimeout, r.numbers()))
-	r.out.note(job.EventTooFew, "", r.lacking.Text)
-	for _, n := range r.members.sorted(func(n *node) bool { return n.state == waiting }) {
-		r.out.direct(n, r.wait())
+		s.params.JoinTimeout, s.numbers()))
+	s.out.note(job.EventTooFew, "", s.lacking.Text)
+	for _, n := range s.members.sorted(func(n *node) bool { return n.state == waiting }) {
+		s.out.direct(n, s.wait())
 	}
 }
 
 // wait is the directive of nodes that may have workers, but not yet.
-func (r *Round) wait() Directive {
-	return Directive{Kind: job.Wait, Cause: cmp.Or(r.orders.paused, r.lacking)}
+func (s *shortage) wait() Directive {
+	return Directive{Kind: job.Wait, Cause: cmp.Or(s.orders.paused, s.lacking)}
 }
 
-// failStatic ends a static run in which a check has failed: when no answers are missing, or after staticPatience.
-func (r *Round) failStatic(now time.Time) bool {
-	switch {
-	case r.failAt.IsZero() || r.orders.paused != nil:
-		return false
-	case !r.failed(), r.params.CheckOnly && r.fit(r.members.waiting+r.members.checking) >= r.params.Min: // it is mended
-		r.failAt = time.Time{}
-		return false
-	case r.members.checking > 0 && now.Before(r.failAt):
-		return false
+// over forgets a shortage that has ended.
+func (s *shortage) over() { s.lacking, s.lackingFor = nil, 0 }
+
+// tellRefused informs the waiting nodes why another one will not come.
+func (s *shortage) tellRefused(refused Node, err error) {
+	s.tellWaiting(job.EventRefused, refused.Name,
+		fmt.Sprintf("node %q was refused: %s", refused.Name, strings.TrimPrefix(err.Error(), ErrRefused.Error()+": ")))
+}
+
+// tellOtherRun informs the nodes of a run without a world that they may be looking for each other under two names.
+func (s *shortage) tellOtherRun(e OtherRun) {
+	if !s.lacks().lonely() {
+		return
 	}
-	text := "checks of nodes have failed, and nobody replaces a node of a static run"
-	if r.params.CheckOnly {
-		text = "too few nodes have passed their checks: " + r.numbers()
+	s.tellWaiting(job.EventOtherRun, "", fmt.Sprintf(
+		"nodes also wait in run %q of this rendezvous, and together there would "+
+			"be enough: is --rdzv-id the same on all nodes?", e.ID))
+}
+
+// tellWaiting informs the waiting nodes, once, why others do not come.
+func (s *shortage) tellWaiting(event job.Event, name, text string) {
+	if s.members.waiting == 0 || s.refused[text] || len(s.refused) >= maxRefused {
+		return
 	}
-	r.finish(now, job.Failed, r.lack(job.CauseCheck, text))
-	return true
+	s.refused[text] = true
+	s.out.note(event, name, text)
+	for _, n := range s.members.sorted(func(n *node) bool { return n.state == waiting && !n.optional }) {
+		s.out.direct(n, Directive{Kind: job.Wait, Cause: &job.Cause{Kind: job.CauseRefusal, Node: name, Text: text}})
+	}
+}
+
+// lacks describes the nodes that the run waits for.
+func (s *shortage) lacks() Lack {
+	if !s.epoch.fresh() || s.epoch.phase != forming || s.orders.paused != nil || s.members.waiting >= s.params.Min {
+		return Lack{}
+	}
+	return Lack{s.members.waiting, s.params.Min, s.params.Max}
+}
+
+// Lack is how many nodes wait in a run that has had no world yet, and how many it needs. It is zero in any other run.
+type Lack struct{ Joined, Min, Max int }
+
+func (l Lack) lonely() bool { return l.Joined > 0 }
+
+// With reports whether two runs would have a world if their nodes had used one name.
+func (l Lack) With(o Lack) bool {
+	return l.lonely() && o.lonely() && l.Min == o.Min && l.Max == o.Max && l.Joined+o.Joined >= l.Min
 }

@@ -50,8 +50,8 @@ func TestShortageIsToldAtOnce(t *testing.T) {
 	s.pass(time.Second)
 	s.obey()
 	require.Equal(t, "a c e", s.order())
-	require.Empty(t, s.r.gone, "a world has formed without them")
-	require.Nil(t, s.r.lacking)
+	require.Empty(t, s.r.shortage.gone, "a world has formed without them")
+	require.Nil(t, s.r.shortage.lacking)
 }
 
 func TestTheTimeoutNamesThoseWhoHaveLeft(t *testing.T) {
@@ -103,7 +103,7 @@ func TestTheSameNameComesAgain(t *testing.T) {
 		s.joinNode(Node{ID: "b2", Name: "b", Rank: -1, Slots: 2, Can: s.can})
 		if passes {
 			s.must(Cleared{ID: "b2"})
-			require.Empty(t, s.r.gone)
+			require.Empty(t, s.r.shortage.gone)
 			continue
 		}
 		s.must(Barred{ID: "b2", Reason: "ecc"})
@@ -123,7 +123,7 @@ func TestOnlyChecksAreTold(t *testing.T) {
 	s.must(Barred{ID: "b", Reason: "slow"})
 	require.Len(t, s.notes("too-few"), 1)
 	s.clear("b")
-	require.Nil(t, s.r.lacking)
+	require.Nil(t, s.r.shortage.lacking)
 	s.obey()
 	require.Equal(t, "a b", s.order())
 }
@@ -131,13 +131,13 @@ func TestOnlyChecksAreTold(t *testing.T) {
 func TestNamesThatAreKeptAreBounded(t *testing.T) {
 	s := gated(t, Params{Min: 1, Max: 1})
 	for i := range maxGone + 2 {
-		s.r.keepBar(&node{Node: Node{Name: fmt.Sprint(i)}, bar: &job.Cause{Text: "1"}})
+		s.r.shortage.keepBar(&node{Node: Node{Name: fmt.Sprint(i)}, bar: &job.Cause{Text: "1"}})
 	}
-	require.Len(t, s.r.gone, maxGone)
-	s.r.keepBar(&node{Node: Node{Name: "0"}, bar: &job.Cause{Text: "2"}})
-	require.Equal(t, "2", s.r.gone["0"].Text)
-	s.r.keepBar(&node{Node: Node{Name: "1"}})
-	require.Equal(t, "1", s.r.gone["1"].Text)
+	require.Len(t, s.r.shortage.gone, maxGone)
+	s.r.shortage.keepBar(&node{Node: Node{Name: "0"}, bar: &job.Cause{Text: "2"}})
+	require.Equal(t, "2", s.r.shortage.gone["0"].Text)
+	s.r.shortage.keepBar(&node{Node: Node{Name: "1"}})
+	require.Equal(t, "1", s.r.shortage.gone["1"].Text)
 }
 
 // In a static run nobody replaces a node: a failed check ends it, as soon as all have answered or five seconds later.
@@ -186,7 +186,7 @@ func TestStaticRunEndsByACheck(t *testing.T) {
 		s := start(t)
 		s.must(Barred{ID: "b", Reason: "slow"})
 		s.clear("b")
-		require.True(t, s.r.failAt.IsZero())
+		require.True(t, s.r.gate.failAt.IsZero())
 		s.pass(staticPatience)
 		s.obey()
 		require.Equal(t, "a b c", s.order())

@@ -37,10 +37,10 @@ func (r *Round) nextDecision() time.Time {
 		return r.resume.until
 	case !r.account.failPendingAt.IsZero():
 		return r.account.failPendingAt
-	case !r.failAt.IsZero() && r.orders.paused == nil:
-		return r.failAt
+	case !r.gate.failAt.IsZero() && r.orders.paused == nil:
+		return r.gate.failAt
 	case r.epoch.phase == gating:
-		return r.gateAt
+		return r.gate.until
 	case r.orders.paused != nil || r.members.stopping > 0 || len(r.members.nodes) == 0:
 		return time.Time{}
 	case !r.holdAt.IsZero():

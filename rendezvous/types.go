@@ -4,6 +4,7 @@ import (
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -129,6 +130,9 @@ func (p Params) Validate() error {
 // floor is the largest world that n nodes can form under the unit.
 func (p Params) floor(n int) int { return n / p.Unit * p.Unit }
 
+// fit is the size of the largest world of n nodes.
+func (p Params) fit(n int) int { return p.floor(min(n, p.Max)) }
+
 // Node is one launcher as it introduces itself.
 type Node struct {
 	// ID is unique for every launcher process: a replacement on the same host has another one.
@@ -175,6 +179,8 @@ type Node struct {
 	// Can lists the launcher's abilities beyond the first version of the protocol, at most maxAbilities.
 	Can []Ability `json:"can,omitempty"`
 }
+
+func (n Node) can(a Ability) bool { return slices.Contains(n.Can, a) }
 
 // AgentDLRover is the Node.Agent of an agent that is DLRover's own, in Python.
 const AgentDLRover = "dlrover"

@@ -423,7 +423,7 @@ func TestLateCertificateStandsStill(t *testing.T) {
 	s.ordered(OrderPause, "")
 	s.obey()
 	s.pass(time.Second - 1)
-	require.False(t, s.r.mustCheck(s.now, s.r.members.nodes["b"]))
+	require.False(t, s.r.checks.mustCheck(s.now, s.r.members.nodes["b"]))
 	s.pass(1)
-	require.True(t, s.r.mustCheck(s.now, s.r.members.nodes["b"]))
+	require.True(t, s.r.checks.mustCheck(s.now, s.r.members.nodes["b"]))
 }
