@@ -68,6 +68,13 @@ func (a *account) failPending(now time.Time, alone bool) {
 	}
 }
 
+// cameBack ends the wait for a suspect node, which might have explained the failure.
+func (a *account) cameBack() {
+	if !a.failPendingAt.IsZero() {
+		a.failPendingAt = a.newest.brokeAt.Add(attributionWindow)
+	}
+}
+
 // overrun returns the bound that a further restart would break, or "".
 func (a *account) overrun(now time.Time) string {
 	c, b := a.newest.cost, a.params.Budget

@@ -33,7 +33,8 @@ func (r *Round) join(now time.Time, e Join) error {
 	if r.params.MaxRestarts == Unlimited {
 		r.params.MaxRestarts = e.Params.MaxRestarts
 	}
-	n := r.arrived(now, e.Node)
+	r.liveness.arrived(now)
+	n := r.members.arrived(now, e.Node)
 	r.learnWork(e)
 	r.cameAt = now
 	n.differs = e.Params.WithDefaults() != *r.params
@@ -45,12 +46,6 @@ func (r *Round) join(now time.Time, e Join) error {
 	}
 	r.out.note(job.EventJoin, n.Name, fmt.Sprintf("%d slots", n.Slots)).Machine = n.Machine
 	return nil
-}
-
-// arrived adds a newcomer, and expects a sign of life from it.
-func (r *Round) arrived(now time.Time, who Node) *node {
-	r.watchLiveness(now.Add(r.nodeTimeout()))
-	return r.members.arrived(now, who)
 }
 
 // Lacks describes the nodes that the run waits for.
@@ -195,7 +190,7 @@ func (n Node) checkOffers() error {
 // replace drops a dead node when its replacement arrives.
 func (r *Round) replace(now time.Time, n *node) {
 	if o := r.members.wisher(n.Rank); o != nil && o.supersededBy(n.Node) {
-		r.lose(now, o, "replaced by "+n.Name)
+		r.depart(now, o, job.CauseLoss, "replaced by "+n.Name, true)
 	}
 	if o := r.members.wisher(n.Rank); o == nil || n.Generation >= o.Generation {
 		r.members.wishes[n.Rank] = n
@@ -233,7 +228,8 @@ func (r *Round) reopen(now time.Time, e Join) error {
 		if err := r.conflict(e); err != nil {
 			return fmt.Errorf("%w: %w", ErrRefused, err)
 		}
-		n := r.arrived(now, e.Node)
+		r.liveness.arrived(now)
+		n := r.members.arrived(now, e.Node)
 		r.members.become(n, waiting)
 		r.out.direct(n, r.epoch.verdict())
 		return nil
@@ -273,7 +269,8 @@ func (r *Round) learnWork(e Join) {
 func (r *Round) tellSucceeded(now time.Time, e Join) {
 	text := fmt.Sprintf("run %s has succeeded, %s ago", r.cfg.Run, duration.Text(now.Sub(r.finishedAt).Round(time.Second)))
 	instead := "to do it again, give another --rdzv-id or, first, dlroverctl forget " + r.cfg.Run
-	n := r.arrived(now, e.Node)
+	r.liveness.arrived(now)
+	n := r.members.arrived(now, e.Node)
 	r.members.become(n, waiting)
 	r.out.note(job.EventLate, n.Name, "the run has succeeded; nothing is started")
 	text += ": nothing is started; " + instead

@@ -64,3 +64,36 @@ func (r *Round) drain(now time.Time, name string, c *job.Cause) {
 		}
 	}
 }
+
+// depart removes a node. A member that departs before it is done breaks the world. Silent means that it sent no Leave.
+func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string, silent bool) {
+	r.members.remove(n)
+	if n.state == leaving {
+		kind = job.CauseLeave // as it has announced
+	}
+	note := r.out.note(job.Event(kind), n.Name, reason)
+	note.ID = n.ID
+	if r.epoch.seated(n) {
+		note.Rank = n.rank
+	}
+	r.shortage.keepBar(n)
+	if n.idle() || n.state == succeeded || n.state == leaving || r.epoch.phase == finished {
+		return // it has no work to do; the world does not need it any more
+	}
+	if r.resume != nil {
+		r.resume.forgo(n)
+		r.resume.hurry(now)
+		return
+	}
+	r.epoch.lose(n, job.Loss{Reason: reason, At: lossTime(now, n, kind), Silent: silent})
+	text := fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)
+	r.breakWorld(now, job.Cause{Kind: kind, Node: n.Name, Text: text})
+}
+
+// lossTime is when the node went away, not when patience ran out.
+func lossTime(now time.Time, n *node, kind job.CauseKind) time.Time {
+	if kind == job.CauseLoss && n.attached == 0 {
+		return n.detached
+	}
+	return now
+}

@@ -30,179 +30,160 @@ const (
 	attributionWindow = 300 * time.Millisecond
 )
 
+// liveness notices nodes that go away without a word.
+type liveness struct {
+	params  *Params
+	members *members
+	epoch   *epoch
+	out     *outbox
+
+	at time.Time // earliest deadline, never too late
+}
+
 // suspect: its connection broke, and it has not come back.
 func (n *node) suspect() bool { return n.broken }
 
-func (r *Round) lose(now time.Time, n *node, reason string) {
-	r.depart(now, n, job.CauseLoss, reason, true)
+// nodeTimeout is how long a node may be silent; an older launcher sends no NodeTimeout.
+func (p Params) nodeTimeout() time.Duration { return cmp.Or(p.NodeTimeout, defaultNodeTimeout) }
+
+// apply books what has become of a node's connection, and returns the node if that makes it a lost one, and why.
+func (l *liveness) apply(now time.Time, ev Event) (lost *node, why string) {
+	switch e := ev.(type) {
+	case Detach:
+		return l.detach(now, e)
+	case Refused:
+		return l.refused(e)
+	case Silence:
+		l.silence(e)
+	case HungUp:
+		l.hungUp(now, e)
+	}
+	return nil, ""
 }
 
-// depart removes a node. A member that departs before it is done breaks the world. Silent means that it sent no Leave.
-func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string, silent bool) {
-	r.members.remove(n)
-	if n.state == leaving {
-		kind = job.CauseLeave // as it has announced
-	}
-	note := r.out.note(job.Event(kind), n.Name, reason)
-	note.ID = n.ID
-	if r.epoch.seated(n) {
-		note.Rank = n.rank
-	}
-	r.shortage.keepBar(n)
-	if n.idle() || n.state == succeeded || n.state == leaving || r.epoch.phase == finished {
-		return // it has no work to do; the world does not need it any more
-	}
-	if r.resume != nil {
-		r.resume.forgo(n)
-		r.resume.hurry(now)
-		return
-	}
-	r.epoch.lose(n, job.Loss{Reason: reason, At: lossTime(now, n, kind), Silent: silent})
-	text := fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)
-	r.breakWorld(now, job.Cause{Kind: kind, Node: n.Name, Text: text})
-}
+// arrived expects a sign of life from a newcomer.
+func (l *liveness) arrived(now time.Time) { l.watch(now.Add(l.params.nodeTimeout())) }
 
-// lossTime is when the node went away, not when patience ran out.
-func lossTime(now time.Time, n *node, kind job.CauseKind) time.Time {
-	if kind == job.CauseLoss && n.attached == 0 {
-		return n.detached
-	}
-	return now
-}
-
-func (r *Round) attach(e Attach) error {
-	n := r.members.nodes[e.ID]
-	if n == nil {
-		return ErrUnknownNode
+// attach books a request of a node, and reports whether the node was suspect.
+func (l *liveness) attach(id string) (back bool, err error) {
+	n, err := l.members.find(id)
+	if err != nil {
+		return false, err
 	}
 	n.attached++
-	if n.broken && !r.account.failPendingAt.IsZero() {
-		r.account.failPendingAt = r.account.newest.brokeAt.Add(attributionWindow) // it was waited for
-	}
+	back = n.broken
 	n.broken, n.silent, n.hungUp = false, false, false
-	return nil
+	return back, nil
 }
 
-func (r *Round) detach(now time.Time, e Detach) error {
-	n := r.members.nodes[e.ID]
+func (l *liveness) detach(now time.Time, e Detach) (lost *node, why string) {
+	n := l.members.nodes[e.ID]
 	if n == nil {
-		return nil // it has left while its request was open
+		return nil, "" // it has left while its request was open
 	}
 	n.attached = max(n.attached-1, 0)
 	if n.attached > 0 {
-		return nil
+		return nil, ""
 	}
 	n.detached, n.broken, n.hungUp = now, e.Broken, false
 	if e.Silent {
 		n.detached = now.Add(-SuspectAfter)
-		r.fallSilent(n)
+		l.fallSilent(n)
 	}
-	if n.broken && n.state == waiting && r.epoch.phase != finished {
+	if n.broken && n.state == waiting && l.epoch.phase != finished {
 		// It has no workers to lose: if it lives, it joins again at once.
-		r.lose(now, n, "its connection broke while it was waiting")
-		return nil
+		return n, "its connection broke while it was waiting"
 	}
-	r.watchLiveness(n.detached.Add(r.grace(n)))
-	return nil
+	l.expect(n)
+	return nil, ""
 }
 
 // silence: nothing is known of a node that has another request open.
-func (r *Round) silence(e Silence) {
-	n := r.members.nodes[e.ID]
-	if n == nil || n.attached > 0 || n.broken {
+func (l *liveness) silence(e Silence) {
+	if !l.away(e.ID) {
 		return
 	}
+	n := l.members.nodes[e.ID]
 	n.broken = true
-	r.fallSilent(n)
-	r.watchLiveness(n.detached.Add(r.grace(n)))
+	l.fallSilent(n)
+	l.expect(n)
 }
 
 // hungUp makes n suspect, but does not lose it: a launcher that lives may have closed one connection of several. On a
 // busy machine it is not back in a second.
-func (r *Round) hungUp(now time.Time, e HungUp) {
-	if n := r.members.nodes[e.ID]; r.Away(e.ID) {
+func (l *liveness) hungUp(now time.Time, e HungUp) {
+	if n := l.members.nodes[e.ID]; l.away(e.ID) {
 		n.broken, n.hungUp, n.detached = true, true, now
-		r.watchLiveness(now.Add(r.grace(n)))
+		l.expect(n)
 	}
 }
 
-// Away: the node with this ID has no request open, and nothing is known of its connection.
-func (r *Round) Away(id string) bool {
-	n := r.members.nodes[id]
+// away: the node with this ID has no request open, and nothing is known of its connection.
+func (l *liveness) away(id string) bool {
+	n := l.members.nodes[id]
 	return n != nil && n.attached == 0 && !n.broken
 }
 
-// closedPort ends the wait for a launcher that is dead. Where most nodes are suspect, a middlebox may have refused.
-func (r *Round) closedPort(now time.Time, e Refused) {
-	n := r.members.nodes[e.ID]
-	if n == nil || n.attached > 0 || !n.broken || n.silent || r.members.inDoubt() {
-		return
+// refused ends the wait for a launcher that is dead. Where most nodes are suspect, a middlebox may have refused.
+func (l *liveness) refused(e Refused) (lost *node, why string) {
+	n := l.members.nodes[e.ID]
+	if n == nil || n.attached > 0 || !n.broken || n.silent || l.members.inDoubt() {
+		return nil, ""
 	}
-	r.lose(now, n, "its connection broke, and its launcher's port is closed")
+	return n, "its connection broke, and its launcher's port is closed"
 }
 
-func (r *Round) fallSilent(n *node) {
+func (l *liveness) fallSilent(n *node) {
 	n.silent = true
-	r.out.note(job.EventSuspect, n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
+	l.out.note(job.EventSuspect, n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
 }
-
-// nodeTimeout is the run's; an older launcher sends none.
-func (r *Round) nodeTimeout() time.Duration { return cmp.Or(r.params.NodeTimeout, defaultNodeTimeout) }
 
 // grace is how long the detached node n may stay away.
-func (r *Round) grace(n *node) time.Duration {
+func (l *liveness) grace(n *node) time.Duration {
+	failing := l.epoch.phase == forming && !l.epoch.fresh()
 	switch {
-	case n.hungUp, n.silent && r.epoch.phase == forming && !r.epoch.fresh():
+	case n.hungUp, n.silent && failing:
 		return SuspectAfter
 	case !n.broken, n.silent:
-		return r.nodeTimeout()
-	case r.epoch.phase == forming && !r.epoch.fresh():
+		return l.params.nodeTimeout()
+	case failing:
 		return brokenGraceFailing
 	default:
 		return BrokenGrace
 	}
 }
 
-func (r *Round) watchLiveness(at time.Time) {
-	if r.liveAt.IsZero() || at.Before(r.liveAt) {
-		r.liveAt = at
+// expect has the detached node n looked at when its grace is over.
+func (l *liveness) expect(n *node) { l.watch(n.detached.Add(l.grace(n))) }
+
+func (l *liveness) watch(at time.Time) {
+	if l.at.IsZero() || at.Before(l.at) {
+		l.at = at
 	}
 }
 
-// expire drops the nodes that stayed away for too long. It scans the nodes only
+// due are the nodes that may have stayed away for too long; doubt says that most are suspect. It scans the nodes only
 // when the earliest deadline has passed, so that its cost is not paid per event.
-func (r *Round) expire(now time.Time) {
-	if r.liveAt.IsZero() || now.Before(r.liveAt) {
-		return
+func (l *liveness) due(now time.Time) (away []*node, doubt bool) {
+	if l.at.IsZero() || now.Before(l.at) {
+		return nil, false
 	}
-	r.liveAt = time.Time{}
-	away := r.members.sorted(func(n *node) bool { return n.attached == 0 })
-	doubt := r.members.inDoubt()
-	for _, n := range away {
-		r.expireNode(now, n, doubt)
-	}
+	l.at = time.Time{}
+	return l.members.sorted(func(n *node) bool { return n.attached == 0 }), l.members.inDoubt()
 }
 
-// Life is where the launcher of a node listens; the zero value: nowhere, or there is no such node.
-func (r *Round) Life(id string) Life {
-	if n := r.members.nodes[id]; n != nil {
-		return n.Node.Life
-	}
-	return Life{}
-}
-
-func (r *Round) expireNode(now time.Time, n *node, doubt bool) {
-	grace := r.grace(n)
+// expired is why a node that is due is lost, or "".
+func (l *liveness) expired(now time.Time, n *node, doubt bool) string {
+	grace := l.grace(n)
 	if doubt {
-		grace = max(grace, r.nodeTimeout())
+		grace = max(grace, l.params.nodeTimeout())
 	}
 	if due := n.detached.Add(grace); now.Before(due) {
-		r.watchLiveness(due)
-		return
+		l.watch(due)
+		return ""
 	}
 	if n.broken && !n.silent {
-		r.lose(now, n, fmt.Sprintf("its connection broke and it did not come back within %s", grace))
-		return
+		return fmt.Sprintf("its connection broke and it did not come back within %s", grace)
 	}
-	r.lose(now, n, fmt.Sprintf("silent for %s", grace))
+	return fmt.Sprintf("silent for %s", grace)
 }

@@ -110,6 +110,7 @@ type Round struct {
 	orders   *orders
 	shortage *shortage
 	checks   *checks
+	liveness *liveness
 	gate     *gate
 
 	short      bool    // the world has been below Min since the last seal
@@ -123,27 +124,27 @@ type Round struct {
 	growAt     time.Time
 	holdAt     time.Time // no world is sealed before: members of an older history may come back
 	held       bool      // that was waited for
-	liveAt     time.Time // earliest liveness deadline, never too late
 
 	out *outbox
 }
 
 // New returns the Round of a run that no node has joined.
 func New(cfg Config) *Round {
-	params, members := &Params{}, newMembers()
-	epoch := &epoch{phase: forming, id: job.EpochID{Term: cfg.Term}, term: cfg.Term}
-	account, orders := &account{params: params}, &orders{bars: map[string]*job.Cause{}}
-	out := &outbox{params: params, members: members, epoch: epoch, orders: orders, account: account, seq: cfg.Term}
-	shortage := &shortage{params: params, members: members, epoch: epoch, orders: orders, out: out,
-		refused: map[string]bool{}, gone: map[string]*job.Cause{}}
-	checks := &checks{cfg: &cfg, params: params, members: members, epoch: epoch, orders: orders, shortage: shortage,
-		out: out, wary: map[string]bool{}}
-	return &Round{
-		cfg: &cfg, params: params, members: members, epoch: epoch, account: account, orders: orders, out: out,
-		shortage: shortage, checks: checks,
-		gate: &gate{params: params, members: members, epoch: epoch, orders: orders, shortage: shortage, checks: checks,
-			out: out},
+	r := &Round{
+		cfg: &cfg, params: &Params{}, members: newMembers(), orders: &orders{bars: map[string]*job.Cause{}},
+		epoch: &epoch{phase: forming, id: job.EpochID{Term: cfg.Term}, term: cfg.Term},
 	}
+	r.account = &account{params: r.params}
+	r.out = &outbox{params: r.params, members: r.members, epoch: r.epoch, orders: r.orders, account: r.account,
+		seq: cfg.Term}
+	r.liveness = &liveness{params: r.params, members: r.members, epoch: r.epoch, out: r.out}
+	r.shortage = &shortage{params: r.params, members: r.members, epoch: r.epoch, orders: r.orders, out: r.out,
+		refused: map[string]bool{}, gone: map[string]*job.Cause{}}
+	r.checks = &checks{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, orders: r.orders,
+		shortage: r.shortage, out: r.out, wary: map[string]bool{}}
+	r.gate = &gate{params: r.params, members: r.members, epoch: r.epoch, orders: r.orders, shortage: r.shortage,
+		checks: r.checks, out: r.out}
+	return r
 }
 
 // Step applies one event and returns the actions that follow. An error refuses the event and leaves the state unchanged
@@ -151,7 +152,12 @@ func New(cfg Config) *Round {
 func (r *Round) Step(now time.Time, ev Event) ([]Action, error) {
 	r.out.acts = nil
 	err := r.apply(now, ev)
-	r.expire(now)
+	away, doubt := r.liveness.due(now)
+	for _, n := range away {
+		if why := r.liveness.expired(now, n, doubt); why != "" {
+			r.depart(now, n, job.CauseLoss, why, true)
+		}
+	}
 	r.settle(now)
 	r.checks.tell(now)
 	return r.out.acts, err
@@ -166,17 +172,15 @@ func (r *Round) apply(now time.Time, ev Event) error {
 	case Leave:
 		return r.leave(now, e)
 	case Attach:
-		return r.attach(e)
-	case Detach:
-		return r.detach(now, e)
-	case Refused:
-		r.closedPort(now, e)
-		return nil
-	case Silence:
-		r.silence(e)
-		return nil
-	case HungUp:
-		r.hungUp(now, e)
+		back, err := r.liveness.attach(e.ID)
+		if back {
+			r.account.cameBack()
+		}
+		return err
+	case Detach, Refused, Silence, HungUp:
+		if n, why := r.liveness.apply(now, ev); n != nil {
+			r.depart(now, n, job.CauseLoss, why, true)
+		}
 		return nil
 	case Ready:
 		return r.ready(now, e)
@@ -312,7 +316,7 @@ func (r *Round) breakWorld(now time.Time, c job.Cause) {
 		r.members.become(n, pending)
 		r.out.direct(n, Directive{Kind: job.Stop, Cause: r.epoch.cause})
 		if n.suspect() {
-			r.watchLiveness(n.detached.Add(r.grace(n)))
+			r.liveness.expect(n)
 		}
 	}
 }
@@ -380,7 +384,7 @@ func (r *Round) judge(now time.Time) {
 	}
 	for _, n := range r.epoch.world {
 		if n.state == pending && r.members.here(n) && n.suspect() {
-			r.account.failPendingAt = n.detached.Add(r.nodeTimeout()) // expire decides sooner
+			r.account.failPendingAt = n.detached.Add(r.params.nodeTimeout()) // expire decides sooner
 			return
 		}
 	}

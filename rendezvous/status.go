@@ -11,7 +11,7 @@ import (
 
 // Next is when the Round wants a Tick; zero when only an event can change it.
 func (r *Round) Next() time.Time {
-	next := r.liveAt
+	next := r.liveness.at
 	limit, _ := r.account.limit(r.orders.paused, r.epoch.starting())
 	consider := func(at time.Time) {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
@@ -228,3 +228,16 @@ func (r *Round) lastStates(o job.Outcome) []NodeStatus {
 
 // Ended are the nodes of a run that has ended, as they were then. The caller must not write to them.
 func (r *Round) Ended() []NodeStatus { return r.ended }
+
+// Away: the node with this ID has no request open, and nothing is known of its connection.
+func (r *Round) Away(id string) bool {
+	return r.liveness.away(id)
+}
+
+// Life is where the launcher of a node listens; the zero value: nowhere, or there is no such node.
+func (r *Round) Life(id string) Life {
+	if n := r.members.nodes[id]; n != nil {
+		return n.Node.Life
+	}
+	return Life{}
+}
