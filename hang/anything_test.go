@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang/rankset"
 )
 
 // scramble makes evidence of which nothing can be expected.
@@ -94,7 +96,7 @@ func testAnything(t *testing.T, seed uint64, rounds int) {
 		if v.Kind != KindNone {
 			require.Positive(t, v.Tell, about)
 		}
-		waiting := ranksIn(v.Waiting)
+		waiting := rankset.Named(v.Waiting)
 		for k, x := range v.Suspects {
 			require.False(t, waiting.Has(x.Rank), about)
 			require.True(t, k == 0 || v.Suspects[k-1].Rank < x.Rank, about)

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+
+	"dlrover-run/hang/rankset"
 )
 
 // blamer makes verdicts on ranks of a world.
@@ -60,7 +62,7 @@ func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps
 
 // silent replaces a verdict on a network by one on ranks that the others may wait for, and that have no data:
 // their node may be lost, which the rendezvous finds out meanwhile.
-func (b blamer) silent(v *Verdict, ranks RankSet) {
+func (b blamer) silent(v *Verdict, ranks rankset.Set) {
 	for i, n := range b.world.Nodes {
 		for r := n.RankBase; r < n.RankBase+n.Slots; r++ {
 			if ranks.Has(r) {

@@ -3,6 +3,8 @@ package hang
 import (
 	"encoding/json"
 	"fmt"
+
+	"dlrover-run/hang/rankset"
 )
 
 // GroupsSize bounds the file that names the process groups of a page, in bytes.
@@ -28,7 +30,7 @@ func ParseGroups(b []byte) ([]Group, error) {
 			return nil, fmt.Errorf("process group %.40q: its id, %d, is 0 or another one's", g.Name, g.ID)
 		}
 		seen[g.ID] = true
-		if err := eachRange(g.Ranks, func(int, int) {}); err != nil {
+		if _, err := rankset.Parse(g.Ranks); err != nil {
 			return nil, fmt.Errorf("process group %.40q: %w", g.Name, err)
 		}
 	}

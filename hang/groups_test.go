@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/rankset"
 )
 
 func TestParseGroups(t *testing.T) {
@@ -44,7 +45,7 @@ func FuzzParseGroups(f *testing.F) {
 			return
 		}
 		for _, g := range groups {
-			_, err := hang.ParseRanks(g.Ranks)
+			_, err := rankset.Parse(g.Ranks)
 			require.NoError(t, err)
 		}
 	})

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"dlrover-run/hang/rankset"
 )
 
 // file is the evidence collected for one incident, or for a user's request for stacks.
@@ -139,9 +141,7 @@ func (f *file) markProgress() {
 
 // moved finds a worker among suspects and waiters of v that has made progress since markProgress, and forgets that.
 func (f *file) moved(v Verdict) (rank int, moved bool) {
-	c := confirmation{suspects: v.SuspectRanks()}
-	waiting, _ := ParseRanks(v.Waiting)
-	c.waiting = RanksOf(waiting...)
+	c := confirmation{suspects: v.SuspectRanks(), waiting: rankset.Named(v.Waiting)}
 	for i := range f.nodes {
 		d := &f.nodes[i]
 		before := d.marks
@@ -168,7 +168,7 @@ func (f *file) moved(v Verdict) (rank int, moved bool) {
 // it reaches the ranks that wait. If all waiters spin for their devices, which looks like work, only the suspect's
 // own rest is a sign.
 type confirmation struct {
-	suspects, waiting RankSet
+	suspects, waiting rankset.Set
 	moved, stirred    []int // ranks that progress, and suspects without a page that do something
 	spins, rests      bool  // of a rank that waits
 }

@@ -6,6 +6,8 @@ import (
 	"iter"
 	"slices"
 	"time"
+
+	"dlrover-run/hang/rankset"
 )
 
 // Judge compares the ranks of a world with each other, and names the ranks that the others wait for. The evidence may
@@ -37,14 +39,14 @@ func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
 type analysis struct {
 	members members         // by rank, one for each rank with evidence
 	groups  []*processGroup // with at least two members, in a fixed order
-	noData  RankSet
+	noData  rankset.Set
 	store   []StoreWait
 	blame   blamer
 }
 
 func newAnalysis(w World, ev iter.Seq[Evidence], store []StoreWait) *analysis {
 	a := &analysis{store: store}
-	known, read := RankSet{}, readings{}
+	known, read := rankset.Set{}, readings{}
 	for e := range ev {
 		if m := classify(&e, read); m.class != classUnknown {
 			a.members = append(a.members, m)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang/rankset"
 )
 
 const (
@@ -166,7 +168,7 @@ func suspects(v Verdict) string {
 	for _, s := range v.Suspects {
 		ranks = append(ranks, s.Rank)
 	}
-	return RanksOf(ranks...).String()
+	return rankset.Of(ranks...).String()
 }
 
 type ruling struct {

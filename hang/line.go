@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/hang/rankset"
 	"dlrover-run/internal/text"
 )
 
@@ -45,8 +46,8 @@ func comm(v Verdict) string {
 	if v.Elsewhere > 0 {
 		stuck = "a rank elsewhere, " + stuck
 	}
-	return fmt.Sprintf("%s hung%s: all of them wait in %s; %s is stuck", ranksText(ranksIn(v.Waiting).Brief(8)), since(v),
-		orCollective(v)+inGroup(v), stuck)
+	return fmt.Sprintf("%s hung%s: all of them wait in %s; %s is stuck", ranksText(rankset.Named(v.Waiting).Brief(8)),
+		since(v), orCollective(v)+inGroup(v), stuck)
 }
 
 // fault describes the fault of the suspects.
@@ -82,7 +83,7 @@ func since(v Verdict) string {
 
 // suspectNames names the suspects, with their node if it is one.
 func suspectNames(v Verdict) string {
-	var ranks RankSet
+	var ranks rankset.Set
 	first := v.Suspects[0]
 	one := true
 	for _, s := range v.Suspects {
@@ -99,11 +100,11 @@ func suspectNames(v Verdict) string {
 // suspectWork describes the work of the suspects; suspects with the same work are named together.
 func suspectWork(v Verdict) string {
 	var order []string
-	ranks := map[string]*RankSet{}
+	ranks := map[string]*rankset.Set{}
 	for _, s := range v.Suspects {
 		d := s.Doing + where(s.Where) + ended(s)
 		if ranks[d] == nil {
-			ranks[d] = &RankSet{}
+			ranks[d] = &rankset.Set{}
 			order = append(order, d)
 		}
 		ranks[d].Add(s.Rank)
@@ -178,7 +179,7 @@ func ranksText(set string) string {
 }
 
 func waits(v Verdict) string {
-	text := ranksText(ranksIn(v.Waiting).Brief(8))
+	text := ranksText(rankset.Named(v.Waiting).Brief(8))
 	if strings.HasPrefix(text, "ranks") {
 		return text + " wait"
 	}

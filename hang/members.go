@@ -3,6 +3,8 @@ package hang
 import (
 	"slices"
 	"time"
+
+	"dlrover-run/hang/rankset"
 )
 
 // members are ranks with evidence, by rank.
@@ -58,7 +60,7 @@ func (ms members) age() time.Duration {
 }
 
 // ranks are all but those of others.
-func (ms members) ranks(others members) (s RankSet) {
+func (ms members) ranks(others members) (s rankset.Set) {
 	out := map[*member]bool{}
 	for _, m := range others {
 		out[m] = true

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dlrover-run/hang/rankset"
 	"dlrover-run/internal/text"
 )
 
@@ -18,12 +19,12 @@ const Unknown = "??"
 type Tree struct {
 	Roots []*Node // in the order in which they were found
 	// All are the ranks of the world that were to be merged.
-	All RankSet
+	All rankset.Set
 	// Known are the ranks with a stack, and Stated the ranks with a known state of their process. A rank in neither
 	// is no evidence of being outside of a function.
-	Known, Stated RankSet
+	Known, Stated rankset.Set
 	// NoData are the ranks of All that are not in Known.
-	NoData RankSet
+	NoData rankset.Set
 }
 
 // Node is a function on the stacks of some ranks.
@@ -31,7 +32,7 @@ type Node struct {
 	Frame Frame // Line is 0 in a tree without lines
 	// State: this is no function but the state of the processes, which is Frame.File.
 	State  bool
-	Ranks  RankSet
+	Ranks  rankset.Set
 	Stacks int   // how many threads' stacks it is on; of main threads as many as there are Ranks
 	End    int   // how many of these end here
 	Lines  []int // in a tree without lines the lines of the frames, ascending, the first 8 of them
@@ -75,7 +76,7 @@ func Merge(w World, ev []Evidence, o MergeOptions) *Tree {
 	}
 	t.All = w.Ranks()
 	if o.Ranks != nil {
-		t.All = t.All.filter(o.Ranks)
+		t.All = t.All.Filter(o.Ranks)
 	}
 	t.NoData = t.All.Without(t.Known)
 	return t
@@ -248,7 +249,7 @@ func (t *Tree) folded(w io.Writer, room int) (cut bool, err error) {
 
 type folder struct {
 	w    *bufio.Writer
-	all  RankSet
+	all  rankset.Set
 	path []byte
 	room int // bytes that may still be written
 	cut  bool
@@ -282,9 +283,9 @@ func (f *folder) line() {
 func (f *folder) frame(b []byte, n *Node) []byte {
 	b = append(b, n.Name()...)
 	b = append(b, '@')
-	b = n.Ranks.append(b, '/')
+	b = n.Ranks.Append(b, '/')
 	b = append(b, '|')
-	return f.all.Without(n.Ranks).append(b, '/')
+	return f.all.Without(n.Ranks).Append(b, '/')
 }
 
 // Name is func@source, with the line where the tree has lines.
@@ -312,7 +313,7 @@ func Foldable(name string) string {
 
 // StackGroup is a group of ranks with their main threads (Thread.Main) in the same functions.
 type StackGroup struct {
-	Ranks  RankSet
+	Ranks  rankset.Set
 	States string // the states of their processes, each once
 	Phases []Phase
 	// Frames begin with the innermost. A line is 0 where they are on different ones.
@@ -416,4 +417,22 @@ func (s *Stacks) Main() *Thread {
 		return nil
 	}
 	return &s.Threads[i]
+}
+
+// stateNames are the names in /proc/PID/status, each behind its letter.
+var stateNames = [...]string{
+	"Rrunning", "Ssleeping", "Ddisk sleep", "Tstopped", "ttracing stop", "Zzombie", "Xdead", "Iidle", "Pparked",
+}
+
+// StateName writes a state of a process as /proc/PID/status does: S (sleeping).
+func StateName(state byte) string {
+	if state == 0 {
+		return "gone"
+	}
+	for _, name := range stateNames {
+		if name[0] == state {
+			return name[:1] + " (" + name[1:] + ")"
+		}
+	}
+	return strings.ToValidUTF8(string(rune(state)), "?")
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang/rankset"
 )
 
 // stack is a Python stack written from the outside in, as "main@t.py:5 step@t.py:9".
@@ -130,7 +132,7 @@ func TestManyChildren(t *testing.T) {
 	main := tree.Roots[1]
 	require.Len(t, main.Children, 60)
 	for i, c := range main.Children {
-		require.Equal(t, RanksOf(i, i+60, i+120, i+180, i+240), c.Ranks)
+		require.Equal(t, rankset.Of(i, i+60, i+120, i+180, i+240), c.Ranks)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"dlrover-run/hang/rankset"
 )
 
 // PageSize is the length of a page in bytes.
@@ -81,8 +83,8 @@ func ReadPage(b []byte) (Page, error) {
 	p := Page{
 		PID:       r.number(offPID, math.MaxInt32, "pid"),
 		Start:     r.word(offStart),
-		WorldSize: r.number(offWorldSize, MaxRanks, "world size"),
-		Local:     r.number(offLocal, MaxRanks, "local rank"),
+		WorldSize: r.number(offWorldSize, rankset.Max, "world size"),
+		Local:     r.number(offLocal, rankset.Max, "local rank"),
 		Created:   r.time(offCreated, "creation"),
 		Heartbeat: r.time(offHeartbeat, "heartbeat"),
 		Steps:     r.word(offSteps),

@@ -11,6 +11,7 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/pagetest"
+	"dlrover-run/hang/rankset"
 )
 
 func somePage() hang.Page {
@@ -63,7 +64,7 @@ func TestReadPageRefuses(t *testing.T) {
 		{set(good, 8, math.MaxUint64), "pid 18446744073709551615 of a page: at most 2147483647 is possible"},
 		{set(good, 24, 16), "rank 16 of a page: at most 15 is possible"},
 		{set(good, 32, 0), "rank 9 of a page: at most 0 is possible"},
-		{set(good, 32, hang.MaxRanks+1), "world size 1048577 of a page: at most 1048576 is possible"},
+		{set(good, 32, rankset.Max+1), "world size 1048577 of a page: at most 1048576 is possible"},
 		{set(good, 72, 1<<63), "last step 9223372036854775808 of a page: at most 9223372036854775807 is possible"},
 	} {
 		_, err := hang.ReadPage(c.b)

@@ -3,16 +3,18 @@ package hang
 import (
 	"slices"
 	"time"
+
+	"dlrover-run/hang/rankset"
 )
 
 // processGroup is a process group as the judge sees it.
 type processGroup struct {
 	Group
-	members members // ranks with evidence, by rank
-	unknown RankSet // members without evidence
-	top     uint64  // the highest sequence number of a member
-	late    members // those that lag, by rank
-	whole   bool    // all ranks of the world are in it
+	members members     // ranks with evidence, by rank
+	unknown rankset.Set // members without evidence
+	top     uint64      // the highest sequence number of a member
+	late    members     // those that lag, by rank
+	whole   bool        // all ranks of the world are in it
 }
 
 // at is the sequence number of a member; a worker without a page has none.
@@ -53,14 +55,14 @@ func (g *processGroup) recorded() bool {
 
 // groupFinder finds the process groups of members, which describe them.
 type groupFinder struct {
-	world   RankSet
+	world   rankset.Set
 	members members
 	groups  []*processGroup // in a fixed order
 	index   map[uint64]*processGroup
 }
 
 // groupsOf are the groups with at least two ranks, which may be without evidence. Their members get to know them.
-func groupsOf(ms members, world RankSet) []*processGroup {
+func groupsOf(ms members, world rankset.Set) []*processGroup {
 	f := &groupFinder{world: world, members: ms, index: map[uint64]*processGroup{}}
 	for _, m := range ms {
 		for _, g := range m.groups {
@@ -88,7 +90,7 @@ func (f *groupFinder) add(g *processGroup) {
 // be asked anymore.
 func (f *groupFinder) named(g Group) *processGroup {
 	p := &processGroup{Group: g}
-	ranks := ranksIn(g.Ranks)
+	ranks := rankset.Named(g.Ranks)
 	p.whole = len(f.world.Without(ranks)) == 0
 	for _, run := range ranks {
 		for r := run.First; r <= run.Last; r++ {

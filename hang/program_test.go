@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang/rankset"
 )
 
 // A program is what all ranks of a job in three dimensions do, step by step. It is run until nobody can go on, because
@@ -142,7 +144,7 @@ func (p *program) scene(rng *rand.Rand, stops map[int]int) *scene {
 			for _, m := range ranks {
 				if m == r {
 					e.Groups = append(e.Groups, Group{ID: p.ids[g], Name: fmt.Sprint(g), Desc: p.names[g],
-						Ranks: RanksOf(ranks...).String()})
+						Ranks: rankset.Of(ranks...).String()})
 					since := now0 - time.Duration(rng.IntN(2))*time.Second/2
 					page.Groups = append(page.Groups, GroupState{ID: p.ids[g], Seq: 100 + seq[r][g], Since: since})
 				}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang/rankset"
 )
 
 // crowd is a large world in groups of three kinds: the whole, tensor groups of 8 and data groups across them.
@@ -15,17 +17,17 @@ func crowd(nodes, culprit int) *scene {
 	for r := range n {
 		w := Worker{Rank: r, Local: r % 8, PID: 100 + r, Start: 5}
 		e := Evidence{Worker: w, Node: "n", GroupRank: r / 8, Stacks: st}
-		tensor := RanksOf(r/8*8, r/8*8+1, r/8*8+2, r/8*8+3, r/8*8+4, r/8*8+5, r/8*8+6, r/8*8+7).String()
+		tensor := rankset.Of(r/8*8, r/8*8+1, r/8*8+2, r/8*8+3, r/8*8+4, r/8*8+5, r/8*8+6, r/8*8+7).String()
 		data := make([]int, 0, nodes)
 		for k := range nodes {
 			data = append(data, 8*k+r%8)
 		}
-		e.Groups = []Group{{ID: 1, Ranks: RanksOf(0, n-1).String()}, {ID: uint64(100 + r/8), Ranks: tensor},
+		e.Groups = []Group{{ID: 1, Ranks: rankset.Of(0, n-1).String()}, {ID: uint64(100 + r/8), Ranks: tensor},
 			{ID: uint64(1_000_000 + r%8), Ranks: ""}}
 		if r < 8 {
-			e.Groups[2].Ranks = RanksOf(data...).String()
+			e.Groups[2].Ranks = rankset.Of(data...).String()
 		}
-		e.Groups[0].Ranks = "0-" + RanksOf(n-1).String()
+		e.Groups[0].Ranks = "0-" + rankset.Of(n-1).String()
 		for i := range 3 {
 			at := now0 + evenAge + time.Duration(2*i)*time.Second
 			p := &Page{PID: w.PID, Start: 5, Created: 1, Heartbeat: at, Steps: 200, LastStep: now0 - time.Second}

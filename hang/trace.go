@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"dlrover-run/hang/rankset"
 )
 
 // MaxTraceRanks is how many ranks WriteTrace shows at most.
@@ -54,7 +56,7 @@ func tracedRanks(ev []Evidence, v Verdict) []*Evidence {
 	return all[:min(len(all), MaxTraceRanks)]
 }
 
-func order(first RankSet, rank int) int {
+func order(first rankset.Set, rank int) int {
 	if first.Has(rank) {
 		return 0
 	}
@@ -71,7 +73,7 @@ func withPages(ev []Evidence) (n int) {
 }
 
 // SuspectRanks are the ranks of the suspects.
-func (v Verdict) SuspectRanks() (s RankSet) {
+func (v Verdict) SuspectRanks() (s rankset.Set) {
 	for _, suspect := range v.Suspects {
 		s.Add(suspect.Rank)
 	}

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/rankset"
 )
 
 // maxSize is how large a picture becomes, in bytes.
@@ -21,9 +22,9 @@ const maxSize = 1 << 20
 // Picture is the input of SVG.
 type Picture struct {
 	Title, Subtitle string
-	Sections        []Section    // from top to bottom; those without stacks are left out
-	NoData          hang.RankSet // named below the title
-	Suspects        hang.RankSet // their functions are first, and only these have a frame
+	Sections        []Section   // from top to bottom; those without stacks are left out
+	NoData          rankset.Set // named below the title
+	Suspects        rankset.Set // their functions are first, and only these have a frame
 }
 
 // Section is one flame graph of a picture. The width of a function is how many stacks it is on, the outermost one is at
@@ -187,11 +188,11 @@ type layout struct {
 
 // counted is a set of ranks that knows its size.
 type counted struct {
-	hang.RankSet
+	rankset.Set
 	n int
 }
 
-func counts(s hang.RankSet) counted { return counted{s, s.Len()} }
+func counts(s rankset.Set) counted { return counted{s, s.Len()} }
 
 // place puts the functions in a row, and the functions that they have called above them.
 func (l *layout) place(nodes []*hang.Node, x float64, depth int) {
@@ -278,7 +279,7 @@ func (l *layout) folded(n *hang.Node, runs int) string {
 }
 
 // slashed are the first of so many ranks.
-func slashed(first hang.RankSet, total int) string {
+func slashed(first rankset.Set, total int) string {
 	text := strings.ReplaceAll(first.String(), ",", "/")
 	if more := total - first.Len(); more > 0 {
 		text += fmt.Sprintf(" and %d more", more)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/rankset"
 )
 
 // drawn is what a picture holds.
@@ -91,7 +92,7 @@ func picture(ev []hang.Evidence) Picture {
 
 func TestWidthIsRanksAndSuspectsComeFirst(t *testing.T) {
 	p := picture(append(evidence("main b", "main b", "main a", "main z x"), hang.Evidence{Worker: hang.Worker{Rank: 4}}))
-	p.Suspects = hang.RanksOf(3)
+	p.Suspects = rankset.Of(3)
 	d, _ := draw(t, p)
 	main, a, b, z, x := d.find(t, "main"), d.find(t, "a"), d.find(t, "b"), d.find(t, "z"), d.find(t, "x")
 	require.InDelta(t, 1580, main.Rect.Width, 0.1)
@@ -120,7 +121,7 @@ func TestNamesAreThoseOfTheViewer(t *testing.T) {
 	main := d.find(t, "main")
 	require.Equal(t, "main@t.py:3@1-3/9/11-15|0/4-8/10", main.Text)
 	require.Equal(t, "main@t.py:3@1-3/9/11-15|0/4-8/10 (9 ranks, 100.00%): 1-3,9,11-15; no data: 0,4-8,10", main.Title)
-	all := hang.RanksOf()
+	all := rankset.Of()
 	for r := range 100 {
 		all.Add(2 * r)
 	}
@@ -163,7 +164,7 @@ func TestApproximateFramesAreDrawnAsSuch(t *testing.T) {
 	}
 	p := picture(ev)
 	p.Sections[0].Tree = hang.Merge(world(2), ev, hang.MergeOptions{Native: true})
-	p.Suspects = hang.RanksOf(0)
+	p.Suspects = rankset.Of(0)
 	d, text := draw(t, p)
 	require.Equal(t, []string{"", "s a"}, []string{d.find(t, "main").Class, d.find(t, "search").Class})
 	require.Equal(t, 2, strings.Count(text, "<title>wait@"))
@@ -261,7 +262,7 @@ func TestPicturesStaySmall(t *testing.T) {
 		o := hang.MergeOptions{Threads: func(t hang.Thread) bool { return t.Main == main }}
 		return Section{"threads", hang.Merge(w, ev, o)}
 	}
-	p := Picture{Title: "job", Sections: []Section{section(true), section(false)}, Suspects: hang.RanksOf(10, ranks)}
+	p := Picture{Title: "job", Sections: []Section{section(true), section(false)}, Suspects: rankset.Of(10, ranks)}
 	p.NoData = p.Sections[0].Tree.NoData
 	runtime.GC() // that of what is above is not the picture's
 	before := cpu(t)
@@ -307,7 +308,7 @@ func BenchmarkPictureOf16384Ranks(b *testing.B) {
 	ev := wild(16384)
 	w := world(16384)
 	for b.Loop() {
-		p := Picture{Sections: []Section{{"all", hang.Merge(w, ev, hang.MergeOptions{})}}, Suspects: hang.RanksOf(7)}
+		p := Picture{Sections: []Section{{"all", hang.Merge(w, ev, hang.MergeOptions{})}}, Suspects: rankset.Of(7)}
 		var out bytes.Buffer
 		require.NoError(b, SVG(&out, p))
 		b.ReportMetric(float64(out.Len()), "bytes")

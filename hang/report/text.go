@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/rankset"
 	"dlrover-run/internal/text"
 )
 
@@ -115,8 +116,8 @@ func seq(in string) string {
 }
 
 // noData are the ranks without any stack.
-func (c Incident) noData() hang.RankSet {
-	known := hang.RankSet{}
+func (c Incident) noData() rankset.Set {
+	known := rankset.Set{}
 	for _, e := range c.Evidence {
 		if e.Stacks != nil && slices.ContainsFunc(e.Stacks.Threads, func(t hang.Thread) bool {
 			return len(t.Python)+len(t.Native) > 0
@@ -155,11 +156,11 @@ func (t *textReport) about() {
 
 // errors writes the errors of the ranks, each once.
 func (t *textReport) errors() {
-	of := map[string]*hang.RankSet{}
+	of := map[string]*rankset.Set{}
 	var order []string
 	add := func(rank int, text string) {
 		if of[text] == nil {
-			of[text], order = &hang.RankSet{}, append(order, text)
+			of[text], order = &rankset.Set{}, append(order, text)
 		}
 		of[text].Add(rank)
 	}
@@ -293,7 +294,7 @@ func (t *textReport) waits() {
 }
 
 // ranks are 1 rank (3), or 2 ranks (0-1).
-func ranks(s hang.RankSet) string {
+func ranks(s rankset.Set) string {
 	if s.Len() == 1 {
 		return "rank " + s.String()
 	}
@@ -302,7 +303,7 @@ func ranks(s hang.RankSet) string {
 
 // flights are the collectives that have not completed, each with the ranks that are in it.
 func (t *textReport) flights() {
-	in := map[hang.FlightEntry]*hang.RankSet{}
+	in := map[hang.FlightEntry]*rankset.Set{}
 	var order []hang.FlightEntry
 	for _, e := range t.Evidence {
 		if e.Flight == nil {
@@ -313,7 +314,7 @@ func (t *textReport) flights() {
 				continue
 			}
 			if in[f] == nil {
-				in[f], order = &hang.RankSet{}, append(order, f)
+				in[f], order = &rankset.Set{}, append(order, f)
 			}
 			in[f].Add(e.Rank)
 		}

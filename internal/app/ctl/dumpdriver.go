@@ -13,8 +13,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/hang"
 	"dlrover-run/hang/dump"
+	"dlrover-run/hang/rankset"
 	"dlrover-run/hang/xpu"
 	"dlrover-run/internal/help"
 	"dlrover-run/internal/text"
@@ -192,7 +192,7 @@ func choose(all []asked, pid, rank, size int) (wanted []asked, err error) {
 func here(all []asked) string {
 	var texts []string
 	for _, l := range all {
-		var ranks hang.RankSet
+		var ranks rankset.Set
 		var pids []string
 		for _, w := range l.answer.Workers {
 			ranks.Add(w.Rank)

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/rankset"
 	"dlrover-run/hang/serve"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/table"
@@ -55,7 +56,7 @@ func (c *call) describeHang(p hang.Picture) {
 		t.Row("so far", p.Verdict.Line)
 	}
 	if len(p.Silent) > 0 && p.Asked > 0 {
-		t.Row("no answer", "nodes "+hang.RanksOf(p.Silent...).String())
+		t.Row("no answer", "nodes "+rankset.Of(p.Silent...).String())
 	}
 	if p.Restarts > 0 {
 		t.Row("restarts", fmt.Sprintf("%d for hangs, without progress between them", p.Restarts))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/rankset"
 	"dlrover-run/internal/exposition"
 )
 
@@ -76,10 +77,10 @@ func (m *hangMetrics) verdict(a hang.Ask) {
 	if !a.Counts() {
 		return // alerts and DLRover's master act upon the metric, so it waits for a verdict that counts
 	}
-	waiting, _ := hang.ParseRanks(a.Waiting)
+	waiting := rankset.Named(a.Waiting)
 	for rank, r := range m.ranks { // a.Waiting may be shortened if there are many ranks
 		r.hung = r.hung || slices.Contains(a.Suspects, rank)
-		r.waits = r.waits || r.suspected || slices.Contains(waiting, rank)
+		r.waits = r.waits || r.suspected || waiting.Has(rank)
 	}
 }
 

@@ -1,28 +1,28 @@
-package hang_test
+package rankset_test
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/hang"
+	"dlrover-run/hang/rankset"
 )
 
 func TestRanks(t *testing.T) {
 	for text, ranks := range map[string][]int{
-		"": nil, "0": {0}, "0-3,8": {0, 1, 2, 3, 8}, "5-6": {5, 6}, "1,3,5-7,1048575": {1, 3, 5, 6, 7, hang.MaxRanks - 1},
+		"": nil, "0": {0}, "0-3,8": {0, 1, 2, 3, 8}, "5-6": {5, 6}, "1,3,5-7,1048575": {1, 3, 5, 6, 7, rankset.Max - 1},
 	} {
-		got, err := hang.ParseRanks(text)
+		got, err := rankset.Parse(text)
 		require.NoError(t, err)
-		require.Equal(t, ranks, got)
-		require.Equal(t, text, hang.RanksOf(ranks...).String())
+		require.Equal(t, rankset.Of(ranks...), got)
+		require.Equal(t, text, rankset.Of(ranks...).String())
 	}
-	require.Equal(t, "0-3,8", hang.RanksOf(8, 2, 0, 3, 1, 2).String())
+	require.Equal(t, "0-3,8", rankset.Of(8, 2, 0, 3, 1, 2).String())
 }
 
 func TestRanksOfLeavesItsArgumentAlone(t *testing.T) {
 	ranks := []int{2, 1, 1}
-	require.Equal(t, "1-2", hang.RanksOf(ranks...).String())
+	require.Equal(t, "1-2", rankset.Of(ranks...).String())
 	require.Equal(t, []int{2, 1, 1}, ranks)
 }
 
@@ -41,7 +41,7 @@ func TestParseRanksRefuses(t *testing.T) {
 		"0-4,4-5":              `"4-5" does not follow`,
 		"0-1048575,0-1048575,": `"0-1048575" does not follow`,
 	} {
-		ranks, err := hang.ParseRanks(text)
+		ranks, err := rankset.Parse(text)
 		require.ErrorContains(t, err, want)
 		require.Nil(t, ranks)
 	}
@@ -51,11 +51,11 @@ func FuzzParseRanks(f *testing.F) {
 	f.Add("0-3,8")
 	f.Add("1,2,4-4")
 	f.Fuzz(func(t *testing.T, s string) {
-		ranks, err := hang.ParseRanks(s)
+		ranks, err := rankset.Parse(s)
 		if err != nil {
 			return
 		}
-		again, err := hang.ParseRanks(hang.RanksOf(ranks...).String())
+		again, err := rankset.Parse(ranks.String())
 		require.NoError(t, err)
 		require.Equal(t, ranks, again)
 	})

@@ -1,4 +1,4 @@
-package hang
+package rankset
 
 import (
 	"math/rand/v2"
@@ -8,24 +8,24 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// set is a RankSet as simple as it could be.
+// set is a Set as simple as it could be.
 type set map[int]bool
 
-func (s set) runs() (out RankSet) {
+func (s set) runs() (out Set) {
 	for r := range 40 {
 		switch n := len(out); {
 		case !s[r]:
 		case n > 0 && out[n-1].Last == r-1:
 			out[n-1].Last = r
 		default:
-			out = append(out, RankRun{r, r})
+			out = append(out, Run{r, r})
 		}
 	}
 	return out
 }
 
-func random(rnd *rand.Rand) (RankSet, set) {
-	var runs RankSet
+func random(rnd *rand.Rand) (Set, set) {
+	var runs Set
 	plain := set{}
 	for range rnd.IntN(40) {
 		r := rnd.IntN(40)
@@ -56,11 +56,11 @@ func TestRankSetsAreSets(t *testing.T) {
 }
 
 func TestRanksAreWrittenAsRanges(t *testing.T) {
-	s := RanksOf(8, 0, 1, 3, 2, 5, 6)
+	s := Of(8, 0, 1, 3, 2, 5, 6)
 	require.Equal(t, "0-3,5-6,8", s.String())
-	require.Equal(t, "0-3/5-6/8", string(s.append(nil, '/')))
+	require.Equal(t, "0-3/5-6/8", string(s.Append(nil, '/')))
 	require.Equal(t, "0-3 and 3 more", s.Brief(1))
 	require.Equal(t, "0-3,5-6,8", s.Brief(3))
-	require.Empty(t, RankSet(nil).String())
-	require.True(t, slices.Equal(RanksOf(0, 2), RanksOf(0, 1, 2).filter(func(r int) bool { return r != 1 })))
+	require.Empty(t, Set(nil).String())
+	require.True(t, slices.Equal(Of(0, 2), Of(0, 1, 2).Filter(func(r int) bool { return r != 1 })))
 }

@@ -1,0 +1,31 @@
+package hang
+
+import "dlrover-run/hang/rankset"
+
+// Ranks are all ranks of the world.
+func (w World) Ranks() (s rankset.Set) {
+	for _, n := range w.Nodes {
+		for r := range n.Slots {
+			s.Add(n.RankBase + r)
+		}
+	}
+	return s
+}
+
+// Working is how many nodes have workers.
+func (w World) Working() (n int) {
+	for i := range w.Nodes {
+		n += min(w.Nodes[i].Slots, 1)
+	}
+	return n
+}
+
+// NodeOf returns the node that a rank belongs to, with its group rank; -1 if it belongs to none.
+func (w World) NodeOf(rank int) (WorldNode, int) {
+	for i, n := range w.Nodes {
+		if rank >= n.RankBase && rank < n.RankBase+n.Slots {
+			return n, i
+		}
+	}
+	return WorldNode{}, -1
+}
