@@ -216,7 +216,7 @@ func whereOf(s *Stacks) Frame {
 	case main == nil:
 		return Frame{}
 	case len(main.Python) == 0:
-		return innermost(main.Native)
+		return Innermost(main.Native)
 	}
 	for _, f := range main.Python {
 		if !inLibrary(f.File) {

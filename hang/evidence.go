@@ -84,3 +84,11 @@ func (e *Evidence) onDevice() bool {
 	w, sure := waitOf(e.Stacks)
 	return sure && w.op == onDevice
 }
+
+// State is that of the newest sample's process; false if none was taken.
+func (e *Evidence) State() (byte, bool) {
+	if len(e.Samples) == 0 {
+		return 0, false
+	}
+	return e.Samples[len(e.Samples)-1].Proc.State, true
+}

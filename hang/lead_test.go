@@ -1,6 +1,8 @@
 package hang
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -136,4 +138,18 @@ func TestSamplesOfDifferentThreads(t *testing.T) {
 	require.Zero(t, classify(&s.ev[2], readings{}).use.mainCPU)
 	s.edit(2, func(i int, x *Sample) { x.Proc.Switches += uint64(i * 100) })
 	require.True(t, Progressed(samples[1], samples[2]), "the thread that trains goes on, whatever the main one does")
+}
+
+// stack is a Python stack written from the outside in, as "main@t.py:5 step@t.py:9".
+func stack(text string) (frames []Frame) {
+	for _, word := range strings.Fields(text) {
+		name, at, _ := strings.Cut(word, "@")
+		f := Frame{Func: name, File: at}
+		if file, line, ok := strings.Cut(at, ":"); ok {
+			f.File = file
+			_, _ = fmt.Sscan(line, &f.Line)
+		}
+		frames = append([]Frame{f}, frames...)
+	}
+	return frames
 }

@@ -29,3 +29,11 @@ func (w World) NodeOf(rank int) (WorldNode, int) {
 	}
 	return WorldNode{}, -1
 }
+
+// SuspectRanks are the ranks of the suspects.
+func (v Verdict) SuspectRanks() (s rankset.Set) {
+	for _, suspect := range v.Suspects {
+		s.Add(suspect.Rank)
+	}
+	return s
+}

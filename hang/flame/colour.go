@@ -7,11 +7,12 @@ import (
 	"strings"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/merge"
 )
 
 // colour separates PyTorch and NCCL (green), other C++ (yellow), Python (aqua) and states of processes (purple) from
 // the rest (red), as xpu_timer's pictures do. The same function has the same shade in every picture.
-func colour(n *hang.Node) string {
+func colour(n *merge.Node) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(n.Frame.Func))
 	shade := int(h.Sum32() % 40)

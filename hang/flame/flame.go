@@ -12,7 +12,7 @@ import (
 	"sync"
 	"unicode/utf8"
 
-	"dlrover-run/hang"
+	"dlrover-run/hang/merge"
 	"dlrover-run/hang/rankset"
 )
 
@@ -31,7 +31,7 @@ type Picture struct {
 // the bottom.
 type Section struct {
 	Title string
-	Tree  *hang.Tree
+	Tree  *merge.Tree
 }
 
 // Sizes in pixels.
@@ -117,11 +117,11 @@ func (d *drawing) legend() string {
 }
 
 // approximate reports whether a function, or one that it has called, is not for certain on a stack.
-func approximate(n *hang.Node) bool {
+func approximate(n *merge.Node) bool {
 	return guessed(n) || slices.ContainsFunc(n.Children, approximate)
 }
 
-func guessed(n *hang.Node) bool { return !n.Exact && !n.State }
+func guessed(n *merge.Node) bool { return !n.Exact && !n.State }
 
 // line writes one line of text at the left.
 func (d *drawing) line(class, text string) {
@@ -138,7 +138,7 @@ func count(n int, what string) string {
 
 // box is a function in its place.
 type box struct {
-	*hang.Node
+	*merge.Node
 	x, w    float64
 	depth   int
 	suspect bool
@@ -195,7 +195,7 @@ type counted struct {
 func counts(s rankset.Set) counted { return counted{s, s.Len()} }
 
 // place puts the functions in a row, and the functions that they have called above them.
-func (l *layout) place(nodes []*hang.Node, x float64, depth int) {
+func (l *layout) place(nodes []*merge.Node, x float64, depth int) {
 	for _, b := range l.sorted(nodes) {
 		b.x, b.depth = x, depth
 		x += b.w
@@ -206,7 +206,7 @@ func (l *layout) place(nodes []*hang.Node, x float64, depth int) {
 
 // sorted leaves out boxes that are too narrow, puts the suspects first, and the rest in the order of the names, as
 // flame graphs are.
-func (l *layout) sorted(nodes []*hang.Node) (out []box) {
+func (l *layout) sorted(nodes []*merge.Node) (out []box) {
 	for _, n := range nodes {
 		b := box{Node: n, w: float64(n.Stacks) * l.scale, suspect: n.Ranks.Meets(l.Suspects)}
 		if b.w < minWidth && !b.suspect {
@@ -273,7 +273,7 @@ func (l *layout) title(b *box) string {
 }
 
 // folded is stuck|leak as xpu_timer writes it, each with at most that many runs.
-func (l *layout) folded(n *hang.Node, runs int) string {
+func (l *layout) folded(n *merge.Node, runs int) string {
 	in := n.Ranks.Len()
 	return slashed(n.Ranks[:min(len(n.Ranks), runs)], in) + "|" + slashed(l.all.FirstWithout(n.Ranks, runs), l.all.n-in)
 }
@@ -288,8 +288,8 @@ func slashed(first rankset.Set, total int) string {
 }
 
 // name is func@source with all lines.
-func name(n *hang.Node) string {
-	text := clip(hang.Foldable(n.Frame.Func), 160) + "@" + clip(hang.Foldable(n.Frame.Source()), 160)
+func name(n *merge.Node) string {
+	text := clip(merge.Foldable(n.Frame.Func), 160) + "@" + clip(merge.Foldable(n.Frame.Source()), 160)
 	for i, line := range n.Lines {
 		text += fmt.Sprintf("%c%d", ":,"[min(i, 1)], line)
 	}
@@ -332,11 +332,11 @@ func (l *layout) label(b *box) string {
 	if fits < 3 {
 		return ""
 	}
-	source := hang.Foldable(b.Frame.Source())
+	source := merge.Foldable(b.Frame.Source())
 	if len(b.Lines) == 1 {
 		source += fmt.Sprintf(":%d", b.Lines[0])
 	}
-	return escape(shorten(hang.Foldable(b.Frame.Func), source, "@"+l.folded(b.Node, 8), min(fits, maxLabel)))
+	return escape(shorten(merge.Foldable(b.Frame.Func), source, "@"+l.folded(b.Node, 8), min(fits, maxLabel)))
 }
 
 // shorten puts them together in so many characters.

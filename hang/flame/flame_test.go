@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/merge"
 	"dlrover-run/hang/rankset"
 )
 
@@ -86,7 +87,7 @@ func evidence(stacks ...string) (ev []hang.Evidence) {
 func world(n int) hang.World { return hang.World{Nodes: []hang.WorldNode{{Slots: n}}} }
 
 func picture(ev []hang.Evidence) Picture {
-	tree := hang.Merge(world(len(ev)), ev, hang.MergeOptions{})
+	tree := merge.Stacks(world(len(ev)), ev, merge.Options{})
 	return Picture{Title: "job", Sections: []Section{{"main threads", tree}}, NoData: tree.NoData}
 }
 
@@ -116,7 +117,7 @@ func TestNamesAreThoseOfTheViewer(t *testing.T) {
 		e.Rank = r
 		ev = append(ev, e)
 	}
-	tree := hang.Merge(world(16), ev, hang.MergeOptions{})
+	tree := merge.Stacks(world(16), ev, merge.Options{})
 	d, _ := draw(t, Picture{Title: "job", Sections: []Section{{"main threads", tree}}, NoData: tree.NoData})
 	main := d.find(t, "main")
 	require.Equal(t, "main@t.py:3@1-3/9/11-15|0/4-8/10", main.Text)
@@ -126,7 +127,7 @@ func TestNamesAreThoseOfTheViewer(t *testing.T) {
 		all.Add(2 * r)
 	}
 	l := layout{all: counts(all)}
-	require.Equal(t, "0/2 and 48 more|100/102 and 48 more", l.folded(&hang.Node{Ranks: all[:50]}, 2))
+	require.Equal(t, "0/2 and 48 more|100/102 and 48 more", l.folded(&merge.Node{Ranks: all[:50]}, 2))
 }
 
 // The ranks are what a person looks for: a long path does not push them out of the box.
@@ -163,7 +164,7 @@ func TestApproximateFramesAreDrawnAsSuch(t *testing.T) {
 		th.Native, th.Python, th.Approximate = th.Python, nil, i == 0
 	}
 	p := picture(ev)
-	p.Sections[0].Tree = hang.Merge(world(2), ev, hang.MergeOptions{Native: true})
+	p.Sections[0].Tree = merge.Stacks(world(2), ev, merge.Options{Native: true})
 	p.Suspects = rankset.Of(0)
 	d, text := draw(t, p)
 	require.Equal(t, []string{"", "s a"}, []string{d.find(t, "main").Class, d.find(t, "search").Class})
@@ -193,7 +194,7 @@ func TestNothingWritesMarkup(t *testing.T) {
 func TestColoursAreThoseOfTheViewer(t *testing.T) {
 	hue := func(f hang.Frame, state bool) string {
 		var r, g, b int
-		_, err := fmt.Sscanf(colour(&hang.Node{Frame: f, State: state}), "#%02x%02x%02x", &r, &g, &b)
+		_, err := fmt.Sscanf(colour(&merge.Node{Frame: f, State: state}), "#%02x%02x%02x", &r, &g, &b)
 		require.NoError(t, err)
 		switch {
 		case g > r+50 && g > b+50:
@@ -259,8 +260,8 @@ func TestPicturesStaySmall(t *testing.T) {
 	}
 	w := world(2 * ranks)
 	section := func(main bool) Section {
-		o := hang.MergeOptions{Threads: func(t hang.Thread) bool { return t.Main == main }}
-		return Section{"threads", hang.Merge(w, ev, o)}
+		o := merge.Options{Threads: func(t hang.Thread) bool { return t.Main == main }}
+		return Section{"threads", merge.Stacks(w, ev, o)}
 	}
 	p := Picture{Title: "job", Sections: []Section{section(true), section(false)}, Suspects: rankset.Of(10, ranks)}
 	p.NoData = p.Sections[0].Tree.NoData
@@ -308,7 +309,7 @@ func BenchmarkPictureOf16384Ranks(b *testing.B) {
 	ev := wild(16384)
 	w := world(16384)
 	for b.Loop() {
-		p := Picture{Sections: []Section{{"all", hang.Merge(w, ev, hang.MergeOptions{})}}, Suspects: rankset.Of(7)}
+		p := Picture{Sections: []Section{{"all", merge.Stacks(w, ev, merge.Options{})}}, Suspects: rankset.Of(7)}
 		var out bytes.Buffer
 		require.NoError(b, SVG(&out, p))
 		b.ReportMetric(float64(out.Len()), "bytes")

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/merge"
+	"dlrover-run/hang/trace"
 )
 
 // document is hang_report.json. Stacks and process groups that are the same are there once.
@@ -52,17 +54,17 @@ type thread struct {
 }
 
 // WriteJSON writes hang_report.json, which ReadJSON reads. Of the rings of steps and phases it writes the newest of
-// each rank, and none of ranks behind the first hang.MaxTraceRanks.
+// each rank, and none of ranks behind the first trace.MaxRanks.
 func (c Incident) WriteJSON(w io.Writer) error {
 	d := document{Incident: c, NoData: c.noData().String(), Groups: []group{}, Ranks: []rank{},
 		ProcessGroups: []hang.Group{}}
-	for _, g := range hang.GroupStacks(c.Evidence, false) {
+	for _, g := range merge.Groups(c.Evidence, false) {
 		d.Groups = append(d.Groups, newGroup(g))
 	}
 	s := interned{index: map[string]int{}}
 	known := map[uint64]bool{}
 	for i, e := range c.Evidence {
-		row := rank{Evidence: thin(e, i < hang.MaxTraceRanks), Stacks: s.threads(e.Stacks)}
+		row := rank{Evidence: thin(e, i < trace.MaxRanks), Stacks: s.threads(e.Stacks)}
 		for _, g := range e.Groups {
 			row.Groups = append(row.Groups, g.ID)
 			if !known[g.ID] {
@@ -78,7 +80,7 @@ func (c Incident) WriteJSON(w io.Writer) error {
 	return enc.Encode(d)
 }
 
-func newGroup(g hang.StackGroup) group {
+func newGroup(g merge.Group) group {
 	out := group{Ranks: g.Ranks.String(), States: g.States, Top: g.Frames[0].Func}
 	for _, p := range g.Phases {
 		out.Phases = append(out.Phases, p.String())

@@ -17,6 +17,8 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/flame"
+	"dlrover-run/hang/merge"
+	"dlrover-run/hang/trace"
 )
 
 // Incident is the subject of a report: a hang, or the stacks of a healthy job with a verdict of KindNone.
@@ -192,7 +194,7 @@ type content struct {
 
 // contents are all files of a report.
 func (c Incident) contents() []content {
-	trace := func(w io.Writer) error { return hang.WriteTrace(w, c.World, c.Evidence, c.Verdict) }
+	trace := func(w io.Writer) error { return trace.Write(w, c.World, c.Evidence, c.Verdict) }
 	return append(c.stackContents(),
 		content{JSONFile, c.WriteJSON}, content{textFile, c.WriteText}, content{traceFile, trace})
 }
@@ -249,9 +251,9 @@ func WriteStacks(dir string, c Incident) error {
 	return createAll(root, c.stackContents())
 }
 
-// WriteFolded writes the merged stacks as text, see hang.Tree.Folded.
+// WriteFolded writes the merged stacks as text, see merge.Tree.Folded.
 func (c Incident) WriteFolded(w io.Writer, native bool) error {
-	_, err := hang.Merge(c.World, c.Evidence, hang.MergeOptions{Native: native, Lines: true, States: true}).Folded(w)
+	_, err := merge.Stacks(c.World, c.Evidence, merge.Options{Native: native, Lines: true, States: true}).Folded(w)
 	return err
 }
 
@@ -260,9 +262,9 @@ func (c Incident) WriteFolded(w io.Writer, native bool) error {
 func (c Incident) WritePicture(w io.Writer, native bool) error {
 	suspects := c.Verdict.SuspectRanks()
 	main := func(t hang.Thread) bool { return t.Main }
-	tree := func(o hang.MergeOptions) *hang.Tree {
+	tree := func(o merge.Options) *merge.Tree {
 		o.Native = native
-		return hang.Merge(c.World, c.Evidence, o)
+		return merge.Stacks(c.World, c.Evidence, o)
 	}
 	of := "Python"
 	if native {
@@ -272,17 +274,17 @@ func (c Incident) WritePicture(w io.Writer, native bool) error {
 	if len(suspects) > 0 {
 		p.Sections = append(p.Sections, flame.Section{
 			Title: "suspects: " + ranks(suspects) + " (leak: of these)",
-			Tree:  tree(hang.MergeOptions{Ranks: suspects.Has, Threads: main}),
+			Tree:  tree(merge.Options{Ranks: suspects.Has, Threads: main}),
 		})
 	}
 	p.Sections = append(p.Sections,
-		flame.Section{Title: "main (training) threads of all ranks", Tree: tree(hang.MergeOptions{Threads: main})},
-		flame.Section{Title: "other threads of all ranks", Tree: tree(hang.MergeOptions{
+		flame.Section{Title: "main (training) threads of all ranks", Tree: tree(merge.Options{Threads: main})},
+		flame.Section{Title: "other threads of all ranks", Tree: tree(merge.Options{
 			Threads: func(t hang.Thread) bool { return !t.Main },
 		})},
 		flame.Section{Title: "children of ranks, such as workers of data loaders",
-			Tree: tree(hang.MergeOptions{Children: true})},
-		flame.Section{Title: "states of the processes", Tree: tree(hang.MergeOptions{
+			Tree: tree(merge.Options{Children: true})},
+		flame.Section{Title: "states of the processes", Tree: tree(merge.Options{
 			States: true, Threads: func(hang.Thread) bool { return false },
 		})})
 	p.NoData = c.World.Ranks()

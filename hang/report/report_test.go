@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/trace"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/tempdir"
 )
@@ -250,7 +251,7 @@ func TestJSONHasEqualStacksOnce(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, c.WriteJSON(&b))
 	require.Equal(t, 1, strings.Count(b.String(), `"func":"all_reduce"`))
-	require.Equal(t, hang.MaxTraceRanks, strings.Count(b.String(), `"step_times"`))
+	require.Equal(t, trace.MaxRanks, strings.Count(b.String(), `"step_times"`))
 }
 
 func TestDamagedJSONIsRefused(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/merge"
 	"dlrover-run/hang/rankset"
 	"dlrover-run/internal/text"
 )
@@ -203,12 +204,12 @@ func (t *textReport) suspects() {
 
 // groups are by the Python stacks or, of programs without any, by the native ones.
 func (t *textReport) groups() {
-	groups := hang.GroupStacks(t.Evidence, false)
+	groups := merge.Groups(t.Evidence, false)
 	if len(groups) == 0 {
-		groups = hang.GroupStacks(t.Evidence, true)
+		groups = merge.Groups(t.Evidence, true)
 	}
 	suspects := t.Verdict.SuspectRanks()
-	slices.SortStableFunc(groups, func(a, b hang.StackGroup) int { // to be seen even among thousands
+	slices.SortStableFunc(groups, func(a, b merge.Group) int { // to be seen even among thousands
 		return -cmp.Compare(boolean(a.Ranks.Meets(suspects)), boolean(b.Ranks.Meets(suspects)))
 	})
 	if len(groups) > 0 {
@@ -230,7 +231,7 @@ func boolean(b bool) int {
 	return 0
 }
 
-func (t *textReport) group(g hang.StackGroup) {
+func (t *textReport) group(g merge.Group) {
 	t.printf("  %s", ranks(g.Ranks))
 	for i := range len(g.States) {
 		t.printf(", %s", hang.StateName(g.States[i]))
@@ -243,7 +244,7 @@ func (t *textReport) group(g hang.StackGroup) {
 	t.printf("\n")
 	t.frames(g.Frames)
 	if g.Native.Func != "" && len(g.Frames) > 0 && g.Native != g.Frames[0] {
-		t.printf("    native: %s at %s\n", plain(g.Native.Func), plain(hang.Foldable(g.Native.Source())))
+		t.printf("    native: %s at %s\n", plain(g.Native.Func), plain(merge.Foldable(g.Native.Source())))
 	}
 }
 
@@ -253,7 +254,7 @@ func (t *textReport) frames(frames []hang.Frame) {
 			t.printf("    and %d more\n", len(frames)-i)
 			return
 		}
-		t.printf("    %s at %s\n", plain(hang.Foldable(f.Func)), plain(hang.Foldable(f.Source())))
+		t.printf("    %s at %s\n", plain(merge.Foldable(f.Func)), plain(merge.Foldable(f.Source())))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/merge"
 )
 
 // dump is a file as xpu_timer's dump driver writes it.
@@ -113,11 +114,11 @@ func TestFormat(t *testing.T) {
 		}},
 	}, got)
 	for _, native := range []bool{false, true} {
-		o := hang.MergeOptions{Native: native, Lines: true, States: true}
+		o := merge.Options{Native: native, Lines: true, States: true}
 		world := hang.World{Nodes: []hang.WorldNode{{Slots: 8}}}
 		var want, have strings.Builder
-		_, _ = hang.Merge(world, []hang.Evidence{e}, o).Folded(&want)
-		_, _ = hang.Merge(world, []hang.Evidence{got}, o).Folded(&have)
+		_, _ = merge.Stacks(world, []hang.Evidence{e}, o).Folded(&want)
+		_, _ = merge.Stacks(world, []hang.Evidence{got}, o).Folded(&have)
 		require.Equal(t, want.String(), have.String())
 	}
 	require.Equal(t, "00003-00008.stacktrace", Name(3, 8))
@@ -137,7 +138,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if e, err := parseFile(b); err == nil {
 			e.Rank = 0
-			hang.Merge(hang.World{}, []hang.Evidence{e}, hang.MergeOptions{Native: true, States: true})
+			merge.Stacks(hang.World{}, []hang.Evidence{e}, merge.Options{Native: true, States: true})
 			_, err := parseFile(Format(e))
 			require.NoError(t, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/merge"
 	"dlrover-run/hang/watch"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
@@ -26,7 +27,7 @@ func (h *hangs) examine(ctx context.Context, e launcher.Epoch, pids []int, why s
 
 // doing describes the activity of ranks, those in the same functions in one line.
 func doing(ev []hang.Evidence) (lines []string) {
-	groups := hang.GroupStacks(ev, false)
+	groups := merge.Groups(ev, false)
 	for i, g := range groups {
 		if i == saidGroups {
 			return append(lines, fmt.Sprintf("and %d more groups of ranks", len(groups)-i))

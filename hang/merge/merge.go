@@ -1,19 +1,17 @@
-package hang
+// Package merge puts the stacks of many ranks together: into a tree, and into groups of ranks in the same functions.
+package merge
 
 import (
 	"bufio"
 	"cmp"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 
+	"dlrover-run/hang"
 	"dlrover-run/hang/rankset"
 	"dlrover-run/internal/text"
 )
-
-// Unknown is the name of functions and files that have none, as gdb writes it.
-const Unknown = "??"
 
 // Tree are the stacks of many ranks, one in the other: each Node is a function that those below it have called.
 type Tree struct {
@@ -29,7 +27,7 @@ type Tree struct {
 
 // Node is a function on the stacks of some ranks.
 type Node struct {
-	Frame Frame // Line is 0 in a tree without lines
+	Frame hang.Frame // Line is 0 in a tree without lines
 	// State: this is no function but the state of the processes, which is Frame.File.
 	State  bool
 	Ranks  rankset.Set
@@ -46,29 +44,29 @@ type Node struct {
 
 // nodeKey identifies a child of a node.
 type nodeKey struct {
-	Frame
+	hang.Frame
 	state bool
 }
 
 func (n *Node) key() nodeKey { return nodeKey{n.Frame, n.State} }
 
-// MergeOptions select the parts of a Tree. The zero value: the Python stacks of all threads and ranks.
-type MergeOptions struct {
+// Options select the parts of a Tree. The zero value: the Python stacks of all threads and ranks.
+type Options struct {
 	Native bool // the stacks of the native code
 	Lines  bool // frames on different lines are different
 	States bool // the states of the processes, as stacks of their own
 	// Children are merged instead of the threads of the ranks.
 	Children bool
 	// Threads and Ranks choose; nil is all.
-	Threads func(Thread) bool
+	Threads func(hang.Thread) bool
 	Ranks   func(rank int) bool
 }
 
-// Merge puts the stacks of all ranks into a tree. It takes time in proportion to the frames that differ in memory:
+// Stacks puts the stacks of all ranks into a tree. It takes time in proportion to the frames that differ in memory:
 // ranks that share their Stacks are as cheap as one.
-func Merge(w World, ev []Evidence, o MergeOptions) *Tree {
+func Stacks(w hang.World, ev []hang.Evidence, o Options) *Tree {
 	t := &Tree{}
-	m := merger{tree: t, MergeOptions: o, seen: map[*Stacks][][]*Node{}}
+	m := merger{tree: t, Options: o, seen: map[*hang.Stacks][][]*Node{}}
 	for _, e := range byRank(ev) {
 		if o.Ranks == nil || o.Ranks(e.Rank) {
 			m.add(e)
@@ -83,27 +81,27 @@ func Merge(w World, ev []Evidence, o MergeOptions) *Tree {
 }
 
 // byRank returns pointers to the evidence in the order of the ranks.
-func byRank(ev []Evidence) []*Evidence {
-	sorted := make([]*Evidence, len(ev))
+func byRank(ev []hang.Evidence) []*hang.Evidence {
+	sorted := make([]*hang.Evidence, len(ev))
 	for i := range ev {
 		sorted[i] = &ev[i]
 	}
-	slices.SortStableFunc(sorted, func(a, b *Evidence) int { return cmp.Compare(a.Rank, b.Rank) })
+	slices.SortStableFunc(sorted, func(a, b *hang.Evidence) int { return cmp.Compare(a.Rank, b.Rank) })
 	return sorted
 }
 
 type merger struct {
-	MergeOptions
+	Options
 	tree *Tree
 	root Node
 	// seen are the ways from the root that the threads of shared Stacks take.
-	seen map[*Stacks][][]*Node
+	seen map[*hang.Stacks][][]*Node
 }
 
-func (m *merger) add(e *Evidence) {
+func (m *merger) add(e *hang.Evidence) {
 	if state, ok := e.State(); ok && m.States {
 		m.tree.Stated.Add(e.Rank)
-		m.count(e.Rank, []*Node{m.child(&m.root, nodeKey{Frame{Func: "State", File: StateName(state)}, true})})
+		m.count(e.Rank, []*Node{m.child(&m.root, nodeKey{hang.Frame{Func: "State", File: hang.StateName(state)}, true})})
 	}
 	if e.Stacks == nil {
 		return
@@ -119,15 +117,7 @@ func (m *merger) add(e *Evidence) {
 	}
 }
 
-// State is that of the newest sample's process; false if none was taken.
-func (e *Evidence) State() (byte, bool) {
-	if len(e.Samples) == 0 {
-		return 0, false
-	}
-	return e.Samples[len(e.Samples)-1].Proc.State, true
-}
-
-func (m *merger) ways(s *Stacks) (ways [][]*Node) {
+func (m *merger) ways(s *hang.Stacks) (ways [][]*Node) {
 	threads := s.Threads
 	if m.Children {
 		threads = s.Children
@@ -143,11 +133,11 @@ func (m *merger) ways(s *Stacks) (ways [][]*Node) {
 	return ways
 }
 
-// maxDepth bounds a stack: of a deeper one a Tree has the outermost frames, and a StackGroup the innermost.
+// maxDepth bounds a stack: of a deeper one a Tree has the outermost frames, and a Group the innermost.
 const maxDepth = 512
 
 // way walks from the outermost frame of a thread inwards.
-func (m *merger) way(t Thread) (way []*Node) {
+func (m *merger) way(t hang.Thread) (way []*Node) {
 	frames := t.Python
 	if m.Native {
 		frames = t.Native
@@ -291,49 +281,38 @@ func (f *folder) frame(b []byte, n *Node) []byte {
 // Name is func@source, with the line where the tree has lines.
 func (n *Node) Name() string { return Foldable(n.Frame.Func) + "@" + Foldable(n.Frame.Source()) }
 
-// Source is where the frame is, as data.py:12.
-func (f Frame) Source() string {
-	if f.Line <= 0 {
-		return f.File
-	}
-	if f.File == "" {
-		return Unknown + ":" + strconv.Itoa(f.Line)
-	}
-	return f.File + ":" + strconv.Itoa(f.Line)
-}
-
 // Foldable replaces characters that would break a line of folded stacks, or act on a terminal. An empty name is
 // Unknown.
 func Foldable(name string) string {
 	if name == "" {
-		return Unknown
+		return hang.Unknown
 	}
 	return strings.ReplaceAll(text.Clean(name, '_'), ";", ":")
 }
 
-// StackGroup is a group of ranks with their main threads (Thread.Main) in the same functions.
-type StackGroup struct {
+// Group is a group of ranks with their main threads (Thread.Main) in the same functions.
+type Group struct {
 	Ranks  rankset.Set
 	States string // the states of their processes, each once
-	Phases []Phase
+	Phases []hang.Phase
 	// Frames begin with the innermost. A line is 0 where they are on different ones.
-	Frames []Frame
-	Native Frame // the innermost native function of the first rank
+	Frames []hang.Frame
+	Native hang.Frame // the innermost native function of the first rank
 }
 
-// GroupStacks returns the groups, the largest first, then by rank. Ranks without a stack of that sort are in none.
-func GroupStacks(ev []Evidence, native bool) []StackGroup {
-	g := grouper{native: native, groups: map[string]*StackGroup{}, seen: map[*Stacks]*StackGroup{}}
+// Groups returns the groups, the largest first, then by rank. Ranks without a stack of that sort are in none.
+func Groups(ev []hang.Evidence, native bool) []Group {
+	g := grouper{native: native, groups: map[string]*Group{}, seen: map[*hang.Stacks]*Group{}}
 	for _, e := range byRank(ev) {
 		if e.Stacks != nil {
 			g.add(e)
 		}
 	}
-	out := make([]StackGroup, 0, len(g.groups))
+	out := make([]Group, 0, len(g.groups))
 	for _, s := range g.groups {
 		out = append(out, *s)
 	}
-	slices.SortFunc(out, func(a, b StackGroup) int {
+	slices.SortFunc(out, func(a, b Group) int {
 		return cmp.Or(cmp.Compare(b.Ranks.Len(), a.Ranks.Len()), cmp.Compare(a.Ranks[0].First, b.Ranks[0].First))
 	})
 	return out
@@ -341,12 +320,12 @@ func GroupStacks(ev []Evidence, native bool) []StackGroup {
 
 type grouper struct {
 	native bool
-	groups map[string]*StackGroup
-	seen   map[*Stacks]*StackGroup // of Stacks that ranks share
+	groups map[string]*Group
+	seen   map[*hang.Stacks]*Group // of Stacks that ranks share
 	key    []byte
 }
 
-func (g *grouper) add(e *Evidence) {
+func (g *grouper) add(e *hang.Evidence) {
 	s, ok := g.seen[e.Stacks]
 	if !ok {
 		s = g.find(e.Stacks)
@@ -369,7 +348,7 @@ func (g *grouper) add(e *Evidence) {
 }
 
 // find returns the group of these stacks, nil if they have no main thread.
-func (g *grouper) find(st *Stacks) *StackGroup {
+func (g *grouper) find(st *hang.Stacks) *Group {
 	main := st.Main()
 	if main == nil {
 		return nil
@@ -388,8 +367,8 @@ func (g *grouper) find(st *Stacks) *StackGroup {
 	}
 	s := g.groups[string(g.key)]
 	if s == nil {
-		s = &StackGroup{Frames: slices.Clone(frames)}
-		s.Native = innermost(main.Native)
+		s = &Group{Frames: slices.Clone(frames)}
+		s.Native = hang.Innermost(main.Native)
 		g.groups[string(g.key)] = s
 	}
 	for i, f := range frames {
@@ -398,41 +377,4 @@ func (g *grouper) find(st *Stacks) *StackGroup {
 		}
 	}
 	return s
-}
-
-// innermost is the first frame that has a name, such as those without are not: [libc.so.6].
-func innermost(frames []Frame) Frame {
-	for _, f := range frames {
-		if f.Func != "" && f.Func[0] != '[' {
-			return f
-		}
-	}
-	return append(frames, Frame{})[0]
-}
-
-// Main is the main thread, nil if there is none.
-func (s *Stacks) Main() *Thread {
-	i := slices.IndexFunc(s.Threads, func(t Thread) bool { return t.Main })
-	if i < 0 {
-		return nil
-	}
-	return &s.Threads[i]
-}
-
-// stateNames are the names in /proc/PID/status, each behind its letter.
-var stateNames = [...]string{
-	"Rrunning", "Ssleeping", "Ddisk sleep", "Tstopped", "ttracing stop", "Zzombie", "Xdead", "Iidle", "Pparked",
-}
-
-// StateName writes a state of a process as /proc/PID/status does: S (sleeping).
-func StateName(state byte) string {
-	if state == 0 {
-		return "gone"
-	}
-	for _, name := range stateNames {
-		if name[0] == state {
-			return name[:1] + " (" + name[1:] + ")"
-		}
-	}
-	return strings.ToValidUTF8(string(rune(state)), "?")
 }

@@ -1,4 +1,5 @@
-package hang
+// Package trace shows the history in the pages of workers, as a viewer of traces reads it.
+package trace
 
 import (
 	"bufio"
@@ -10,19 +11,20 @@ import (
 	"strconv"
 	"time"
 
+	"dlrover-run/hang"
 	"dlrover-run/hang/rankset"
 )
 
-// MaxTraceRanks is how many ranks WriteTrace shows at most.
-const MaxTraceRanks = 1024
+// MaxRanks is how many ranks Write shows at most.
+const MaxRanks = 1024
 
-// WriteTrace writes the history in the workers' pages as a trace in Chrome's JSON, which Perfetto shows, too. Each
+// Write writes the history in the workers' pages as a trace in Chrome's JSON, which Perfetto shows, too. Each
 // rank is a process, its tracks are the steps, the phases and one for each process group. The suspects are first;
-// when there are more than MaxTraceRanks ranks with pages, the lowest numbers are shown.
+// when there are more than MaxRanks ranks with pages, the lowest numbers are shown.
 //
 // The clocks of the nodes are not compared: time 0 of each is the first sample of its workers. All nodes take it when
 // they are asked, so that nodes are apart by some tenths of a second.
-func WriteTrace(w io.Writer, world World, ev []Evidence, v Verdict) error {
+func Write(w io.Writer, world hang.World, ev []hang.Evidence, v hang.Verdict) error {
 	t := &tracer{w: bufio.NewWriter(w), zero: zeros(ev)}
 	traced := tracedRanks(ev, v)
 	t.start(world, len(traced), withPages(ev), v)
@@ -34,7 +36,7 @@ func WriteTrace(w io.Writer, world World, ev []Evidence, v Verdict) error {
 }
 
 // zeros are the first samples of the nodes, by name.
-func zeros(ev []Evidence) map[string]time.Duration {
+func zeros(ev []hang.Evidence) map[string]time.Duration {
 	zero := map[string]time.Duration{}
 	for _, e := range ev {
 		if len(e.Samples) == 0 {
@@ -47,13 +49,18 @@ func zeros(ev []Evidence) map[string]time.Duration {
 	return zero
 }
 
-func tracedRanks(ev []Evidence, v Verdict) []*Evidence {
+func tracedRanks(ev []hang.Evidence, v hang.Verdict) []*hang.Evidence {
 	suspects := v.SuspectRanks()
-	all := slices.DeleteFunc(byRank(ev), func(e *Evidence) bool { return e.Page() == nil })
-	slices.SortStableFunc(all, func(a, b *Evidence) int {
-		return cmp.Compare(order(suspects, a.Rank), order(suspects, b.Rank))
+	var all []*hang.Evidence
+	for i := range ev {
+		if ev[i].Page() != nil {
+			all = append(all, &ev[i])
+		}
+	}
+	slices.SortStableFunc(all, func(a, b *hang.Evidence) int {
+		return cmp.Or(cmp.Compare(order(suspects, a.Rank), order(suspects, b.Rank)), cmp.Compare(a.Rank, b.Rank))
 	})
-	return all[:min(len(all), MaxTraceRanks)]
+	return all[:min(len(all), MaxRanks)]
 }
 
 func order(first rankset.Set, rank int) int {
@@ -63,21 +70,13 @@ func order(first rankset.Set, rank int) int {
 	return 1
 }
 
-func withPages(ev []Evidence) (n int) {
+func withPages(ev []hang.Evidence) (n int) {
 	for i := range ev {
 		if ev[i].Page() != nil {
 			n++
 		}
 	}
 	return n
-}
-
-// SuspectRanks are the ranks of the suspects.
-func (v Verdict) SuspectRanks() (s rankset.Set) {
-	for _, suspect := range v.Suspects {
-		s.Add(suspect.Rank)
-	}
-	return s
 }
 
 // Tracks of a rank; the tracks of its process groups follow.
@@ -97,7 +96,7 @@ type tracer struct {
 }
 
 // start writes the metadata. Viewers ignore fields that they do not know.
-func (t *tracer) start(w World, ranks, of int, v Verdict) {
+func (t *tracer) start(w hang.World, ranks, of int, v hang.Verdict) {
 	about := map[string]any{
 		"epoch": w.Epoch, "ranks": w.Ranks().Len(), "ranks_shown": ranks, "ranks_with_pages": of, "verdict": v.Line,
 		"clocks": "time 0 of each node is the first sample of its workers; nodes are some tenths of a second apart",
@@ -106,7 +105,7 @@ func (t *tracer) start(w World, ranks, of int, v Verdict) {
 	fmt.Fprintf(t.w, `{"displayTimeUnit":"ms","otherData":%s,"traceEvents":[`, text)
 }
 
-func (t *tracer) rank(e *Evidence, place int) {
+func (t *tracer) rank(e *hang.Evidence, place int) {
 	p := e.Page()
 	t.rankOf, t.from, t.now = e.Rank, t.zero[e.Node], e.Samples[len(e.Samples)-1].At
 	t.meta("process_name", 0, "name", fmt.Sprintf("rank %d (%s)", e.Rank, e.Node))
@@ -118,7 +117,7 @@ func (t *tracer) rank(e *Evidence, place int) {
 	t.groups(e)
 }
 
-func (t *tracer) steps(p *Page) {
+func (t *tracer) steps(p *hang.Page) {
 	last := len(p.StepTimes) - 1
 	for i := 1; i <= last; i++ {
 		t.span(stepTrack, "step "+strconv.FormatUint(p.Steps-uint64(last-i), 10), p.StepTimes[i-1], p.StepTimes[i], nil)
@@ -128,7 +127,7 @@ func (t *tracer) steps(p *Page) {
 	}
 }
 
-func (t *tracer) phases(p *Page) {
+func (t *tracer) phases(p *hang.Page) {
 	for _, s := range p.Spans {
 		t.span(phaseTrack, s.Phase.String(), s.From, s.To, nil)
 	}
@@ -136,14 +135,14 @@ func (t *tracer) phases(p *Page) {
 }
 
 // groups shows for each process group which collectives the samples have seen, and since when each was the newest.
-func (t *tracer) groups(e *Evidence) {
+func (t *tracer) groups(e *hang.Evidence) {
 	for i, g := range e.Page().Groups {
 		track := groupTracks + i
 		name := groupName(e.Groups, g.ID)
 		t.meta("thread_name", track, "name", "collectives of "+name)
-		begun := GroupState{}
+		begun := hang.GroupState{}
 		for _, s := range e.Samples {
-			now, ok := s.group(g.ID)
+			now, ok := groupOf(&s, g.ID)
 			if !ok || now.Seq == begun.Seq && begun.Since > 0 {
 				continue
 			}
@@ -154,19 +153,19 @@ func (t *tracer) groups(e *Evidence) {
 	}
 }
 
-func (s *Sample) group(id uint64) (GroupState, bool) {
+func groupOf(s *hang.Sample, id uint64) (hang.GroupState, bool) {
 	if s.Page == nil {
-		return GroupState{}, false
+		return hang.GroupState{}, false
 	}
-	i := slices.IndexFunc(s.Page.Groups, func(g GroupState) bool { return g.ID == id })
+	i := slices.IndexFunc(s.Page.Groups, func(g hang.GroupState) bool { return g.ID == id })
 	if i < 0 {
-		return GroupState{}, false
+		return hang.GroupState{}, false
 	}
 	return s.Page.Groups[i], true
 }
 
-func groupName(groups []Group, id uint64) string {
-	i := slices.IndexFunc(groups, func(g Group) bool { return g.ID == id })
+func groupName(groups []hang.Group, id uint64) string {
+	i := slices.IndexFunc(groups, func(g hang.Group) bool { return g.ID == id })
 	switch {
 	case i < 0:
 		return fmt.Sprintf("group %x", id)
@@ -177,7 +176,7 @@ func groupName(groups []Group, id uint64) string {
 }
 
 // recorded are the entries of the flight recorder that have not completed, by their number.
-func recorded(f *Flight, group string) map[string]any {
+func recorded(f *hang.Flight, group string) map[string]any {
 	if f == nil {
 		return nil
 	}
