@@ -51,7 +51,7 @@ const (
 	phases
 )
 
-// Page is the report of the shim in a worker. See ReadPage for the format.
+// Page is the report of the shim in a worker. See page.Read for the format.
 type Page struct {
 	PID       int           `json:"pid"`
 	Start     uint64        `json:"start"`

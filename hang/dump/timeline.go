@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/hang"
+	"dlrover-run/hang/page"
 	"dlrover-run/internal/openfile"
 )
 
@@ -95,17 +95,17 @@ func (t *timeline) ask(steps int, to string) error {
 
 // wanted is the page's word.
 func (t *timeline) wanted() (uint64, error) {
-	b, err := openfile.Read(t.page, hang.PageSize)
+	b, err := openfile.Read(t.page, page.Size)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, errors.New("no optimizer of PyTorch steps in it")
 	}
 	if err == nil {
-		_, err = hang.ReadPage(b)
+		_, err = page.Read(b)
 	}
 	if err != nil {
 		return 0, err
 	}
-	return binary.LittleEndian.Uint64(b[hang.PageWanted:]), nil
+	return binary.LittleEndian.Uint64(b[page.Wanted:]), nil
 }
 
 func (t *timeline) put(word uint64) error {
@@ -113,7 +113,7 @@ func (t *timeline) put(word uint64) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, word), hang.PageWanted)
+	_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, word), page.Wanted)
 	return errors.Join(err, f.Close())
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
-	"dlrover-run/hang/pagetest"
+	"dlrover-run/hang/page/pagetest"
 )
 
 const patience = 20 * time.Second

@@ -16,6 +16,7 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/hangtell"
+	"dlrover-run/hang/page"
 	"dlrover-run/hang/pystack"
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/sockets"
@@ -124,7 +125,7 @@ func (s *side) config(set *watch.Set) watch.Config {
 	}
 	return watch.Config{
 		Epoch: s.epoch, Node: s.node, GroupRank: set.GroupRank, RankBase: set.RankBase, PIDs: pids,
-		First: hangtell.First, Every: hangtell.Look, Parse: hang.ReadPage, Groups: hang.ParseGroups,
+		First: hangtell.First, Every: hangtell.Look, Parse: page.Read, Groups: page.ParseGroups,
 		Detector: hang.NewDetector(hang.DetectorConfig{Limit: s.Spec.After, Outside: true}),
 		Stacks:   s.read, Traffic: sockets.Traffic(set.MasterPort), Post: s.post, Log: s.Log,
 	}

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/page"
 	"dlrover-run/launcher/torchpython"
 )
 
@@ -194,11 +195,11 @@ func read(t *testing.T, dir string) (hang.Page, []hang.Group) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, "l1.page"))
 	require.NoError(t, err)
-	p, err := hang.ReadPage(b)
+	p, err := page.Read(b)
 	require.NoError(t, err)
 	b, err = os.ReadFile(filepath.Join(dir, "l1.groups"))
 	require.NoError(t, err)
-	groups, err := hang.ParseGroups(b)
+	groups, err := page.ParseGroups(b)
 	require.NoError(t, err)
 	return p, groups
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/page"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/retry"
 )
@@ -272,7 +273,7 @@ func (w *Watcher) readGroups(ev []hang.Evidence) {
 	}
 	for i := range ev {
 		path := pageFile(w.cfg.Pages, ev[i].Local, "groups")
-		b, err := openfile.Read(path, hang.GroupsSize)
+		b, err := openfile.Read(path, page.GroupsSize)
 		if err != nil {
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/page"
 	"dlrover-run/internal/openfile"
 )
 
@@ -237,7 +238,7 @@ func (s *sampler) page(local int) *hang.Page {
 	if s.pages == "" {
 		return nil
 	}
-	b, err := openfile.Read(pageFile(s.pages, local, "page"), hang.PageSize)
+	b, err := openfile.Read(pageFile(s.pages, local, "page"), page.Size)
 	if err != nil {
 		return nil
 	}

@@ -13,13 +13,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/page"
 )
 
 // lookAt is a looker for processes of this machine, or of a directory that stands for /proc.
 func lookAt(root string, pids ...int) *looker {
 	l := &looker{
 		sampler: &sampler{
-			fs: newProcfs(root), now: monotonic, parse: hang.ReadPage, leads: &leads{tid: map[int]int{}},
+			fs: newProcfs(root), now: monotonic, parse: page.Read, leads: &leads{tid: map[int]int{}},
 		}, patient: time.Minute,
 		blocked: func(int) {},
 	}

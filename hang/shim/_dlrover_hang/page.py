@@ -1,4 +1,4 @@
-"""The page of a worker: its layout, which hang.ReadPage in Go describes, and who gets it."""
+"""The page of a worker: its layout, which page.Read in Go describes, and who gets it."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ import (
 	"dlrover-run/hang/dump"
 	"dlrover-run/hang/flight"
 	"dlrover-run/hang/hangtell"
+	"dlrover-run/hang/page"
 	"dlrover-run/hang/pystack"
 	"dlrover-run/hang/ras"
 	"dlrover-run/hang/serve"
@@ -193,7 +194,7 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 	cfg := watch.Config{
 		Epoch: e.EpochID, Node: h.job.s.node.Name, GroupRank: e.Place.GroupRank, RankBase: e.Place.RankBase, PIDs: pids,
 		First: hangtell.First, Every: hangtell.Look, Summaries: hang.Summaries(e.Place.GroupWorldSize),
-		Pages: h.pages.dir(), Parse: hang.ReadPage, Groups: hang.ParseGroups,
+		Pages: h.pages.dir(), Parse: page.Read, Groups: page.ParseGroups,
 		Detector: hang.NewDetector(hang.DetectorConfig{Limit: h.limit, Outside: h.mode == hangOutside}),
 		Stacks:   h.read, Trace: h.trace, Sockets: storeSockets(e.Place),
 		Traffic: sockets.Traffic(uint16(e.Place.MasterPort)), Post: h.post, Log: h.log,
@@ -391,11 +392,11 @@ func (p *hangPages) progressLocked() (n job.Progress) {
 	}
 	paths, _ := filepath.Glob(filepath.Join(p.present, "*.page")) // the pattern is valid
 	for _, path := range paths {
-		data, err := openfile.Read(path, hang.PageSize)
+		data, err := openfile.Read(path, page.Size)
 		if err != nil {
 			continue
 		}
-		if page, err := hang.ReadPage(data); err == nil {
+		if page, err := page.Read(data); err == nil {
 			n.Stepping, n.Step = true, max(n.Step, int64(min(page.Steps, 1<<62)))
 		}
 	}

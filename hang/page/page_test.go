@@ -1,4 +1,4 @@
-package hang_test
+package page_test
 
 import (
 	"encoding/binary"
@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
-	"dlrover-run/hang/pagetest"
+	"dlrover-run/hang/page"
+	"dlrover-run/hang/page/pagetest"
 	"dlrover-run/hang/rankset"
 )
 
@@ -39,14 +40,14 @@ func set(b []byte, off int, w uint64) []byte {
 
 func TestReadPage(t *testing.T) {
 	want := somePage()
-	got, err := hang.ReadPage(pagetest.Bytes(want))
+	got, err := page.Read(pagetest.Bytes(want))
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 }
 
 func TestReadPageWithoutAnything(t *testing.T) {
 	want := hang.Page{PID: 1, WorldSize: 1}
-	got, err := hang.ReadPage(pagetest.Bytes(want))
+	got, err := page.Read(pagetest.Bytes(want))
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 }
@@ -59,7 +60,7 @@ func TestReadPageRefuses(t *testing.T) {
 	}{
 		{nil, "a page has 4096 bytes, not 0"},
 		{good[:4095], "a page has 4096 bytes, not 4095"},
-		{make([]byte, hang.PageSize), `a page begins with "DLRHANG1", not with "\x00\x00\x00\x00\x00\x00\x00\x00"`},
+		{make([]byte, page.Size), `a page begins with "DLRHANG1", not with "\x00\x00\x00\x00\x00\x00\x00\x00"`},
 		{set(good, 8, 0), "a page names a pid and a world size"},
 		{set(good, 8, math.MaxUint64), "pid 18446744073709551615 of a page: at most 2147483647 is possible"},
 		{set(good, 24, 16), "rank 16 of a page: at most 15 is possible"},
@@ -67,13 +68,13 @@ func TestReadPageRefuses(t *testing.T) {
 		{set(good, 32, rankset.Max+1), "world size 1048577 of a page: at most 1048576 is possible"},
 		{set(good, 72, 1<<63), "last step 9223372036854775808 of a page: at most 9223372036854775807 is possible"},
 	} {
-		_, err := hang.ReadPage(c.b)
+		_, err := page.Read(c.b)
 		require.ErrorContains(t, err, c.want)
 	}
 }
 
 func TestPhaseOfALaterVersionIsUnknown(t *testing.T) {
-	p, err := hang.ReadPage(set(pagetest.Bytes(somePage()), 80, 77<<8|200))
+	p, err := page.Read(set(pagetest.Bytes(somePage()), 80, 77<<8|200))
 	require.NoError(t, err)
 	require.Equal(t, hang.PhaseUnknown, p.Phase)
 	require.Equal(t, 77*time.Microsecond, p.PhaseSince)
@@ -94,7 +95,7 @@ func full(steps, spans int) []byte {
 
 func TestRings(t *testing.T) {
 	for _, n := range []int{0, 1, 79, 80, 81, 191, 192, 193, 1000} {
-		p, err := hang.ReadPage(full(n, n))
+		p, err := page.Read(full(n, n))
 		require.NoError(t, err)
 		require.Len(t, p.StepTimes, min(n, 191), "one slot may be in the making")
 		require.Len(t, p.Spans, min(n, 79))
@@ -114,7 +115,7 @@ func TestRingsThatAreReplacedMeanwhile(t *testing.T) {
 		b = set(b, 2816+16*int(n%80), n*uint64(time.Second/time.Microsecond)<<8)
 		b = set(b, 2816+16*int(n%80)+8, (n+1)*uint64(time.Second))
 	}
-	p, err := hang.ReadPage(b)
+	p, err := page.Read(b)
 	require.NoError(t, err)
 	require.Len(t, p.StepTimes, 192-50)
 	require.Equal(t, 300*time.Second, p.StepTimes[len(p.StepTimes)-1])
@@ -126,7 +127,7 @@ func FuzzReadPage(f *testing.F) {
 	f.Add(pagetest.Bytes(somePage()))
 	f.Add(full(300, 300))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		p, err := hang.ReadPage(b)
+		p, err := page.Read(b)
 		if err != nil {
 			require.Zero(t, p)
 			return

@@ -1,9 +1,10 @@
-package hang
+package page
 
 import (
 	"encoding/json"
 	"fmt"
 
+	"dlrover-run/hang"
 	"dlrover-run/hang/rankset"
 )
 
@@ -13,11 +14,11 @@ const GroupsSize = 4 << 20
 // ParseGroups returns the process groups of a page. They are in the file l<LOCAL_RANK>.groups of the same directory,
 // a JSON list of Group with the meanings of the page's ids. It is replaced by a rename when groups are made or
 // destroyed, before a page has their ids.
-func ParseGroups(b []byte) ([]Group, error) {
+func ParseGroups(b []byte) ([]hang.Group, error) {
 	if len(b) > GroupsSize {
 		return nil, fmt.Errorf("process groups in %d bytes: at most %d are read", len(b), GroupsSize)
 	}
-	var groups []Group
+	var groups []hang.Group
 	if err := json.Unmarshal(b, &groups); err != nil {
 		return nil, fmt.Errorf("process groups: %w", err)
 	}

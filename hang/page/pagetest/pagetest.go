@@ -5,17 +5,18 @@ import (
 	"encoding/binary"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/page"
 )
 
-// Where things are, and how many: see hang.ReadPage.
+// Where things are, and how many: see page.Read.
 const (
 	groups, stepTimes, stepSlots, spans, spanSlots = 128, 1280, 192, 2816, 80
 )
 
-// Bytes returns a page that hang.ReadPage reads as p. p must not have more entries than a page, or more step times
+// Bytes returns a page that page.Read reads as p. p must not have more entries than a page, or more step times
 // than steps. Times of phases are whole microseconds.
 func Bytes(p hang.Page) []byte {
-	b := make([]byte, hang.PageSize)
+	b := make([]byte, page.Size)
 	copy(b, "DLRHANG1")
 	put := func(off int, words ...uint64) {
 		for i, w := range words {

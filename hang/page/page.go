@@ -1,4 +1,5 @@
-package hang
+// Package page reads the pages of the shim, in which workers report their progress.
+package page
 
 import (
 	"encoding/binary"
@@ -8,14 +9,15 @@ import (
 	"slices"
 	"time"
 
+	"dlrover-run/hang"
 	"dlrover-run/hang/rankset"
 )
 
-// PageSize is the length of a page in bytes.
-const PageSize = 4096
+// Size is the length of a page in bytes.
+const Size = 4096
 
-// PageWanted is where in a page others ask for a timeline.
-const PageWanted = 104
+// Wanted is where in a page others ask for a timeline.
+const Wanted = 104
 
 // A page is the report of the shim in a worker: the file l<LOCAL_RANK>.page of the epoch's directory, mapped by the
 // worker. It consists of 512 words of 8 bytes, little endian. Each is written by one aligned store, so a reader gets
@@ -69,18 +71,18 @@ const (
 	spanSlots  = 80
 )
 
-// ReadPage returns the contents of a page, read from its file in one piece. It may be written meanwhile: values that
+// Read returns the contents of a page, read from its file in one piece. It may be written meanwhile: values that
 // then do not fit together, such as a time in the rings that an even newer one has replaced, are left out. A page
 // that no shim has written is an error.
-func ReadPage(b []byte) (Page, error) {
-	if len(b) != PageSize {
-		return Page{}, fmt.Errorf("a page has %d bytes, not %d", PageSize, len(b))
+func Read(b []byte) (hang.Page, error) {
+	if len(b) != Size {
+		return hang.Page{}, fmt.Errorf("a page has %d bytes, not %d", Size, len(b))
 	}
 	if string(b[:len(pageMagic)]) != pageMagic {
-		return Page{}, fmt.Errorf("a page begins with %q, not with %q", pageMagic, b[:len(pageMagic)])
+		return hang.Page{}, fmt.Errorf("a page begins with %q, not with %q", pageMagic, b[:len(pageMagic)])
 	}
 	r := pageReader{b: b}
-	p := Page{
+	p := hang.Page{
 		PID:       r.number(offPID, math.MaxInt32, "pid"),
 		Start:     r.word(offStart),
 		WorldSize: r.number(offWorldSize, rankset.Max, "world size"),
@@ -98,7 +100,7 @@ func ReadPage(b []byte) (Page, error) {
 		r.err = errors.Join(r.err, errors.New("a page names a pid and a world size"))
 	}
 	if r.err != nil {
-		return Page{}, r.err
+		return hang.Page{}, r.err
 	}
 	return p, nil
 }
@@ -128,21 +130,21 @@ func (r *pageReader) time(off int, what string) time.Duration {
 }
 
 // phase returns a phase and its begin. Phases of a later version are unknown ones.
-func (r *pageReader) phase(off int) (Phase, time.Duration) {
+func (r *pageReader) phase(off int) (hang.Phase, time.Duration) {
 	w := r.word(off)
-	phase, since := Phase(w), min(w>>8, math.MaxInt64/uint64(time.Microsecond))
-	if phase >= phases {
-		phase = PhaseUnknown
+	phase, since := hang.Phase(w), min(w>>8, math.MaxInt64/uint64(time.Microsecond))
+	if phase > hang.PhaseDebug {
+		phase = hang.PhaseUnknown
 	}
 	return phase, time.Duration(since) * time.Microsecond
 }
 
 // groups leaves out empty slots.
-func (r *pageReader) groups() []GroupState {
-	var out []GroupState
+func (r *pageReader) groups() []hang.GroupState {
+	var out []hang.GroupState
 	for off := offGroups; off < offStepTimes; off += 24 {
 		if id := r.word(off); id != 0 {
-			out = append(out, GroupState{ID: id, Seq: r.word(off + 8), Since: r.time(off+16, "time of a group")})
+			out = append(out, hang.GroupState{ID: id, Seq: r.word(off + 8), Since: r.time(off+16, "time of a group")})
 		}
 	}
 	return out
@@ -175,8 +177,8 @@ func (r *pageReader) stepTimes() []time.Duration {
 }
 
 // spans returns the newest spans in the order of their ends, as far back as that grows.
-func (r *pageReader) spans() []Span {
-	var out []Span
+func (r *pageReader) spans() []hang.Span {
+	var out []hang.Span
 	for n := range newest(r.word(offSpans), spanSlots) {
 		off := offSpanRing + 16*int(n%spanSlots)
 		phase, from := r.phase(off)
@@ -184,7 +186,7 @@ func (r *pageReader) spans() []Span {
 		if to < from || to == 0 || len(out) > 0 && to > out[len(out)-1].To {
 			break // replaced while we read
 		}
-		out = append(out, Span{Phase: phase, From: from, To: to})
+		out = append(out, hang.Span{Phase: phase, From: from, To: to})
 	}
 	slices.Reverse(out)
 	return out

@@ -1,4 +1,4 @@
-package hang_test
+package page_test
 
 import (
 	"strings"
@@ -7,11 +7,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/page"
 	"dlrover-run/hang/rankset"
 )
 
 func TestParseGroups(t *testing.T) {
-	got, err := hang.ParseGroups([]byte(`[
+	got, err := page.ParseGroups([]byte(`[
 		{"id": 18446744073709551615, "name": "0", "desc": "default_pg", "backend": "cpu:gloo,cuda:nccl", "ranks": "0-3"},
 		{"id": 7, "name": "1", "backend": "gloo", "ranks": "0,2", "later": [1]}]`))
 	require.NoError(t, err)
@@ -29,9 +30,9 @@ func TestParseGroupsRefuses(t *testing.T) {
 		`[{"id":1},{"id":1}]`:      `process group "": its id, 1, is 0 or another one's`,
 		`[{"id":1,"ranks":"3-1"}]`: `process group "": ranks "3-1": "3-1" does not follow`,
 		"[" + strings.Repeat(`{"id":1},`, 48) + `{"id":1}]`: "49 process groups: a page has 48",
-		strings.Repeat(" ", hang.GroupsSize+1):              "process groups in 4194305 bytes: at most 4194304 are read",
+		strings.Repeat(" ", page.GroupsSize+1):              "process groups in 4194305 bytes: at most 4194304 are read",
 	} {
-		_, err := hang.ParseGroups([]byte(text))
+		_, err := page.ParseGroups([]byte(text))
 		require.ErrorContains(t, err, want)
 	}
 }
@@ -39,7 +40,7 @@ func TestParseGroupsRefuses(t *testing.T) {
 func FuzzParseGroups(f *testing.F) {
 	f.Add([]byte(`[{"id":1,"name":"0","ranks":"0-3,8"}]`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		groups, err := hang.ParseGroups(b)
+		groups, err := page.ParseGroups(b)
 		if err != nil {
 			require.Nil(t, groups)
 			return
