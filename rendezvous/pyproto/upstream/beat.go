@@ -26,11 +26,11 @@ func (s *Service) beat() {
 
 // beatOnce: to 0.3 a heartbeat was a report, and had no answer.
 func (s *Service) beatOnce() error {
-	m := s.cfg.Client.New("HeartBeat", pyproto.Field{Name: "timestamp", Value: int(time.Now().Unix())})
-	if s.cfg.Client.Old() {
-		return s.cfg.Client.Report(s.ctx, m)
+	m := s.master.client.New("HeartBeat", pyproto.Field{Name: "timestamp", Value: int(time.Now().Unix())})
+	if s.master.client.Old() {
+		return s.master.client.Report(s.ctx, m)
 	}
-	answer, err := s.cfg.Client.Get(s.ctx, m)
+	answer, err := s.master.client.Get(s.ctx, m)
 	if err == nil {
 		s.obey(answer.Object("action"))
 	}

@@ -31,9 +31,8 @@ func (s *Service) followed(fs []job.Failure) bool {
 	return !slices.ContainsFunc(fs, func(f job.Failure) bool { return !s.cfg.Follows(f) })
 }
 
-// takeBlame records that workers of this node have failed by themselves. If it does not arrive, others pay as well.
 func (s *Service) takeBlame(ctx context.Context, w world) {
-	if err := s.set(ctx, w.key(blameKey), []byte{'1'}); err != nil {
+	if err := s.master.kv.takeBlame(ctx, w); err != nil {
 		s.cfg.Log.Debug("cannot tell the other nodes that the failure is this one's", "err", err)
 	}
 }
@@ -70,17 +69,17 @@ func (s *Service) mine(ctx context.Context, d pendingCharge) (mine, known bool, 
 		s.takeBlame(ctx, d.world)
 		return true, true, nil
 	}
-	blamed, err := s.text(ctx, d.world.key(blameKey))
+	blamed, err := s.master.kv.text(ctx, d.world.key(blameKey))
 	if err != nil || blamed != "" {
 		return false, err == nil, err
 	}
-	waiting, err := s.waiting(ctx)
+	waiting, err := s.master.waiting(ctx)
 	if err != nil || waiting > 0 {
 		return false, err == nil, err
 	}
 	if time.Since(d.since) < s.every.blame {
 		return false, false, nil
 	}
-	n, err := s.add(ctx, d.world.key(nobodysKey))
+	n, err := s.master.kv.add(ctx, d.world.key(nobodysKey))
 	return n == 1, err == nil, err
 }

@@ -134,7 +134,7 @@ func (s *Service) asideIs(err error) error {
 func (s *Service) few(ctx context.Context, turn int, faults, slow []int) error {
 	var m *pyproto.Message
 	err := s.insist(ctx, turn, func() (err error) {
-		m, err = s.cfg.Client.Get(ctx, s.cfg.Client.New("RunningNodesRequest"))
+		m, err = s.master.client.Get(ctx, s.master.client.New("RunningNodesRequest"))
 		return err
 	})
 	if err != nil || len(m.List("nodes")) > 3 || s.cfg.Check.ReportOnly {
@@ -162,7 +162,7 @@ func (s *Service) conclude(ctx context.Context, turn int, fault, slow bool) erro
 	switch {
 	case turn != s.turn:
 	case slow && s.cfg.Check.ExcludeStraggler && !s.cfg.Check.ReportOnly:
-		s.fail(job.Cause{Kind: job.CauseCheck, Node: s.node.Name,
+		s.fail(job.Cause{Kind: job.CauseCheck, Node: s.master.self().Name,
 			Text: "its test took more than twice the median of all nodes (--exclude-straggler)"})
 	default:
 		if fault || slow {
@@ -195,7 +195,7 @@ func (s *Service) testOnce(ctx context.Context, turn int, passed *bool) (faults,
 		seconds = failedTime
 		s.cfg.Log.Warn("the test with other nodes has failed", "err", err)
 	}
-	if err := s.insist(ctx, turn, func() error { return s.nodeEventTook(ctx, kind, seconds) }); err != nil {
+	if err := s.insist(ctx, turn, func() error { return s.master.eventTook(ctx, kind, seconds) }); err != nil {
 		return nil, nil, err
 	}
 	if faults, err = s.verdict(ctx, turn, w, "NetworkReadyRequest"); err == nil {
@@ -246,11 +246,11 @@ func (s *Service) askGroup(ctx context.Context, turn int) (w world, mine, forgot
 	err = s.insist(ctx, turn, func() (err error) {
 		waiting := 1
 		if time.Since(s.joined) > s.every.ask {
-			if waiting, err = s.waitingFor(ctx, checking); err != nil {
+			if waiting, err = s.master.waitingFor(ctx, checking); err != nil {
 				return err
 			}
 		}
-		w, mine, err = s.worldNamed(ctx, checking)
+		w, mine, err = s.master.world(ctx, checking)
 		forgotten = s.forgotten(w, waiting)
 		return err
 	})
@@ -266,7 +266,7 @@ func (s *Service) late(ctx context.Context, turn int) error {
 		s.fail(job.Cause{Kind: job.CauseTimeout, Text: text})
 	}
 	s.mu.Unlock()
-	if err := s.timedOut(ctx, checking, text, s.params.JoinTimeout); err != nil {
+	if err := s.master.timedOut(ctx, checking, text, s.params.JoinTimeout); err != nil {
 		return err
 	}
 	return errAside
@@ -274,16 +274,16 @@ func (s *Service) late(ctx context.Context, turn int) error {
 
 // lead publishes the meeting place to the other nodes of the group.
 func (s *Service) lead(ctx context.Context, turn int, w world) (world, error) {
-	w.addr = s.node.Addr
+	w.addr = s.master.self().Addr
 	err := s.insist(ctx, turn, func() (err error) {
 		if w.port == 0 {
 			w.port, err = s.cfg.Port()
 		}
 		if err == nil {
-			err = s.set(ctx, w.key(masterAddr), []byte(w.addr))
+			err = s.master.kv.set(ctx, w.key(masterAddr), []byte(w.addr))
 		}
 		if err == nil {
-			err = s.set(ctx, w.key(masterPort), []byte(strconv.Itoa(w.port)))
+			err = s.master.kv.set(ctx, w.key(masterPort), []byte(strconv.Itoa(w.port)))
 		}
 		return err
 	})
@@ -295,7 +295,7 @@ func (s *Service) leader(ctx context.Context, turn int, w world) (world, error) 
 	for end := time.Now().Add(s.every.leader); time.Now().Before(end); {
 		asked := time.Now()
 		err := s.insist(ctx, turn, func() (err error) {
-			w.addr, w.port, err = s.address(ctx, w)
+			w.addr, w.port, err = s.master.kv.address(ctx, w)
 			return err
 		})
 		if err == nil && w.port == 0 {
@@ -316,7 +316,7 @@ func (s *Service) leader(ctx context.Context, turn int, w world) (world, error) 
 func (s *Service) void(ctx context.Context, turn int, w world) error {
 	var now world
 	err := s.insist(ctx, turn, func() (err error) {
-		now, _, err = s.worldNamed(ctx, checking)
+		now, _, err = s.master.world(ctx, checking)
 		return err
 	})
 	switch {
@@ -335,7 +335,7 @@ func (s *Service) verdict(ctx context.Context, turn int, w world, question strin
 		asked := time.Now()
 		var m *pyproto.Message
 		err := s.insist(ctx, turn, func() (err error) {
-			m, err = s.cfg.Client.Get(ctx, s.cfg.Client.New(question))
+			m, err = s.master.client.Get(ctx, s.master.client.New(question))
 			return err
 		})
 		if err != nil {

@@ -99,12 +99,14 @@ func (s *Service) join(ctx context.Context, turn int) error {
 // enlist joins a rendezvous. If an answer was lost, this node may have joined after the round before already. So it
 // looks first whether a world was sealed with it, which another join would make void. -1: it has not joined.
 func (s *Service) enlist(ctx context.Context, turn int, name string, before int) error {
-	_, p := s.self()
+	s.mu.Lock()
+	p := s.params
+	s.mu.Unlock()
 	err := s.insist(ctx, turn, func() error {
-		if err := s.introduce(ctx, p); err != nil { // a new master has not heard the rules
+		if err := s.master.introduce(ctx, p); err != nil { // a new master has not heard the rules
 			return err
 		}
-		w, mine, err := s.worldNamed(ctx, name)
+		w, mine, err := s.master.world(ctx, name)
 		if err != nil || mine && before >= 0 && w.round > before {
 			return err
 		}
@@ -112,7 +114,11 @@ func (s *Service) enlist(ctx context.Context, turn int, name string, before int)
 		if err := s.hide(ctx); err != nil {
 			return err
 		}
-		return s.joinNamed(ctx, name)
+		round, err := s.master.join(ctx, name)
+		if err == nil {
+			s.round = round
+		}
+		return err
 	})
 	s.joined = time.Now()
 	return err
@@ -132,24 +138,6 @@ func (s *Service) insist(ctx context.Context, turn int, ask func() error) error 
 	}
 }
 
-// joinNamed announces to the master that this node wants to be in the next world of a rendezvous.
-func (s *Service) joinNamed(ctx context.Context, name string) error {
-	n, _ := s.self()
-	id := s.cfg.Client.Caller().NodeID
-	if s.cfg.Client.Old() {
-		id = s.cfg.Rank // to 0.3 there was no node_rank
-	}
-	fields := []pyproto.Field{
-		{Name: "node_id", Value: id}, {Name: "local_world_size", Value: n.Slots},
-		{Name: "rdzv_name", Value: name}, {Name: "node_rank", Value: s.cfg.Rank}, {Name: "node_ip", Value: n.IP},
-	}
-	answer, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("JoinRendezvousRequest", fields...))
-	if err == nil {
-		s.round = answer.Int("round")
-	}
-	return err
-}
-
 // preCheck is this node's view of the master's check of the job.
 type preCheck struct {
 	told   bool // the master knows that this node waits
@@ -160,16 +148,16 @@ type preCheck struct {
 // passes asks whether the master has checked the job; 0.4 checks nothing.
 func (s *Service) passes(ctx context.Context) (bool, error) {
 	c := &s.preCheck
-	if c.passed || s.cfg.Client.Dialect() == pyproto.Grpc {
+	if c.passed || s.master.client.Dialect() == pyproto.Grpc {
 		return true, nil
 	}
 	if !c.told {
-		if err := s.nodeEvent(ctx, "WAIT_PRE_CHECK"); err != nil {
+		if err := s.master.event(ctx, "WAIT_PRE_CHECK"); err != nil {
 			return false, err
 		}
 		c.told = true
 	}
-	m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("PreCheckRequest",
+	m, err := s.master.client.Get(ctx, s.master.client.New("PreCheckRequest",
 		pyproto.Field{Name: "timestamp", Value: int(time.Now().Unix())}, pyproto.Field{Name: "type", Value: ""}))
 	if err != nil {
 		return false, err
@@ -187,7 +175,7 @@ func (s *Service) askMembers(ctx context.Context, turn int) error {
 	if err := s.showAgain(ctx); err != nil {
 		return err
 	}
-	n, err := s.waiting(ctx)
+	n, err := s.master.waiting(ctx)
 	if err != nil || n <= 0 { // below 0: the job ends, and the workers of this node may still succeed
 		return err
 	}

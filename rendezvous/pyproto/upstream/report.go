@@ -11,7 +11,6 @@ import (
 	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
-	"dlrover-run/rendezvous/pyproto"
 )
 
 // The levels of DLRover's TrainingExceptionLevel that a launcher uses, and the word by which its master knows a check
@@ -26,12 +25,6 @@ const (
 // maxErrorData is the part of a failure that a master keeps, in bytes; it truncates longer ones, and with them the
 // JSON.
 const maxErrorData = 2048
-
-// failure reports one to the master.
-func (s *Service) failure(ctx context.Context, level, data string, restarts int) error {
-	return s.cfg.Client.Report(ctx, s.cfg.Client.New("NodeFailure", pyproto.Field{Name: "error_data", Value: data},
-		pyproto.Field{Name: "restart_count", Value: restarts}, pyproto.Field{Name: "level", Value: level}))
-}
 
 // NodeError reports to the master that this node is at fault, and ends the run here. The master then replaces the node.
 // A second caller waits for the answer to the first: in Kubernetes that takes seconds, in which the master creates
@@ -49,14 +42,14 @@ func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
 	if told {
 		return nil
 	}
-	if err := s.failure(ctx, nodeError, text[:min(len(text), maxErrorData)], spent); err != nil {
+	if err := s.master.failure(ctx, nodeError, text[:min(len(text), maxErrorData)], spent); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.told = true // DLRover's agents send no FAILED_EXITED after this
 	s.enter(over)
-	cause := job.Cause{Kind: job.CauseCheck, Node: s.node.Name, Text: reason}
+	cause := job.Cause{Kind: job.CauseCheck, Node: s.master.self().Name, Text: reason}
 	s.outcome, s.cause = job.Failed, &cause
 	s.direct(rendezvous.Directive{Kind: job.Bar, Cause: &cause})
 	return nil
@@ -70,29 +63,9 @@ func (s *Service) Order(ctx context.Context, o rendezvous.Order) error {
 	return s.NodeError(ctx, "NodeFault", o.Text)
 }
 
-// nodeEvent reports a change of this node's state to the master.
-func (s *Service) nodeEvent(ctx context.Context, kind string) error {
-	return s.nodeEventTook(ctx, kind, 0)
-}
-
-// nodeEventTook is nodeEvent of something that has taken seconds.
-func (s *Service) nodeEventTook(ctx context.Context, kind string, seconds float64) error {
-	c := s.cfg.Client
-	n, _ := s.self()
-	meta := c.New("NodeMeta", pyproto.Field{Name: "type", Value: c.Caller().NodeType},
-		pyproto.Field{Name: "addr", Value: n.Addr}, pyproto.Field{Name: "memory", Value: 0},
-		pyproto.Field{Name: "cpu", Value: 0.0}, pyproto.Field{Name: "gpu", Value: 0},
-		pyproto.Field{Name: "gpu_type", Value: ""}, pyproto.Field{Name: "id", Value: c.Caller().NodeID},
-		pyproto.Field{Name: "rank", Value: s.cfg.Rank}, pyproto.Field{Name: "status", Value: ""})
-	return c.Report(ctx, c.New("NodeEvent", pyproto.Field{Name: "event_type", Value: kind},
-		pyproto.Field{Name: "event_message", Value: ""},
-		pyproto.Field{Name: "event_time", Value: float64(time.Now().Unix())},
-		pyproto.Field{Name: "event_elapsed_time", Value: seconds}, pyproto.Field{Name: "node", Value: meta}))
-}
-
 // failing reports failed workers to the master, and decides on the next step: restarts are counted here.
 func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
-	waiting, _ := s.waiting(ctx) // an error here is one of the report below, too
+	waiting, _ := s.master.waiting(ctx) // an error here is one of the report below, too
 	s.mu.Lock()
 	current := e.EpochID == s.dir.EpochID && (s.phase == running || s.phase == ending)
 	if e.EpochID == s.dir.EpochID {
@@ -142,7 +115,7 @@ func (s *Service) pass(ctx context.Context) error {
 		if all[0].blame {
 			s.takeBlame(ctx, all[0].world)
 		}
-		if err := s.failure(ctx, processError, all[0].data, all[0].spent); err != nil {
+		if err := s.master.failure(ctx, processError, all[0].data, all[0].spent); err != nil {
 			return err
 		}
 		s.mu.Lock()
@@ -163,7 +136,7 @@ func (s *Service) record(fs []job.Failure) {
 // settle decides on the next step after a failure, with s locked. Where another node waits for a new world already, the
 // failure is a consequence of its failure or loss, and costs this node nothing.
 func (s *Service) settle(e rendezvous.Failing, follows bool) {
-	cause := job.Cause{Kind: job.CauseFailure, Node: s.node.Name, Text: "a worker failed"}
+	cause := job.Cause{Kind: job.CauseFailure, Node: s.master.self().Name, Text: "a worker failed"}
 	if len(e.Failures) > 0 {
 		cause.Text = e.Failures[0].Text
 	}
@@ -213,16 +186,6 @@ func processErrors(fs []job.Failure) string {
 // the text unchanged.
 const joinTimeout = "join-timeout"
 
-// timedOut reports to the master that a rendezvous has formed no world.
-func (s *Service) timedOut(ctx context.Context, name, text string, after time.Duration) error {
-	data, err := json.Marshal(map[string]any{"rdzv_name": name, "node_rank": s.cfg.Rank, "err_type": joinTimeout,
-		"err_message": text, "elapsed_time": seconds(after)})
-	if err != nil {
-		return err
-	}
-	return s.failure(ctx, rdzvError, string(data), 0)
-}
-
 // succeeded begins to wait for the other nodes.
 func (s *Service) succeeded(e rendezvous.Success) {
 	s.mu.Lock()
@@ -258,7 +221,7 @@ func (s *Service) meet(ctx context.Context, turn int) error {
 	if !all && !late {
 		return s.askMembers(ctx, turn) // its workers have failed after ours had succeeded: the epoch starts anew
 	}
-	if err := s.nodeEvent(ctx, "SUCCEEDED_EXITED"); err != nil {
+	if err := s.master.event(ctx, "SUCCEEDED_EXITED"); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -280,16 +243,16 @@ func (s *Service) succeed() {
 func (s *Service) arrive(ctx context.Context, w world) error {
 	own := strconv.Itoa(w.own)
 	for _, key := range []string{terminalState + own, terminalState + own + fin} {
-		if err := s.set(ctx, w.key(key), []byte(own)); err != nil {
+		if err := s.master.kv.set(ctx, w.key(key), []byte(own)); err != nil {
 			return err
 		}
 	}
-	n, err := s.add(ctx, w.key(numMembers))
+	n, err := s.master.kv.add(ctx, w.key(numMembers))
 	if err != nil {
 		return err
 	}
 	if n >= len(w.seats) {
-		err = s.set(ctx, w.key(lastMember), []byte("<val_ignored>"))
+		err = s.master.kv.set(ctx, w.key(lastMember), []byte("<val_ignored>"))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,11 +262,11 @@ func (s *Service) arrive(ctx context.Context, w world) error {
 
 // everybody has arrived, by either barrier. A master without memory of our arrival was started again: we arrive anew.
 func (s *Service) everybody(ctx context.Context, w world) (bool, error) {
-	last, err := s.text(ctx, w.key(lastMember))
+	last, err := s.master.kv.text(ctx, w.key(lastMember))
 	if err != nil || last != "" {
 		return err == nil, err
 	}
-	own, err := s.text(ctx, w.key(terminalState+strconv.Itoa(w.own)))
+	own, err := s.master.kv.text(ctx, w.key(terminalState+strconv.Itoa(w.own)))
 	if err != nil {
 		return false, err
 	}
@@ -314,10 +277,10 @@ func (s *Service) everybody(ctx context.Context, w world) (bool, error) {
 		return false, nil
 	}
 	for i := range w.seats {
-		v, err := s.text(ctx, w.key(terminalState+strconv.Itoa(i)))
+		v, err := s.master.kv.text(ctx, w.key(terminalState+strconv.Itoa(i)))
 		if err != nil || v == "" {
 			return false, err
 		}
 	}
-	return true, s.set(ctx, w.key(lastMember), []byte("<val_ignored>")) // a count can be lost; see add
+	return true, s.master.kv.set(ctx, w.key(lastMember), []byte("<val_ignored>")) // a count can be lost; see add
 }

@@ -12,7 +12,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math"
 	"sync"
 	"time"
 
@@ -98,6 +97,7 @@ const (
 // Service implements api.Service. Close ends it.
 type Service struct {
 	cfg     Config
+	master  *master
 	every   intervals
 	cancel  context.CancelFunc // nil before the first Join
 	ctx     context.Context
@@ -114,7 +114,6 @@ type Service struct {
 	term          uint64 // of the epochs that this launcher names
 	epochs        int    // that it has named
 	since         time.Time
-	node          rendezvous.Node
 	params        rendezvous.Params
 	world         world
 	ran           job.EpochID // the last one whose workers were started
@@ -142,7 +141,8 @@ func New(cfg Config) *Service {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Service{cfg: cfg, kick: make(chan struct{}, 1), news: make(chan struct{}), passing: make(chan struct{}, 1)}
+	s := &Service{cfg: cfg, master: newMaster(cfg), kick: make(chan struct{}, 1), news: make(chan struct{}),
+		passing: make(chan struct{}, 1)}
 	if cfg.Follows == nil {
 		s.cfg.Follows = func(job.Failure) bool { return false }
 	}
@@ -163,7 +163,7 @@ func (s *Service) Close() {
 		cancel()
 	}
 	s.wg.Wait()
-	s.cfg.Client.Close()
+	s.master.client.Close()
 }
 
 // Join implements api.Service. The run's name is the master's own matter: it has one run.
@@ -176,12 +176,13 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 		return fmt.Errorf("%w: --hold: a master of DLRover holds no job; leave it out, or use dlrover-master",
 			rendezvous.ErrRefused)
 	}
-	if err := s.introduce(ctx, p); err != nil { // the session notices an unreachable master
+	if err := s.master.introduce(ctx, p); err != nil { // the session notices an unreachable master
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.node, s.params = ev.Node, p
+	s.params = p
+	s.master.become(ev.Node)
 	s.record(ev.Failures)
 	s.pendingCharge.own = s.pendingCharge.own || !s.followed(ev.Failures)
 	if s.phase == over {
@@ -215,26 +216,6 @@ func (s *Service) inert(p rendezvous.Params) string {
 		all += "; "
 	}
 	return all + "in tests with other nodes: " + s.cfg.Check.Inert
-}
-
-// introduce sends the rules of the run to the master. The first node's count, until the master is started again:
-// without rules it would make a world of all nodes that join within 30 s.
-func (s *Service) introduce(ctx context.Context, p rendezvous.Params) error {
-	return s.cfg.Client.Report(ctx, s.cfg.Client.New("RendezvousParams",
-		pyproto.Field{Name: "min_nodes", Value: p.Min}, pyproto.Field{Name: "max_nodes", Value: p.Max},
-		pyproto.Field{Name: "waiting_timeout", Value: seconds(p.LastCall)},
-		pyproto.Field{Name: "node_unit", Value: p.Unit},
-		pyproto.Field{Name: "join_timeout", Value: seconds(p.JoinTimeout)}))
-}
-
-// seconds rounds up: the master counts whole ones, and replaces a join timeout of 0 by its own.
-func seconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
-
-// self is this node, and the rules of its run.
-func (s *Service) self() (rendezvous.Node, rendezvous.Params) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.node, s.params
 }
 
 // enter begins a phase, with s locked.
@@ -317,7 +298,7 @@ func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (job
 	if told {
 		return e, nil
 	}
-	return e, s.nodeEvent(ctx, "FAILED_EXITED")
+	return e, s.master.event(ctx, "FAILED_EXITED")
 }
 
 // World implements api.Service: launchers have published their own entries, and the entries of others come from the
@@ -329,5 +310,5 @@ func (s *Service) World(ctx context.Context, _ string) ([]job.Member, error) {
 	if len(w.seats) == 0 {
 		return nil, rendezvous.ErrUnknownNode
 	}
-	return s.members(ctx, w)
+	return s.master.kv.members(ctx, w)
 }

@@ -224,7 +224,7 @@ func TestPeersFailTogether(t *testing.T) {
 		a.failsBy(rendezvous.RestartCharged, gone)
 		b.failsBy(rendezvous.RestartCharged, gone)
 		a.until(job.Stop)
-		require.NoError(t, a.Join(t.Context(), "job", rendezvous.Join{Params: two, Node: a.Service.node,
+		require.NoError(t, a.Join(t.Context(), "job", rendezvous.Join{Params: two, Node: a.Service.master.self(),
 			Failures: []job.Failure{{Rank: 0, Text: "it broke", At: time.Now()}}}))
 		run(a, b)
 		require.Equal(t, []int{1, 0}, []int{a.leave().Restarts, b.leave().Restarts})
@@ -345,7 +345,8 @@ func TestMasterRestart(t *testing.T) {
 		m.mu.Unlock()
 		b := m.node(1, 1, two)
 		b.ctx = t.Context()
-		b.node, b.params = rendezvous.Node{Slots: 2}, two.WithDefaults()
+		b.params = two.WithDefaults()
+		b.master.become(rendezvous.Node{Slots: 2})
 		b.mu.Lock()
 		b.sealed(wantWorld(t, m, 1))
 		b.mu.Unlock()
