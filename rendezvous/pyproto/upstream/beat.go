@@ -54,9 +54,9 @@ func (s *Service) obey(a *pyproto.Message) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	works := s.phase == running || s.phase == ending
+	works := s.at.phase == running || s.at.phase == ending
 	switch {
-	case s.phase == over:
+	case s.at.phase == over:
 	case kind == "NodeAction" && c.ActionType == "restart_worker" && works:
 		s.stop(cause)
 	case kind == "NodeAction" && c.ActionType == "relaunch_worker", kind == "JobRestartAction",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"time"
@@ -45,14 +46,12 @@ const (
 	testTime    = 300 * time.Second // of one test, and before it for the leader of the group
 	verdictTime = 360 * time.Second // for the tests of all nodes
 	failedTime  = 3600.0            // the reported duration of a failed test, in seconds
-	askPause    = 250 * time.Millisecond
-	insistPause = 5 * time.Second // at most, between two attempts at the same
 )
 
-// before is the phase in which a node that joins begins, with s locked.
-func (s *Service) before() phase {
-	switch c := s.cfg.Check; {
-	case c.Local && !s.cleared.holds(time.Now()):
+// first is the phase in which a node that joins begins.
+func (c Check) first(known clearance) phase {
+	switch {
+	case c.Local && !known.holds(time.Now()):
 		return examining
 	case c.Test != nil:
 		return inCheck
@@ -75,92 +74,63 @@ func (s *Service) clear(e rendezvous.Cleared) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cleared = clearance{true, e.Until}
-	if s.phase == examining {
-		s.enter(s.before())
+	if s.at.phase == examining {
+		s.at.enter(s.cfg.Check.first(s.cleared))
 		s.direct(rendezvous.Directive{Kind: job.Wait})
 	}
 }
 
-var (
-	// errAside ends a check that is no longer needed.
-	errAside = errors.New("upstream: the check is over")
-	// errNext: other nodes have begun the next round.
-	errNext = errors.New("upstream: the round is over")
-	// errAnew: the master was started again, or another check has begun.
-	errAnew = errors.New("upstream: the master has forgotten the check")
-	// errNoLeader: the test has failed without a beginning.
-	errNoLeader = errors.New("upstream: the leader of the group has not told where to meet")
-)
+// errNoLeader: the test has failed without a beginning.
+var errNoLeader = errors.New("upstream: the leader of the group has not told where to meet")
+
+// endError is a check that ends the run for this node.
+type endError struct {
+	cause job.Cause
+	late  bool // no check was formed in time, which the master has to hear
+}
+
+func (e *endError) Error() string { return e.cause.Text }
 
 // test takes part in the master's check, and goes on to train if this node is sound.
-func (s *Service) test(ctx context.Context, turn int) error {
-	var faults, slow []int
-	passed := false
-	for round := range checkRounds {
-		var err error
-		faults, slow, err = s.testOnce(ctx, turn, &passed)
-		if errors.Is(err, errNext) && round < checkRounds-1 {
-			continue
-		}
-		if err != nil {
-			return s.asideIs(err)
-		}
-		if len(faults) == 0 && (len(slow) == 0 || !s.cfg.Check.ExcludeStraggler) {
-			break
-		}
-		if err := s.few(ctx, turn, faults, slow); err != nil || round == checkRounds-1 {
-			if err != nil {
-				return s.asideIs(err)
-			}
-			break
-		}
-		if err := s.wait(ctx, turn, s.every.round); err != nil {
-			return s.asideIs(err)
-		}
+func (s *Service) test(ctx context.Context, t turn) error {
+	s.mu.Lock()
+	x := &exam{Check: s.cfg.Check, port: s.cfg.Port, params: s.params, every: &s.every, master: s.master,
+		enrolment: &s.enrolment, turn: t, log: s.cfg.Log}
+	s.mu.Unlock()
+	faults, slow, err := x.test(ctx)
+	if end, ok := errors.AsType[*endError](err); ok {
+		return s.endCheck(ctx, t, end)
 	}
-	return s.conclude(ctx, turn, slices.Contains(faults, s.cfg.Rank), slices.Contains(slow, s.cfg.Rank))
+	if err != nil {
+		return withoutReasons(err)
+	}
+	return s.conclude(ctx, t, slices.Contains(faults, s.cfg.Rank), slices.Contains(slow, s.cfg.Rank))
 }
 
-// asideIs drops errors that are not the master's: the check is no longer needed, or it begins anew, as it does where
-// the phase is still inCheck.
-func (s *Service) asideIs(err error) error {
-	if errors.Is(err, errAside) || errors.Is(err, errNext) || errors.Is(err, errAnew) {
+func (s *Service) endCheck(ctx context.Context, t turn, end *endError) error {
+	s.mu.Lock()
+	if t.lasts() {
+		s.fail(end.cause)
+	}
+	limit := s.params.JoinTimeout
+	s.mu.Unlock()
+	if !end.late {
 		return nil
 	}
-	return err
-}
-
-// few ends the check of a small job, in which no node is left to find out which node is at fault.
-func (s *Service) few(ctx context.Context, turn int, faults, slow []int) error {
-	var m *pyproto.Message
-	err := s.insist(ctx, turn, func() (err error) {
-		m, err = s.master.client.Get(ctx, s.master.client.New("RunningNodesRequest"))
-		return err
-	})
-	if err != nil || len(m.List("nodes")) > 3 || s.cfg.Check.ReportOnly {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if turn == s.turn {
-		s.fail(job.Cause{Kind: job.CauseCheck, Text: fmt.Sprintf(
-			"the check of the nodes has failed (node ranks at fault: %v, slow: %v), and %d nodes are too few to find out whose "+
-				"fault it is", faults, slow, len(m.List("nodes")))})
-	}
-	return errAside
+	return s.master.timedOut(ctx, checking, end.cause.Text, limit)
 }
 
 // conclude goes on to train, or ends.
-func (s *Service) conclude(ctx context.Context, turn int, fault, slow bool) error {
+func (s *Service) conclude(ctx context.Context, t turn, fault, slow bool) error {
 	if fault && !s.cfg.Check.ReportOnly {
-		return s.asideIs(s.insist(ctx, turn, func() error {
+		return withoutReasons(t.insist(ctx, func() error {
 			return s.NodeError(ctx, checkFailure, "its test with other nodes has failed twice")
 		}))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case turn != s.turn:
+	case !t.lasts():
 	case slow && s.cfg.Check.ExcludeStraggler && !s.cfg.Check.ReportOnly:
 		s.fail(job.Cause{Kind: job.CauseCheck, Node: s.master.self().Name,
 			Text: "its test took more than twice the median of all nodes (--exclude-straggler)"})
@@ -168,19 +138,67 @@ func (s *Service) conclude(ctx context.Context, turn int, fault, slow bool) erro
 		if fault || slow {
 			s.cfg.Log.Warn("this node trains in spite of the master's check", "fault", fault, "slow", slow)
 		}
-		s.enter(joining)
+		s.at.enter(joining)
 	}
 	return nil
 }
 
-// testOnce is one round: a test with other nodes, and the master's verdict. A success in any round counts, as DLRover
-// has it.
-func (s *Service) testOnce(ctx context.Context, turn int, passed *bool) (faults, slow []int, err error) {
-	w, err := s.group(ctx, turn)
+// exam is one check of this node with others.
+type exam struct {
+	Check
+	port      func() (int, error)
+	params    rendezvous.Params
+	every     *intervals
+	master    *master
+	enrolment *enrolment
+	turn      turn
+	log       *slog.Logger
+	passed    bool // in one of the rounds, which suffices as DLRover has it
+}
+
+// test returns the node ranks at fault and those that are slow, by the last round.
+func (x *exam) test(ctx context.Context) (faults, slow []int, err error) {
+	for round := range checkRounds {
+		last := round == checkRounds-1
+		faults, slow, err = x.round(ctx)
+		if errors.Is(err, errNext) && !last {
+			continue
+		}
+		if err != nil || len(faults) == 0 && (len(slow) == 0 || !x.ExcludeStraggler) {
+			break
+		}
+		if err = x.few(ctx, faults, slow); err != nil || last {
+			break
+		}
+		if err = x.turn.wait(ctx, x.every.round); err != nil {
+			break
+		}
+	}
+	return faults, slow, err
+}
+
+// few ends the check of a small job, in which no node is left to find out which node is at fault.
+func (x *exam) few(ctx context.Context, faults, slow []int) error {
+	var m *pyproto.Message
+	err := x.turn.insist(ctx, func() (err error) {
+		m, err = x.master.client.Get(ctx, x.master.client.New("RunningNodesRequest"))
+		return err
+	})
+	if err != nil || len(m.List("nodes")) > 3 || x.ReportOnly {
+		return err
+	}
+	return &endError{cause: job.Cause{Kind: job.CauseCheck, Text: fmt.Sprintf(
+		"the check of the nodes has failed (node ranks at fault: %v, slow: %v), and %d nodes are too few to find out whose "+
+			"fault it is", faults, slow, len(m.List("nodes")))}}
+}
+
+// round is one round: a test with other nodes, and the master's verdict.
+func (x *exam) round(ctx context.Context) (faults, slow []int, err error) {
+	w, err := x.group(ctx)
 	var seconds float64
 	switch {
 	case err == nil:
-		seconds, err = s.testIn(ctx, w)
+		seconds, err = x.testIn(ctx, w)
 	case !errors.Is(err, errNoLeader):
 		return nil, nil, err
 	}
@@ -188,102 +206,93 @@ func (s *Service) testOnce(ctx context.Context, turn int, passed *bool) (faults,
 		return nil, nil, ctx.Err()
 	}
 	kind := "NODE_CHECK_SUCCEEDED"
-	if *passed = *passed || err == nil; !*passed {
+	if x.passed = x.passed || err == nil; !x.passed {
 		kind = "NODE_CHECK_FAILED"
 	}
 	if err != nil {
 		seconds = failedTime
-		s.cfg.Log.Warn("the test with other nodes has failed", "err", err)
+		x.log.Warn("the test with other nodes has failed", "err", err)
 	}
-	if err := s.insist(ctx, turn, func() error { return s.master.eventTook(ctx, kind, seconds) }); err != nil {
+	if err := x.turn.insist(ctx, func() error { return x.master.eventTook(ctx, kind, seconds) }); err != nil {
 		return nil, nil, err
 	}
-	if faults, err = s.verdict(ctx, turn, w, "NetworkReadyRequest"); err == nil {
-		slow, err = s.verdict(ctx, turn, w, "StragglerExistRequest")
+	if faults, err = x.verdict(ctx, w, "NetworkReadyRequest"); err == nil {
+		slow, err = x.verdict(ctx, w, "StragglerExistRequest")
 	}
 	return faults, slow, err
 }
 
 // testIn tests this node with its group.
-func (s *Service) testIn(ctx context.Context, w world) (seconds float64, err error) {
+func (x *exam) testIn(ctx context.Context, w world) (seconds float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, testTime)
 	defer cancel()
-	return s.cfg.Check.Test(ctx, Group{w.own, w.base(w.own), w.size, w.addr, w.port})
+	return x.Test(ctx, Group{w.own, w.base(w.own), w.size, w.addr, w.port})
 }
 
 // group joins the check and learns this node's group, and their meeting place.
-func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
-	if err = s.enlist(ctx, turn, checking, -1); err != nil {
+func (x *exam) group(ctx context.Context) (w world, err error) {
+	if err = x.enrolment.enlist(ctx, x.turn, x.params, checking, -1); err != nil {
 		return w, err
 	}
-	end := time.Now().Add(s.params.JoinTimeout)
+	end := time.Now().Add(x.params.JoinTimeout)
 	for mine := false; !mine; {
-		if err = s.wait(ctx, turn, askPause); err != nil {
+		if err = x.turn.wait(ctx, askPause); err != nil {
 			return w, err
 		}
 		var forgotten bool
-		if w, mine, forgotten, err = s.askGroup(ctx, turn); err != nil {
+		if w, mine, forgotten, err = x.askGroup(ctx); err != nil {
 			return w, err
 		}
 		if !mine && time.Now().After(end) {
-			return w, s.late(ctx, turn)
+			return w, x.late()
 		}
 		if forgotten {
-			if err = s.enlist(ctx, turn, checking, w.round); err != nil {
+			if err = x.enrolment.enlist(ctx, x.turn, x.params, checking, w.round); err != nil {
 				return w, err
 			}
 		}
 	}
 	w.name = checking
 	if w.own == 0 {
-		return s.lead(ctx, turn, w)
+		return x.lead(ctx, w)
 	}
-	return s.leader(ctx, turn, w)
+	return x.leader(ctx, w)
 }
 
 // askGroup asks for this node's group, and whether the master still knows that it waits for one.
-func (s *Service) askGroup(ctx context.Context, turn int) (w world, mine, forgotten bool, err error) {
-	err = s.insist(ctx, turn, func() (err error) {
+func (x *exam) askGroup(ctx context.Context) (w world, mine, forgotten bool, err error) {
+	err = x.turn.insist(ctx, func() (err error) {
 		waiting := 1
-		if time.Since(s.joined) > s.every.ask {
-			if waiting, err = s.master.waitingFor(ctx, checking); err != nil {
+		if time.Since(x.enrolment.joined) > x.every.ask {
+			if waiting, err = x.master.waitingFor(ctx, checking); err != nil {
 				return err
 			}
 		}
-		w, mine, err = s.master.world(ctx, checking)
-		forgotten = s.forgotten(w, waiting)
+		w, mine, err = x.master.world(ctx, checking)
+		forgotten = x.enrolment.forgotten(w, waiting)
 		return err
 	})
 	return w, mine, forgotten, err
 }
 
 // late ends a check that was never formed, and blames no node.
-func (s *Service) late(ctx context.Context, turn int) error {
-	text := fmt.Sprintf("too few nodes for the check within %s: need %d to %d",
-		s.params.JoinTimeout, s.params.Min, s.params.Max)
-	s.mu.Lock()
-	if turn == s.turn {
-		s.fail(job.Cause{Kind: job.CauseTimeout, Text: text})
-	}
-	s.mu.Unlock()
-	if err := s.master.timedOut(ctx, checking, text, s.params.JoinTimeout); err != nil {
-		return err
-	}
-	return errAside
+func (x *exam) late() error {
+	return &endError{late: true, cause: job.Cause{Kind: job.CauseTimeout, Text: fmt.Sprintf(
+		"too few nodes for the check within %s: need %d to %d", x.params.JoinTimeout, x.params.Min, x.params.Max)}}
 }
 
 // lead publishes the meeting place to the other nodes of the group.
-func (s *Service) lead(ctx context.Context, turn int, w world) (world, error) {
-	w.addr = s.master.self().Addr
-	err := s.insist(ctx, turn, func() (err error) {
+func (x *exam) lead(ctx context.Context, w world) (world, error) {
+	w.addr = x.master.self().Addr
+	err := x.turn.insist(ctx, func() (err error) {
 		if w.port == 0 {
-			w.port, err = s.cfg.Port()
+			w.port, err = x.port()
 		}
 		if err == nil {
-			err = s.master.kv.set(ctx, w.key(masterAddr), []byte(w.addr))
+			err = x.master.kv.set(ctx, w.key(masterAddr), []byte(w.addr))
 		}
 		if err == nil {
-			err = s.master.kv.set(ctx, w.key(masterPort), []byte(strconv.Itoa(w.port)))
+			err = x.master.kv.set(ctx, w.key(masterPort), []byte(strconv.Itoa(w.port)))
 		}
 		return err
 	})
@@ -291,21 +300,21 @@ func (s *Service) lead(ctx context.Context, turn int, w world) (world, error) {
 }
 
 // leader asks where to meet. One that has died is replaced, which makes the round void, or not.
-func (s *Service) leader(ctx context.Context, turn int, w world) (world, error) {
-	for end := time.Now().Add(s.every.leader); time.Now().Before(end); {
+func (x *exam) leader(ctx context.Context, w world) (world, error) {
+	for end := time.Now().Add(x.every.leader); time.Now().Before(end); {
 		asked := time.Now()
-		err := s.insist(ctx, turn, func() (err error) {
-			w.addr, w.port, err = s.master.kv.address(ctx, w)
+		err := x.turn.insist(ctx, func() (err error) {
+			w.addr, w.port, err = x.master.kv.address(ctx, w)
 			return err
 		})
 		if err == nil && w.port == 0 {
-			err = s.void(ctx, turn, w)
+			err = x.void(ctx, w)
 		}
 		if err != nil || w.port > 0 {
 			return w, err
 		}
 		end = end.Add(time.Since(asked)) // time without the master does not count
-		if err := s.wait(ctx, turn, askPause); err != nil {
+		if err := x.turn.wait(ctx, askPause); err != nil {
 			return w, err
 		}
 	}
@@ -313,10 +322,10 @@ func (s *Service) leader(ctx context.Context, turn int, w world) (world, error) 
 }
 
 // void is why a round is over for the master that is none for this node; nil if it is one for both.
-func (s *Service) void(ctx context.Context, turn int, w world) error {
+func (x *exam) void(ctx context.Context, w world) error {
 	var now world
-	err := s.insist(ctx, turn, func() (err error) {
-		now, _, err = s.master.world(ctx, checking)
+	err := x.turn.insist(ctx, func() (err error) {
+		now, _, err = x.master.world(ctx, checking)
 		return err
 	})
 	switch {
@@ -330,12 +339,12 @@ func (s *Service) void(ctx context.Context, turn int, w world) error {
 }
 
 // verdict asks for the node ranks that the master blames, until all nodes have reported.
-func (s *Service) verdict(ctx context.Context, turn int, w world, question string) (ranks []int, err error) {
+func (x *exam) verdict(ctx context.Context, w world, question string) (ranks []int, err error) {
 	for end := time.Now().Add(verdictTime); time.Now().Before(end); {
 		asked := time.Now()
 		var m *pyproto.Message
-		err := s.insist(ctx, turn, func() (err error) {
-			m, err = s.master.client.Get(ctx, s.master.client.New(question))
+		err := x.turn.insist(ctx, func() (err error) {
+			m, err = x.master.client.Get(ctx, x.master.client.New(question))
 			return err
 		})
 		if err != nil {
@@ -344,7 +353,7 @@ func (s *Service) verdict(ctx context.Context, turn int, w world, question strin
 		end = end.Add(time.Since(asked)) // time without the master does not count
 		switch m.Str("reason") {
 		case "Not Initialized": // some node has joined since
-			if err := s.void(ctx, turn, w); err != nil {
+			if err := x.void(ctx, w); err != nil {
 				return nil, err
 			}
 		case "Waiting node":
@@ -354,21 +363,10 @@ func (s *Service) verdict(ctx context.Context, turn int, w world, question strin
 			}
 			return ranks, nil
 		}
-		if err := s.wait(ctx, turn, askPause); err != nil {
+		if err := x.turn.wait(ctx, askPause); err != nil {
 			return nil, err
 		}
 	}
-	s.cfg.Log.Warn("not all nodes have told the master how their tests went", "within", verdictTime.String())
+	x.log.Warn("not all nodes have told the master how their tests went", "within", verdictTime.String())
 	return nil, nil
-}
-
-// wait pauses, as long as the check is needed.
-func (s *Service) wait(ctx context.Context, turn int, pause time.Duration) error {
-	s.sleep(turn, pause)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if turn != s.turn {
-		return errAside
-	}
-	return ctx.Err()
 }

@@ -7,57 +7,21 @@ import (
 
 	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
-	"dlrover-run/rendezvous/pyproto"
 )
 
 // follow repeats the work of the present phase.
 func (s *Service) follow() {
 	for s.ctx.Err() == nil {
 		s.mu.Lock()
-		turn, now := s.turn, s.phase
-		pause := s.pause()
+		t, now := turn{s.at, s.at.turns.Load(), s.noticeOutage}, s.at.phase
+		pause := now.pause(max(len(s.world.seats), s.params.Min))
 		s.mu.Unlock()
-		err := s.advance(now, turn)
-		s.noticeOutage(err)
-		s.sleep(turn, pause)
+		s.noticeOutage(s.advance(now, t))
+		t.sleep(s.ctx, pause)
 	}
 }
 
-// pause is the time between two questions, with s locked: large jobs ask less often, so that a master of some 3,000
-// requests a second has at most half of that to do.
-func (s *Service) pause() time.Duration {
-	nodes := time.Duration(max(len(s.world.seats), s.params.Min))
-	switch s.phase {
-	case running:
-		return min(500*time.Millisecond+nodes*time.Millisecond, 10*time.Second)
-	case idle, examining, leading, over:
-		return heartbeat // until it is kicked
-	}
-	return min(100*time.Millisecond+nodes*time.Millisecond, 3*time.Second)
-}
-
-// sleep waits for a pause, or until the phase is another one.
-func (s *Service) sleep(turn int, pause time.Duration) {
-	t := time.NewTimer(pause)
-	defer t.Stop()
-	for {
-		s.mu.Lock()
-		same := turn == s.turn
-		s.mu.Unlock()
-		if !same {
-			return
-		}
-		select {
-		case <-s.kick:
-		case <-t.C:
-			return
-		case <-s.ctx.Done():
-			return
-		}
-	}
-}
-
-func (s *Service) advance(now phase, turn int) error {
+func (s *Service) advance(now phase, t turn) error {
 	if now == inCheck || now == joining {
 		if paid, err := s.pay(s.ctx); !paid {
 			return err
@@ -65,115 +29,54 @@ func (s *Service) advance(now phase, turn int) error {
 	}
 	switch now {
 	case inCheck:
-		return s.test(s.ctx, turn)
+		return s.test(s.ctx, t)
 	case joining:
-		return s.join(s.ctx, turn)
+		return s.join(s.ctx, t)
 	case forming:
-		return s.askWorld(s.ctx, turn)
+		return s.askWorld(s.ctx, t)
 	case following:
-		return s.askAddress(s.ctx, turn)
+		return s.askAddress(s.ctx, t)
 	case running:
-		return s.askMembers(s.ctx, turn)
+		return s.askMembers(s.ctx, t)
 	case ending:
-		return s.meet(s.ctx, turn)
+		return s.meet(s.ctx, t)
 	}
 	return nil
 }
 
 // join asks for a place in the next world, once the job's own checks let it.
-func (s *Service) join(ctx context.Context, turn int) error {
-	if passed, err := s.passes(ctx); err != nil || !passed {
+func (s *Service) join(ctx context.Context, t turn) error {
+	if passed, err := s.enrolment.passes(ctx); err != nil || !passed {
 		return err
 	}
-	if err := s.enlist(ctx, turn, training, -1); err != nil {
-		return s.asideIs(err)
+	if err := s.enlist(ctx, t, -1); err != nil {
+		return withoutReasons(err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if turn == s.turn {
-		s.enter(forming)
+	if t.lasts() {
+		s.at.enter(forming)
 	}
 	return nil
 }
 
-// enlist joins a rendezvous. If an answer was lost, this node may have joined after the round before already. So it
-// looks first whether a world was sealed with it, which another join would make void. -1: it has not joined.
-func (s *Service) enlist(ctx context.Context, turn int, name string, before int) error {
+// enlist joins the rendezvous of the workers; see enrolment.
+func (s *Service) enlist(ctx context.Context, t turn, before int) error {
 	s.mu.Lock()
 	p := s.params
 	s.mu.Unlock()
-	err := s.insist(ctx, turn, func() error {
-		if err := s.master.introduce(ctx, p); err != nil { // a new master has not heard the rules
-			return err
-		}
-		w, mine, err := s.master.world(ctx, name)
-		if err != nil || mine && before >= 0 && w.round > before {
-			return err
-		}
-		before = w.round
-		if err := s.hide(ctx); err != nil {
-			return err
-		}
-		round, err := s.master.join(ctx, name)
-		if err == nil {
-			s.round = round
-		}
-		return err
-	})
-	s.joined = time.Now()
-	return err
-}
-
-// insist asks the master until it has answered, or the phase is another one.
-func (s *Service) insist(ctx context.Context, turn int, ask func() error) error {
-	for pause := askPause; ; pause = min(2*pause, insistPause) {
-		err := ask()
-		s.noticeOutage(err)
-		if err == nil {
-			return nil
-		}
-		if err := s.wait(ctx, turn, pause); err != nil {
-			return err
-		}
-	}
-}
-
-// preCheck is this node's view of the master's check of the job.
-type preCheck struct {
-	told   bool // the master knows that this node waits
-	passed bool
-	status string // the last one
-}
-
-// passes asks whether the master has checked the job; 0.4 checks nothing.
-func (s *Service) passes(ctx context.Context) (bool, error) {
-	c := &s.preCheck
-	if c.passed || s.master.client.Dialect() == pyproto.Grpc {
-		return true, nil
-	}
-	if !c.told {
-		if err := s.master.event(ctx, "WAIT_PRE_CHECK"); err != nil {
-			return false, err
-		}
-		c.told = true
-	}
-	m, err := s.master.client.Get(ctx, s.master.client.New("PreCheckRequest",
-		pyproto.Field{Name: "timestamp", Value: int(time.Now().Unix())}, pyproto.Field{Name: "type", Value: ""}))
-	if err != nil {
-		return false, err
-	}
-	status := m.Str("status")
-	if c.passed = m == nil || status == "PASS" || status == "DISABLED"; !c.passed && status != c.status {
-		s.cfg.Log.Info("waiting for the master's check of the job", "status", status, "reason", m.Str("reason"))
-	}
-	c.status = status
-	return c.passed, nil
+	return s.enrolment.enlist(ctx, t, p, training, before)
 }
 
 // askMembers asks whether nodes wait for a new world.
-func (s *Service) askMembers(ctx context.Context, turn int) error {
-	if err := s.showAgain(ctx); err != nil {
-		return err
+func (s *Service) askMembers(ctx context.Context, t turn) error {
+	s.mu.Lock()
+	w, epoch, runs := s.world, s.dir.EpochID, s.at.phase == running
+	s.mu.Unlock()
+	if runs {
+		if err := s.enrolment.show(ctx, w, epoch); err != nil {
+			return err
+		}
 	}
 	n, err := s.master.waiting(ctx)
 	if err != nil || n <= 0 { // below 0: the job ends, and the workers of this node may still succeed
@@ -181,7 +84,7 @@ func (s *Service) askMembers(ctx context.Context, turn int) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if turn == s.turn {
+	if t.lasts() {
 		s.stop(job.Cause{Kind: job.CauseGrowth, Text: fmt.Sprintf("nodes that wait for a new world: %d", n)})
 	}
 	return nil
@@ -189,14 +92,14 @@ func (s *Service) askMembers(ctx context.Context, turn int) error {
 
 // stop ends the epoch; the launcher joins again. s is locked.
 func (s *Service) stop(cause job.Cause) {
-	s.enter(idle)
+	s.at.enter(idle)
 	s.cause = &cause
 	s.direct(rendezvous.Directive{Kind: job.Stop, Cause: &cause})
 }
 
 // fail ends the run for this node. s is locked.
 func (s *Service) fail(cause job.Cause) {
-	s.enter(over)
+	s.at.enter(over)
 	s.outcome, s.cause = job.Failed, &cause
 	s.direct(rendezvous.Directive{Kind: job.Fail, Cause: &cause})
 }
@@ -223,7 +126,7 @@ func (s *Service) noticeOutage(err error) {
 		o.since = time.Now()
 	case err != nil && !o.said && time.Since(o.since) > sayAfter:
 		o.said = true
-		s.cfg.Log.Warn("cannot ask the master; trying again", "workers_running", s.phase == running, "err", err)
+		s.cfg.Log.Warn("cannot ask the master; trying again", "workers_running", s.at.phase == running, "err", err)
 	case err != nil:
 		s.forsaken(time.Since(o.since))
 	case !o.since.IsZero():
@@ -231,20 +134,19 @@ func (s *Service) noticeOutage(err error) {
 			s.cfg.Log.Info("the master is back", "after", time.Since(o.since).Round(time.Millisecond).String())
 		}
 		*o = outage{}
-		s.preCheck.told = false
-		s.joined = time.Time{}
-		if s.phase == forming {
-			s.since = time.Now()
+		s.enrolment.renew()
+		if s.at.phase == forming {
+			s.at.since = time.Now()
 		}
 	}
 }
 
 // forsaken ends a run whose master does not come back: workers that run go on, and their results count. s is locked.
 func (s *Service) forsaken(gone time.Duration) {
-	if gone < s.params.JoinTimeout || s.phase == running || s.phase == over {
+	if gone < s.params.JoinTimeout || s.at.phase == running || s.at.phase == over {
 		return
 	}
-	if s.phase == ending {
+	if s.at.phase == ending {
 		s.cfg.Log.Warn("the master cannot be told that this node has succeeded")
 		s.succeed()
 		return

@@ -48,7 +48,7 @@ func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.told = true // DLRover's agents send no FAILED_EXITED after this
-	s.enter(over)
+	s.at.enter(over)
 	cause := job.Cause{Kind: job.CauseCheck, Node: s.master.self().Name, Text: reason}
 	s.outcome, s.cause = job.Failed, &cause
 	s.direct(rendezvous.Directive{Kind: job.Bar, Cause: &cause})
@@ -67,7 +67,7 @@ func (s *Service) Order(ctx context.Context, o rendezvous.Order) error {
 func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
 	waiting, _ := s.master.waiting(ctx) // an error here is one of the report below, too
 	s.mu.Lock()
-	current := e.EpochID == s.dir.EpochID && (s.phase == running || s.phase == ending)
+	current := e.EpochID == s.dir.EpochID && (s.at.phase == running || s.at.phase == ending)
 	if e.EpochID == s.dir.EpochID {
 		s.record(e.Failures)
 	}
@@ -190,8 +190,8 @@ const joinTimeout = "join-timeout"
 func (s *Service) succeeded(e rendezvous.Success) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.EpochID == s.dir.EpochID && s.phase == running && len(e.Ranks) == 0 {
-		s.enter(ending)
+	if e.EpochID == s.dir.EpochID && s.at.phase == running && len(e.Ranks) == 0 {
+		s.at.enter(ending)
 	}
 }
 
@@ -204,10 +204,10 @@ type barrier struct {
 // meet waits at the end of an epoch for the others. There are two barriers, of torch up to 1.13 and of later ones, and
 // of DLRover. The first has two keys for every member, for the second of which the first member waits alone. The second
 // has a count and a key that the last member sets. Nodes that wait at either see our arrival.
-func (s *Service) meet(ctx context.Context, turn int) error {
+func (s *Service) meet(ctx context.Context, t turn) error {
 	s.mu.Lock()
 	w, counted := s.world, s.barrier.counted
-	late := time.Since(s.since) > barrierTime
+	late := time.Since(s.at.since) > barrierTime
 	s.mu.Unlock()
 	if !counted {
 		if err := s.arrive(ctx, w); err != nil {
@@ -219,14 +219,14 @@ func (s *Service) meet(ctx context.Context, turn int) error {
 		return err
 	}
 	if !all && !late {
-		return s.askMembers(ctx, turn) // its workers have failed after ours had succeeded: the epoch starts anew
+		return s.askMembers(ctx, t) // its workers have failed after ours had succeeded: the epoch starts anew
 	}
 	if err := s.master.event(ctx, "SUCCEEDED_EXITED"); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if turn == s.turn {
+	if t.lasts() {
 		s.succeed()
 	}
 	return nil
@@ -234,7 +234,7 @@ func (s *Service) meet(ctx context.Context, turn int) error {
 
 // succeed ends the run for this node. s is locked.
 func (s *Service) succeed() {
-	s.enter(over)
+	s.at.enter(over)
 	s.told, s.outcome = true, job.Succeeded
 	s.direct(rendezvous.Directive{Kind: job.Done})
 }

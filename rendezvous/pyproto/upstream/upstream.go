@@ -78,22 +78,6 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// phase is the event that the node waits for.
-type phase int
-
-const (
-	idle      phase = iota
-	examining       // for its own launcher, which got a Check
-	inCheck         // for the master's verdict about a test with other nodes
-	joining         // for the master's leave to join
-	forming         // for a world
-	leading         // for its own launcher, which got a Lead
-	following       // for the leader's address
-	running         // for a reason to stop
-	ending          // for the other nodes, with its own workers done
-	over            // for nothing: the run has ended for this node
-)
-
 // Service implements api.Service. Close ends it.
 type Service struct {
 	cfg     Config
@@ -102,18 +86,15 @@ type Service struct {
 	cancel  context.CancelFunc // nil before the first Join
 	ctx     context.Context
 	wg      sync.WaitGroup
-	kick    chan struct{} // the phase has changed
 	faulty  sync.Mutex    // held while the master hears that this node is at fault
 	passing chan struct{} // full while the master hears of failures
 
 	mu            sync.Mutex
 	news          chan struct{} // closed when there is a newer directive
 	dir           rendezvous.Directive
-	phase         phase
-	turn          int    // grows with every phase, so that late answers are known
+	at            *progress
 	term          uint64 // of the epochs that this launcher names
 	epochs        int    // that it has named
-	since         time.Time
 	params        rendezvous.Params
 	world         world
 	ran           job.EpochID // the last one whose workers were started
@@ -128,12 +109,7 @@ type Service struct {
 	barrier       barrier
 	away          outage
 
-	// Of the goroutine that follows the world alone.
-	preCheck preCheck
-	joined   time.Time // when this node last asked the master to be in a world, or in a check
-	round    int       // the master's, then
-	shown    time.Time // when a leader has last published the meeting place
-	shownAt  string    // the key of that; "": nowhere
+	enrolment enrolment
 }
 
 // New returns a Service, which contacts no master before Join.
@@ -141,8 +117,9 @@ func New(cfg Config) *Service {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Service{cfg: cfg, master: newMaster(cfg), kick: make(chan struct{}, 1), news: make(chan struct{}),
+	s := &Service{cfg: cfg, master: newMaster(cfg), at: newProgress(), news: make(chan struct{}),
 		passing: make(chan struct{}, 1)}
+	s.enrolment = enrolment{master: s.master, every: &s.every, log: cfg.Log}
 	if cfg.Follows == nil {
 		s.cfg.Follows = func(job.Failure) bool { return false }
 	}
@@ -157,7 +134,7 @@ func New(cfg Config) *Service {
 func (s *Service) Close() {
 	s.mu.Lock()
 	cancel := s.cancel
-	s.phase = over
+	s.at.phase = over
 	s.mu.Unlock()
 	if cancel != nil {
 		cancel()
@@ -185,11 +162,11 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 	s.master.become(ev.Node)
 	s.record(ev.Failures)
 	s.pendingCharge.own = s.pendingCharge.own || !s.followed(ev.Failures)
-	if s.phase == over {
+	if s.at.phase == over {
 		return nil // its directive is the result of the run
 	}
-	s.enter(s.before())
-	if s.phase == examining {
+	s.at.enter(s.cfg.Check.first(s.cleared))
+	if s.at.phase == examining {
 		s.direct(rendezvous.Directive{Kind: job.Check})
 	} else {
 		s.direct(rendezvous.Directive{Kind: job.Wait})
@@ -216,16 +193,6 @@ func (s *Service) inert(p rendezvous.Params) string {
 		all += "; "
 	}
 	return all + "in tests with other nodes: " + s.cfg.Check.Inert
-}
-
-// enter begins a phase, with s locked.
-func (s *Service) enter(p phase) {
-	s.phase, s.since = p, time.Now()
-	s.turn++
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
 }
 
 // direct sends the launcher its new directive, with s locked.
@@ -290,7 +257,7 @@ func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (job
 	}
 	told := s.told || s.cancel == nil // it has never joined
 	s.told = true
-	s.enter(over)
+	s.at.enter(over)
 	s.mu.Unlock()
 	if err := s.pass(ctx); err != nil {
 		s.cfg.Log.Debug("cannot tell the master of failed workers", "err", err)

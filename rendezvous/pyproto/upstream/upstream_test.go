@@ -170,7 +170,7 @@ func TestConsequenceIsFree(t *testing.T) {
 	b.fails(rendezvous.RestartCharged)
 	b.until(job.Stop)
 	a.mu.Lock() // its own question comes later than the failure
-	a.turn++
+	a.at.turns.Add(1)
 	a.mu.Unlock()
 	b.join()
 	eventually(t, "b waits", func() bool { return m.count() == 1 })
@@ -206,7 +206,7 @@ func TestPeersFailTogether(t *testing.T) {
 		eventually(t, "the first waits for a node in its place", func() bool {
 			a.mu.Lock()
 			defer a.mu.Unlock()
-			return a.phase == forming
+			return a.at.phase == forming
 		})
 		require.Equal(t, []int{0, 1}, []int{a.leave().Restarts, b.leave().Restarts})
 	})
@@ -245,7 +245,7 @@ func TestPeersFailTogether(t *testing.T) {
 			for _, n := range []*node{a, b} {
 				n.mu.Lock()
 				failed += map[bool]int{true: 1}[n.outcome == job.Failed]
-				waits += map[bool]int{true: 1}[n.phase == forming]
+				waits += map[bool]int{true: 1}[n.at.phase == forming]
 				n.mu.Unlock()
 			}
 			return failed == 1 && waits == 1
@@ -351,7 +351,7 @@ func TestMasterRestart(t *testing.T) {
 		b.sealed(wantWorld(t, m, 1))
 		b.mu.Unlock()
 		eventually(t, "the address is there again", func() bool { return m.key("MASTER_ADDR") != "" })
-		require.NoError(t, b.askAddress(t.Context(), b.turn))
+		require.NoError(t, b.askAddress(t.Context(), turn{b.at, b.at.turns.Load(), b.noticeOutage}))
 		require.Equal(t, job.Run, b.dir.Kind)
 	})
 	t.Run("running", func(t *testing.T) {
@@ -547,7 +547,7 @@ func TestBarrier(t *testing.T) {
 		a.succeeds()
 		a.quiet()
 		a.mu.Lock()
-		a.since = a.since.Add(-barrierTime)
+		a.at.since = a.at.since.Add(-barrierTime)
 		a.mu.Unlock()
 		a.until(job.Done)
 	})

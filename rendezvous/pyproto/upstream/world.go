@@ -70,37 +70,30 @@ func (w world) key(name string) string {
 }
 
 // askWorld asks whether the world that this node has joined is complete.
-func (s *Service) askWorld(ctx context.Context, turn int) error {
+func (s *Service) askWorld(ctx context.Context, t turn) error {
 	n, err := s.master.waitingFor(ctx, training)
 	if err != nil {
 		return err
 	}
-	if again, err := s.checkAgain(ctx, turn); err != nil || again {
+	if again, err := s.checkAgain(ctx, t); err != nil || again {
 		return err
 	}
 	w, mine, err := s.master.world(ctx, training)
 	if err != nil {
 		return err
 	}
-	text, limit := s.formed(w, mine, n < 0, turn)
+	text, limit := s.formed(w, mine, n < 0, t)
 	switch {
 	case text != "":
 		return s.master.timedOut(ctx, training, text, limit)
-	case n >= 0 && s.forgotten(w, n):
-		return s.asideIs(s.enlist(ctx, turn, training, w.round))
+	case n >= 0 && s.enrolment.forgotten(w, n):
+		return withoutReasons(s.enlist(ctx, t, w.round))
 	}
 	return nil
 }
 
-// forgotten reports that the master, which counts waiting nodes, no longer has this node's join. Either it was started
-// again, or it has sealed a world with this node that another node's join has made void.
-func (s *Service) forgotten(w world, waiting int) bool {
-	waited := time.Since(s.joined)
-	return len(w.seats) == 0 && (w.round != s.round || waiting == 0 && waited > s.every.ask || waited > 10*s.every.ask)
-}
-
 // checkAgain takes part in the check that another node waits for: it has been started again, and is checked first.
-func (s *Service) checkAgain(ctx context.Context, turn int) (bool, error) {
+func (s *Service) checkAgain(ctx context.Context, t turn) (bool, error) {
 	if s.cfg.Check.Test == nil {
 		return false, nil
 	}
@@ -110,25 +103,25 @@ func (s *Service) checkAgain(ctx context.Context, turn int) (bool, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if turn == s.turn {
-		s.enter(inCheck)
+	if t.lasts() {
+		s.at.enter(inCheck)
 	}
 	return true, nil
 }
 
 // formed handles the master's answer. It returns a text and the limit if time is up.
-func (s *Service) formed(w world, mine, stopping bool, turn int) (text string, limit time.Duration) {
+func (s *Service) formed(w world, mine, stopping bool, t turn) (text string, limit time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case turn != s.turn:
+	case !t.lasts():
 	case mine:
 		s.sealed(w)
 	case len(w.seats) > 0:
-		s.since = time.Now() // a spare: no limit of the join counts
+		s.at.since = time.Now() // a spare: no limit of the join counts
 	case stopping:
 		s.fail(job.Cause{Kind: job.CauseOperator, Text: "the master is ending the job"})
-	case time.Since(s.since) > s.params.JoinTimeout:
+	case time.Since(s.at.since) > s.params.JoinTimeout:
 		text = fmt.Sprintf("too few nodes within %s: need %d to %d", s.params.JoinTimeout, s.params.Min, s.params.Max)
 		s.fail(job.Cause{Kind: job.CauseTimeout, Text: text})
 		return text, s.params.JoinTimeout
@@ -143,17 +136,17 @@ func (s *Service) sealed(w world) {
 	s.dir.EpochID = job.EpochID{Term: s.term, Round: max(w.round, 1), Epoch: s.epochs}
 	s.failures = nil
 	if w.own == 0 {
-		s.enter(leading)
+		s.at.enter(leading)
 		s.direct(rendezvous.Directive{Kind: job.Lead})
 		return
 	}
-	s.enter(following)
+	s.at.enter(following)
 }
 
 // ready publishes the workers' meeting place to the other nodes, and then starts its own.
 func (s *Service) ready(ctx context.Context, e rendezvous.Ready) error {
 	s.mu.Lock()
-	w, current := s.world, s.phase == leading && e.EpochID == s.dir.EpochID
+	w, current := s.world, s.at.phase == leading && e.EpochID == s.dir.EpochID
 	s.mu.Unlock()
 	if !current {
 		return nil
@@ -164,34 +157,10 @@ func (s *Service) ready(ctx context.Context, e rendezvous.Ready) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.phase == leading && e.EpochID == s.dir.EpochID {
+	if s.at.phase == leading && e.EpochID == s.dir.EpochID {
 		s.begin(e.Addr, e.Port)
 	}
 	return nil
-}
-
-func (s *Service) showAgain(ctx context.Context) error {
-	s.mu.Lock()
-	w, epoch, due := s.world, s.dir.EpochID, s.phase == running && s.world.own == 0 && time.Since(s.shown) > s.every.show
-	s.mu.Unlock()
-	if !due {
-		return nil
-	}
-	s.shown, s.shownAt = time.Now(), w.key(masterAddr)
-	return s.master.kv.lead(ctx, w, epoch, w.addr, w.port)
-}
-
-// hide removes the address that showAgain has published. A restarted master counts its rounds anew. The nodes of the
-// next world with the number of this one would use this one's meeting place.
-func (s *Service) hide(ctx context.Context) error {
-	if s.shownAt == "" {
-		return nil
-	}
-	err := s.master.kv.set(ctx, s.shownAt, []byte{})
-	if err == nil {
-		s.shownAt = ""
-	}
-	return err
 }
 
 // publish stores this node's entry. An error shows when the table of the world is read.
@@ -204,31 +173,31 @@ func (s *Service) publish(ctx context.Context, w world) {
 // begin starts the workers, with s locked.
 func (s *Service) begin(addr string, port int) {
 	s.world.addr, s.world.port, s.ran = addr, port, s.dir.EpochID
-	s.enter(running)
+	s.at.enter(running)
 	s.direct(rendezvous.Directive{Kind: job.Run, Cause: s.cause})
 	s.cause = nil
 }
 
 // askAddress asks where the workers meet.
-func (s *Service) askAddress(ctx context.Context, turn int) error {
+func (s *Service) askAddress(ctx context.Context, t turn) error {
 	s.mu.Lock()
 	w := s.world
 	s.mu.Unlock()
 	addr, port, err := s.master.kv.address(ctx, w)
 	if err != nil || port == 0 {
-		return s.leaderless(ctx, turn, err)
+		return s.leaderless(ctx, t, err)
 	}
 	epoch, err := s.master.kv.epoch(ctx, w)
 	if err != nil {
 		return err
 	}
 	if s.past(epoch) {
-		return s.leaderless(ctx, turn, nil)
+		return s.leaderless(ctx, t, nil)
 	}
 	s.publish(ctx, w)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if turn != s.turn {
+	if !t.lasts() {
 		return nil
 	}
 	if epoch.Round > 0 {
@@ -248,7 +217,7 @@ func (s *Service) past(e job.EpochID) bool {
 
 // leaderless goes back to the master where the leader does not come, such as when it has died: a node that waits is
 // there for the next world.
-func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
+func (s *Service) leaderless(ctx context.Context, t turn, err error) error {
 	if err != nil {
 		return err
 	}
@@ -263,15 +232,15 @@ func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
 	s.mu.Lock()
 	late := s.params.JoinTimeout
 	switch {
-	case turn != s.turn || n <= 0 && time.Since(s.since) < late:
+	case !t.lasts() || n <= 0 && time.Since(s.at.since) < late:
 		late = 0
 	case n > 0:
 		late = 0
-		next := s.before()
+		next := s.cfg.Check.first(s.cleared)
 		if next == inCheck && checked {
 			next = joining
 		}
-		s.enter(next)
+		s.at.enter(next)
 	default:
 		s.fail(job.Cause{Kind: job.CauseTimeout, Text: noLeader})
 	}
