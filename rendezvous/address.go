@@ -2,10 +2,7 @@ package rendezvous
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
-
-	"dlrover-run/internal/job"
 )
 
 // overview is on how many hosts the nodes of a world are, as far as their connections show it.
@@ -41,24 +38,6 @@ func (o overview) reach(n *node, addr string) string {
 		return addr
 	}
 	return cmp.Or(n.host(), o.via, addr)
-}
-
-// noteAddresses notes the nodes of a new world whose address in the world differs from the announced one.
-func (r *Round) noteAddresses() {
-	o := overviewOf(r.epoch.world)
-	for _, n := range r.epoch.world {
-		addr := o.reach(n, n.Addr)
-		if addr == n.Addr {
-			continue
-		}
-		why := "where its connection comes from"
-		if n.host() == "" {
-			why = "by which " + o.by + " has reached its host"
-		}
-		r.out.note(job.EventAddress, n.Name, fmt.Sprintf(
-			"it announces %s, which other hosts cannot reach; they are told %s, %s; "+
-				"give it --local-addr for another one", n.Addr, addr, why))
-	}
 }
 
 func loopback(addr string) bool {

@@ -36,7 +36,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	r.liveness.arrived(now)
 	n := r.members.arrived(now, e.Node)
 	r.learnWork(e)
-	r.cameAt = now
+	r.sealer.cameAt = now
 	n.differs = e.Params.WithDefaults() != *r.params
 	r.replace(now, n)
 	r.remember(now, e)

@@ -145,7 +145,8 @@ func (r *Round) pause(now time.Time, c *job.Cause) {
 	if r.orders.paused != nil {
 		return
 	}
-	r.orders.paused, r.lastCallAt = c, time.Time{}
+	r.orders.paused = c
+	r.sealer.restart()
 	r.account.pauseBegins(now)
 	r.gate.leave(now)
 	r.out.repeat(everyNode)

@@ -29,11 +29,6 @@ func choose(ws []*node, size int, suspect func(*node) bool) []*node {
 	return ws[:size]
 }
 
-// suspect reports whether others are preferred to a node.
-func (r *Round) suspect(n *node) bool {
-	return r.cfg.Suspect != nil && r.cfg.Suspect(n.machine())
-}
-
 func (n Node) machine() string { return cmp.Or(n.Machine, n.Name) }
 
 func seniority(a, b *node) int {

@@ -191,3 +191,11 @@ func (w *resume) forgo(n *node) {
 	w.world[n.rank] = nil
 	w.missing++
 }
+
+// holding reports whether members of an older history may still come back, so that no world is sealed.
+func (r *Round) holding(now time.Time) bool {
+	if !r.holdAt.IsZero() && !now.Before(r.holdAt) {
+		r.holdAt, r.epoch.formingAt = time.Time{}, now
+	}
+	return !r.holdAt.IsZero()
+}

@@ -112,18 +112,15 @@ type Round struct {
 	checks   *checks
 	liveness *liveness
 	gate     *gate
+	sealer   *sealer
 
-	short      bool    // the world has been below Min since the last seal
 	resume     *resume // a world that an earlier daemon sealed, being rebuilt
 	finishedAt time.Time
 	ended      []NodeStatus // the nodes as they were then
 	works      []string     // Join.Work of its nodes, each once
 
-	lastCallAt time.Time // the last call ends then at the latest
-	cameAt     time.Time // the newest node did
-	growAt     time.Time
-	holdAt     time.Time // no world is sealed before: members of an older history may come back
-	held       bool      // that was waited for
+	holdAt time.Time // no world is sealed before: members of an older history may come back
+	held   bool      // that was waited for
 
 	out *outbox
 }
@@ -144,6 +141,8 @@ func New(cfg Config) *Round {
 		shortage: r.shortage, out: r.out, wary: map[string]bool{}}
 	r.gate = &gate{params: r.params, members: r.members, epoch: r.epoch, orders: r.orders, shortage: r.shortage,
 		checks: r.checks, out: r.out}
+	r.sealer = &sealer{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, account: r.account,
+		orders: r.orders, shortage: r.shortage, checks: r.checks, gate: r.gate, out: r.out}
 	return r
 }
 
@@ -324,7 +323,7 @@ func (r *Round) breakWorld(now time.Time, c job.Cause) {
 func (r *Round) enterForming(now time.Time, c job.Cause) {
 	r.epoch.breaks(now)
 	r.account.broke(now)
-	r.growAt, r.lastCallAt = time.Time{}, time.Time{}
+	r.sealer.restart()
 	r.gate.reopen()
 	r.out.note(job.EventBreak, c.Node, c.Text)
 }
@@ -352,11 +351,14 @@ func (r *Round) settle(now time.Time) {
 		}
 		if c := r.gate.fate(now); c != nil {
 			r.finish(now, job.Failed, c)
-		} else if !r.trySeal(now) {
-			r.checkJoinTimeout(now)
+		} else if c := r.sealer.form(now, r.holding(now)); c != nil {
+			r.finish(now, job.Failed, c)
 		}
 	case running:
-		r.tryGrow(now)
+		if c := r.sealer.grow(now); c != nil {
+			r.breakWorld(now, *c)
+			r.epoch.elastic = true
+		}
 	case finished:
 		if len(r.members.nodes) == 0 { // it may be kept for long: only its nodes' last states are
 			r.epoch.world = nil
@@ -396,7 +398,8 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.epoch.phase, r.epoch.outcome, r.epoch.cause, r.finishedAt = finished, o, c, now
 	r.resume, r.epoch.held = nil, false
 	r.orders.finish()
-	r.account.failPendingAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
+	r.account.failPendingAt = time.Time{}
+	r.sealer.restart()
 	for _, n := range r.members.sorted(everyNode) {
 		r.out.direct(n, r.epoch.verdict())
 	}

@@ -25,7 +25,7 @@ func (r *Round) Next() time.Time {
 	case forming, gating:
 		consider(r.nextDecision())
 	case running:
-		consider(r.growAt)
+		consider(r.sealer.growAt)
 	}
 	return next
 }
@@ -48,11 +48,7 @@ func (r *Round) nextDecision() time.Time {
 	case !r.account.backoffAt.IsZero() && !r.epoch.elastic:
 		return r.account.backoffAt
 	}
-	at := r.epoch.formingAt.Add(r.params.JoinTimeout)
-	if !r.lastCallAt.IsZero() {
-		return earlier(r.lastCallEnd(r.members.possible()), at)
-	}
-	return at
+	return r.sealer.next()
 }
 
 func earlier(a, b time.Time) time.Time {

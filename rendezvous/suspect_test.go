@@ -70,8 +70,8 @@ func TestSuspectsAmongThemselves(t *testing.T) {
 // The machine counts, whatever its launchers are called, and the name where the machine is not known.
 func TestTheMachineIsSuspect(t *testing.T) {
 	r := New(Config{Suspect: func(machine string) bool { return machine == "gpu-07" }})
-	require.True(t, r.suspect(&node{Node: Node{Name: "pod-3", Machine: "gpu-07"}}))
-	require.False(t, r.suspect(&node{Node: Node{Name: "gpu-07", Machine: "gpu-08"}}))
-	require.True(t, r.suspect(&node{Node: Node{Name: "gpu-07"}}))
-	require.False(t, New(Config{}).suspect(&node{Node: Node{Name: "gpu-07"}}))
+	require.True(t, r.sealer.suspect(&node{Node: Node{Name: "pod-3", Machine: "gpu-07"}}))
+	require.False(t, r.sealer.suspect(&node{Node: Node{Name: "gpu-07", Machine: "gpu-08"}}))
+	require.True(t, r.sealer.suspect(&node{Node: Node{Name: "gpu-07"}}))
+	require.False(t, New(Config{}).sealer.suspect(&node{Node: Node{Name: "gpu-07"}}))
 }
