@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -27,12 +26,7 @@ type Agent struct {
 	cfg Config
 	log *slog.Logger
 
-	ctx    context.Context // ends with Run
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	over   chan struct{} // closed when the loop has ended
-	force  chan struct{} // closed by a second signal, or when the time to leave is over: no more grace
-	forced sync.Once
+	bg *background
 
 	exits chan exited
 	// sideExits and sidesGone report the side processes: the end of one, and the end of all kept ones.
@@ -42,7 +36,6 @@ type Agent struct {
 	checked   chan *check
 	worlds    chan *fetch
 	notices   <-chan job.Notice // nil if nothing wants them
-	errs      chan error
 	// announced carries the answer of the rendezvous to this node's announcement that it will leave.
 	announced chan error
 
@@ -81,9 +74,9 @@ func New(cfg Config) (*Agent, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	a := &Agent{
-		cfg: cfg, log: cfg.Logger, over: make(chan struct{}), force: make(chan struct{}),
+		cfg: cfg, log: cfg.Logger, bg: newBackground(),
 		exits: make(chan exited), sideExits: make(chan sideExit), sidesGone: make(chan error),
-		stopped: make(chan stopResult), errs: make(chan error),
+		stopped: make(chan stopResult),
 		checked: make(chan *check), worlds: make(chan *fetch), announced: make(chan error),
 		decider: policy.NewDecider(cfg.Policy),
 	}
@@ -96,14 +89,11 @@ func New(cfg Config) (*Agent, error) {
 // Run follows the rendezvous until the job or this node's part in it is over. On
 // return no worker is left. It may be called once.
 func (a *Agent) Run() Result {
-	a.ctx, a.cancel = context.WithCancel(context.Background())
 	for a.result == nil {
 		a.next()
 	}
 	a.endKept()
-	a.cancel()
-	close(a.over)
-	a.wg.Wait()
+	a.bg.end()
 	if a.envDir != "" {
 		_ = os.RemoveAll(a.envDir)
 	}
@@ -146,7 +136,7 @@ func (a *Agent) next() {
 		a.onWorld(f)
 	case n, ok := <-a.notices:
 		a.onNotice(n, ok)
-	case err := <-a.errs:
+	case err := <-a.bg.errs:
 		a.expelled(err)
 	}
 }
@@ -253,7 +243,7 @@ func (a *Agent) unusable(err error) {
 	if a.signal != 0 {
 		return // the job goes on nowhere, or elsewhere
 	}
-	ctx, cancel := context.WithTimeout(a.ctx, leaveBudget)
+	ctx, cancel := context.WithTimeout(a.bg.ctx, leaveBudget)
 	defer cancel()
 	if barErr := a.cfg.Rendezvous.Bar(ctx, text.Clip(err.Error(), maxReason)); barErr != nil {
 		a.log.Warn("cannot bar this node, whose workers do not end", "err", barErr)
@@ -332,7 +322,7 @@ func (a *Agent) wait(d Directive) {
 	if a.last.Round == 0 {
 		level = slog.LevelInfo
 	}
-	a.log.Log(a.ctx, level, "waiting for the other nodes")
+	a.log.Log(a.bg.ctx, level, "waiting for the other nodes")
 }
 
 // lead makes the store fresh before anyone starts a worker.
@@ -340,8 +330,8 @@ func (a *Agent) lead(d Directive) {
 	a.unbar()
 	a.cfg.Store.Reset(d.follows(a.led))
 	a.led = d
-	a.call("report ready", func() error {
-		return a.cfg.Rendezvous.Ready(a.ctx, d, a.cfg.Addr, a.cfg.Store.Port())
+	a.bg.call("report ready", func(ctx context.Context) error {
+		return a.cfg.Rendezvous.Ready(ctx, d, a.cfg.Addr, a.cfg.Store.Port())
 	})
 }
 
@@ -397,17 +387,17 @@ func (a *Agent) logStart(g *group) {
 func (a *Agent) rejoin(d Directive) {
 	fs := own(a.fails)
 	a.success = false
-	a.call("rejoin", func() error {
+	a.bg.call("rejoin", func(ctx context.Context) error {
 		if err := a.reportDoubt(); err != nil {
 			return err
 		}
-		return a.cfg.Rendezvous.Rejoin(a.ctx, d, fs)
+		return a.cfg.Rendezvous.Rejoin(ctx, d, fs)
 	})
 }
 
 // leave signs this node off and ends with the job's verdict.
 func (a *Agent) leave(d Directive, reason string) {
-	ctx, cancel := context.WithTimeout(a.ctx, leaveBudget)
+	ctx, cancel := context.WithTimeout(a.bg.ctx, leaveBudget)
 	defer cancel()
 	ev, err := a.cfg.Rendezvous.Leave(ctx, reason, own(a.fails))
 	if err != nil {
@@ -507,7 +497,7 @@ func (a *Agent) onSignal(sig os.Signal) {
 
 // goodbye signs off at once, so that the other nodes need not wait for our workers' end.
 func (a *Agent) goodbye(reason string) {
-	a.wg.Go(func() {
+	a.bg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), leaveBudget)
 		defer cancel()
 		if _, err := a.cfg.Rendezvous.Leave(ctx, reason, nil); err != nil {
@@ -515,8 +505,6 @@ func (a *Agent) goodbye(reason string) {
 		}
 	})
 }
-
-func (a *Agent) forceOnce() { a.forced.Do(func() { close(a.force) }) }
 
 func (a *Agent) forward(s syscall.Signal) {
 	if a.group == nil || a.group.stopping {
@@ -569,18 +557,4 @@ func (a *Agent) end(r Result) {
 	if a.result == nil {
 		a.result = &r
 	}
-}
-
-// call runs a request to the rendezvous in a goroutine; a lasting error ends the agent.
-func (a *Agent) call(what string, f func() error) {
-	a.wg.Go(func() {
-		err := f()
-		if err == nil || a.ctx.Err() != nil {
-			return
-		}
-		select {
-		case a.errs <- fmt.Errorf("%s: %w", what, err):
-		case <-a.over:
-		}
-	})
 }

@@ -28,15 +28,12 @@ func (a *Agent) startCheck(d Directive) {
 		return
 	}
 	a.log.Info("checking this node", "cause", d.Cause.Text)
-	ctx, cancel := context.WithCancel(a.ctx)
+	ctx, cancel := context.WithCancel(a.bg.ctx)
 	c := &check{cancel: cancel}
 	a.check = c
-	a.wg.Go(func() {
+	a.bg.Go(func() {
 		c.answer = a.examine(ctx, d)
-		select {
-		case a.checked <- c:
-		case <-a.over:
-		}
+		post(a.bg, a.checked, c)
 	})
 }
 
@@ -107,7 +104,7 @@ func (a *Agent) onChecked(c *check) {
 	}
 	a.log.Warn("the check of this node has not passed", "reason", res.Reason, "again", res.Again, "took",
 		rounded(c.answer.Took).String())
-	a.call("report the check", func() error { return a.cfg.Rendezvous.Barred(a.ctx, res) })
+	a.bg.call("report the check", func(ctx context.Context) error { return a.cfg.Rendezvous.Barred(ctx, res) })
 }
 
 // maxReason bounds the reason of a failed check, in bytes.
@@ -123,7 +120,7 @@ func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 // clear reports that this node may get workers.
 func (a *Agent) clear(res CheckResult) {
 	a.failedCheck = ""
-	a.call("report the check", func() error { return a.cfg.Rendezvous.Cleared(a.ctx, res) })
+	a.bg.call("report the check", func(ctx context.Context) error { return a.cfg.Rendezvous.Cleared(ctx, res) })
 }
 
 // doubtTime is how long a part may take to say whether a check still holds.
@@ -140,12 +137,12 @@ func (a *Agent) reportDoubt() error {
 	}
 	name := a.cfg.Doubter.Name
 	a.log.Warn("the check of this node does not count any more", "part", name, "why", why)
-	return a.cfg.Rendezvous.Doubt(a.ctx, text.Clip(name+": "+why, maxReason))
+	return a.cfg.Rendezvous.Doubt(a.bg.ctx, text.Clip(name+": "+why, maxReason))
 }
 
 // doubt asks d, within a time limit.
 func (a *Agent) doubt(d Doubter) string {
-	ctx, cancel := context.WithTimeout(a.ctx, doubtTime)
+	ctx, cancel := context.WithTimeout(a.bg.ctx, doubtTime)
 	defer cancel()
 	said := make(chan string, 1) // a late answer stays in it
 	a.attend(ctx, d.Name, func() { said <- d.Doubt(ctx) })
@@ -181,7 +178,7 @@ func (a *Agent) bar(d Directive) {
 
 // leaveBarred ends this node's part of the job for its check. The others go on, if they are enough.
 func (a *Agent) leaveBarred() {
-	ctx, cancel := context.WithTimeout(a.ctx, leaveBudget)
+	ctx, cancel := context.WithTimeout(a.bg.ctx, leaveBudget)
 	defer cancel()
 	if _, err := a.cfg.Rendezvous.Leave(ctx, "its check has not passed", nil); err != nil {
 		a.log.Debug("leave", "err", err)

@@ -28,7 +28,7 @@ func (a *Agent) stopFailed(g *group, f verdict.Failure, cause string) {
 		a.stop(g, syscall.SIGTERM)
 		return
 	}
-	ctx, cancel := context.WithTimeout(a.ctx, examineTime)
+	ctx, cancel := context.WithTimeout(a.bg.ctx, examineTime)
 	g.hurry = cancel
 	a.log.Info("looking at the workers before they are stopped: a collective has timed out", "why", why)
 	a.stopAfter(g, syscall.SIGTERM, func() {

@@ -42,17 +42,17 @@ func (d Directive) restarts() bool {
 // when Restart.Grace is over and counts. end has to be called when they have ended.
 func (a *Agent) patience(g *group) (over <-chan struct{}, end func()) {
 	if !g.again.Load() || a.cfg.Restart.Grace >= a.cfg.ShutdownTimeout {
-		return a.force, func() {}
+		return a.bg.force, func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	enough := make(chan struct{})
-	a.wg.Go(func() {
+	a.bg.Go(func() {
 		t := time.NewTimer(a.cfg.Restart.Grace)
 		defer t.Stop()
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.force:
+		case <-a.bg.force:
 			close(enough)
 			return
 		case <-t.C:
@@ -64,7 +64,7 @@ func (a *Agent) patience(g *group) (over <-chan struct{}, end func()) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-a.force:
+		case <-a.bg.force:
 			close(enough)
 		}
 	})

@@ -221,12 +221,9 @@ func lookup(env []string) func(string) (string, bool) {
 
 // watch notifies the loop when w is gone.
 func (a *Agent) watch(g *group, w *worker) {
-	a.wg.Go(func() {
+	a.bg.Go(func() {
 		<-w.proc.Done()
-		select {
-		case a.exits <- exited{g, w}:
-		case <-a.over:
-		}
+		post(a.bg, a.exits, exited{g, w})
 	})
 }
 
@@ -329,7 +326,7 @@ func (a *Agent) report(g *group, act policy.Action) {
 	g.reported = act
 	g.failed(act)
 	d, fs := g.epoch.Directive, own(g.failures)
-	a.call("report the failure", func() error { return a.cfg.Rendezvous.Failing(a.ctx, d, act, fs) })
+	a.bg.call("report the failure", func(ctx context.Context) error { return a.cfg.Rendezvous.Failing(ctx, d, act, fs) })
 }
 
 // oneSucceeded reports the success of a worker: that of the node, if no other worker is left.
@@ -339,7 +336,7 @@ func (a *Agent) oneSucceeded(g *group, rank int) {
 	case g.left == 0:
 		a.succeed(g)
 	case d.Rules.Success == "rank0" && rank == 0, d.Rules.Success == "any" && g.succeeded == 1:
-		a.call("report success", func() error { return a.cfg.Rendezvous.RankSucceeded(a.ctx, d, rank) })
+		a.bg.call("report success", func(ctx context.Context) error { return a.cfg.Rendezvous.RankSucceeded(ctx, d, rank) })
 	}
 }
 
@@ -368,7 +365,9 @@ func (a *Agent) tolerate(g *group, f verdict.Failure, act policy.Action) {
 		return
 	}
 	d, fs, left := g.epoch.Directive, own([]verdict.Failure{f}), g.left
-	a.call("report the failure", func() error { return a.cfg.Rendezvous.RankFailed(a.ctx, d, act, fs, left) })
+	a.bg.call("report the failure", func(ctx context.Context) error {
+		return a.cfg.Rendezvous.RankFailed(ctx, d, act, fs, left)
+	})
 	if left == 0 {
 		a.stop(g, syscall.SIGTERM) // only orphans may be left
 	}
@@ -379,7 +378,7 @@ func (a *Agent) succeed(g *group) {
 	a.cfg.observe(SuccessInfo{g.epoch})
 	a.stop(g, syscall.SIGTERM) // only orphans may be left
 	d := g.epoch.Directive
-	a.call("report success", func() error { return a.cfg.Rendezvous.Success(a.ctx, d) })
+	a.bg.call("report success", func(ctx context.Context) error { return a.cfg.Rendezvous.Success(ctx, d) })
 }
 
 // stop ends the group in the background; the loop is notified through a.stopped.
@@ -407,7 +406,7 @@ func (a *Agent) stopAfter(g *group, sig syscall.Signal, first func()) {
 		ps = append(ps, g.meanwhile)
 	}
 	grace, kept := a.grace(), a.success || a.letRun != nil
-	a.wg.Go(func() {
+	a.bg.Go(func() {
 		if first != nil {
 			first()
 			g.signaledNow()
@@ -423,10 +422,7 @@ func (a *Agent) stopAfter(g *group, sig syscall.Signal, first func()) {
 			err = errors.Join(err, a.endSides(g.sides, grace))
 			g.sides = nil
 		}
-		select {
-		case a.stopped <- stopResult{g, err}:
-		case <-a.over:
-		}
+		post(a.bg, a.stopped, stopResult{g, err})
 	})
 }
 

@@ -90,10 +90,10 @@ func (a *Agent) startMeanwhile(g *group) {
 	}
 	a.log.Info("the command of --hold runs", "pid", p.PID())
 	g.meanwhile = p
-	a.wg.Go(func() {
+	a.bg.Go(func() {
 		select {
 		case <-p.Done():
-		case <-a.over:
+		case <-a.bg.over:
 			return
 		}
 		if g.signaledAt.Load() == nil {

@@ -45,11 +45,11 @@ func (a *Agent) hasten() {
 		return
 	}
 	left := a.grace()
-	a.wg.Go(func() {
+	a.bg.Go(func() {
 		select {
 		case <-time.After(left):
-			a.forceOnce()
-		case <-a.over:
+			a.bg.hurry()
+		case <-a.bg.over:
 		}
 	})
 }
@@ -57,14 +57,11 @@ func (a *Agent) hasten() {
 // announce notifies the rendezvous that this node will leave.
 func (a *Agent) announce() {
 	why, grace := a.why, a.grace()
-	a.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(a.ctx, min(announceTime, max(grace/10, 50*time.Millisecond)))
+	a.bg.Go(func() {
+		ctx, cancel := context.WithTimeout(a.bg.ctx, min(announceTime, max(grace/10, 50*time.Millisecond)))
 		defer cancel()
 		err := a.cfg.Rendezvous.Leaving(ctx, why, grace)
-		select {
-		case a.announced <- err:
-		case <-a.over:
-		}
+		post(a.bg, a.announced, err)
 	})
 }
 
@@ -135,7 +132,7 @@ const saveTime = 5 * time.Second
 // again is another signal while this node leaves: no more grace.
 func (a *Agent) again(s syscall.Signal) {
 	a.cfg.observe(SignalInfo{Signal: s, Again: true})
-	a.forceOnce()
+	a.bg.hurry()
 	a.stopToLeave()
 }
 

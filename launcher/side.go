@@ -103,12 +103,9 @@ func (a *Agent) startSide(g *group, what Side, patience time.Time) error {
 	}
 	g.sides = append(g.sides, s)
 	a.log.Info("a process beside the workers has been started", "name", s.name, "pid", s.proc.PID())
-	a.wg.Go(func() {
+	a.bg.Go(func() {
 		<-s.proc.Done()
-		select {
-		case a.sideExits <- sideExit{g, s}:
-		case <-a.over:
-		}
+		post(a.bg, a.sideExits, sideExit{g, s})
 	})
 	return nil
 }
@@ -154,7 +151,7 @@ func (a *Agent) endSides(list []*side, grace time.Duration) error {
 	for i, s := range list {
 		ps[i] = s.proc
 	}
-	err := a.cfg.Processes.Stop(ps, syscall.SIGTERM, min(grace, sideGrace), a.force)
+	err := a.cfg.Processes.Stop(ps, syscall.SIGTERM, min(grace, sideGrace), a.bg.force)
 	for _, s := range list {
 		s.out.Close()
 	}
@@ -179,13 +176,10 @@ func (a *Agent) dropSides(d Directive) bool {
 	}
 	k.gone = make(chan struct{})
 	grace := a.grace()
-	a.wg.Go(func() {
+	a.bg.Go(func() {
 		err := a.endSides(k.list, grace)
 		close(k.gone)
-		select {
-		case a.sidesGone <- err:
-		case <-a.over:
-		}
+		post(a.bg, a.sidesGone, err)
 	})
 	return true
 }

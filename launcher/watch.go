@@ -47,7 +47,7 @@ func (a *Agent) watchGroup(g *group) {
 	if len(g.workers) == 0 || !slices.ContainsFunc(a.cfg.Parts, runs) {
 		return
 	}
-	ctx, cancel := context.WithCancel(a.ctx)
+	ctx, cancel := context.WithCancel(a.bg.ctx)
 	g.endWatch, g.faults = cancel, make(chan fault, 1)
 	for _, p := range a.cfg.Parts {
 		if !runs(p) {

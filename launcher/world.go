@@ -17,10 +17,10 @@ type fetch struct {
 
 // fetchWorld asks for the world of d. Once it is there, the workers are started.
 func (a *Agent) fetchWorld(d Directive) {
-	ctx, cancel := context.WithCancel(a.ctx)
+	ctx, cancel := context.WithCancel(a.bg.ctx)
 	f := &fetch{epoch: Epoch{Directive: d}, cancel: cancel}
 	a.fetch = f
-	a.wg.Go(func() {
+	a.bg.Go(func() {
 		f.epoch.World, f.err = a.cfg.Rendezvous.World(ctx)
 		if f.err == nil {
 			f.err = f.epoch.checkWorld(a.cfg.Slots)
@@ -67,8 +67,8 @@ func (a *Agent) onWorld(f *fetch) {
 	failure := a.worldFailure(f)
 	a.fails = append(a.fails, failure)
 	a.log.Error("cannot start the workers", "why", failure.Message)
-	a.call("report the failure", func() error {
-		return a.cfg.Rendezvous.Failing(a.ctx, f.epoch.Directive, policy.RestartCharged, []verdict.Failure{failure.Compact()})
+	a.bg.call("report the failure", func(ctx context.Context) error {
+		return a.cfg.Rendezvous.Failing(ctx, f.epoch.Directive, policy.RestartCharged, []verdict.Failure{failure.Compact()})
 	})
 }
 
