@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -26,7 +24,8 @@ type Agent struct {
 	cfg Config
 	log *slog.Logger
 
-	bg *background
+	bg       *background
+	failures *failures
 
 	exits chan exited
 	// sideExits and sidesGone report the side processes: the end of one, and the end of all kept ones.
@@ -54,8 +53,7 @@ type Agent struct {
 	parted   bool           // it has signed off
 	envDir   string         // files with the workers' environment; "" before the run is held
 	deadline time.Time      // of a leave; zero: none
-	decider  *policy.Decider
-	success  bool // the workers of this epoch succeeded; the others are waited for
+	success  bool           // the workers of this epoch succeeded; the others are waited for
 	result   *Result
 
 	barred      *job.Cause // the Bar that counts
@@ -78,8 +76,8 @@ func New(cfg Config) (*Agent, error) {
 		exits: make(chan exited), sideExits: make(chan sideExit), sidesGone: make(chan error),
 		stopped: make(chan stopResult),
 		checked: make(chan *check), worlds: make(chan *fetch), announced: make(chan error),
-		decider: policy.NewDecider(cfg.Policy),
 	}
+	a.failures = newFailures(&a.cfg)
 	if len(cfg.OnNotice) > 0 {
 		a.notices = cfg.Rendezvous.Notices()
 	}
@@ -358,7 +356,7 @@ func (a *Agent) begin(e Epoch) {
 		return
 	}
 	if err != nil {
-		g.failures = append(g.failures, a.cannotStart(g, err))
+		g.failures = append(g.failures, a.failures.cannotStart(g, err))
 		a.log.Error("cannot start a worker", "err", err)
 		a.report(g, answerTo(err))
 		a.stop(g, syscall.SIGTERM)
@@ -411,67 +409,7 @@ func (a *Agent) leave(d Directive, reason string) {
 	if d.Cause.Kind == job.CauseHang {
 		ev.Hung = cmp.Or(ev.Hung, d.Cause.Text)
 	}
-	a.end(a.failed(d, verdict.Judge(ev)))
-}
-
-// failed is the result of a job that failed by d.
-func (a *Agent) failed(d Directive, v verdict.Verdict) Result {
-	res := Result{
-		Reason: reasonOf(v, d.Cause.Kind), Blame: a.blameOf(v, d.Cause.Kind), Verdict: v.Line(), Judged: v,
-		Local: a.fails, Root: rootOf(a.fails, v),
-	}
-	if _, ordered := orderReason(d.Cause.Kind); ordered && d.Cause.Text != "" || v.Root == nil && v.Loss == nil {
-		res.Verdict = d.Cause.Text
-	} else if d.Cause.Kind == job.CauseBudget {
-		res.Verdict += "; " + d.Cause.Text
-	}
-	if a.failedCheck == "" {
-		return res
-	}
-	res.Reason = policy.NodeCheckFailed
-	if !strings.Contains(res.Verdict, a.failedCheck) {
-		res.Verdict += "; this node had not passed its check: " + a.failedCheck
-	}
-	return res
-}
-
-// maxReported bounds the failures that one node reports.
-const maxReported = 128
-
-// own returns the failures with information: not the mere end of a worker that was stopped, unless it left an error of
-// its own.
-func own(fs []verdict.Failure) []verdict.Failure {
-	var out []verdict.Failure
-	for _, f := range fs {
-		if len(out) < maxReported && (!f.Stopped || f.Explains()) {
-			out = append(out, f.Compact())
-		}
-	}
-	return out
-}
-
-// merge adds to the job's failures those of this node that the daemon did not pass on.
-func merge(all, local []verdict.Failure) []verdict.Failure {
-	for _, f := range local {
-		if !slices.ContainsFunc(all, func(o verdict.Failure) bool { return o.Rank == f.Rank && o.Role == f.Role }) {
-			all = append(all, f)
-		}
-	}
-	return all
-}
-
-// rootOf is the index of the local failure that torchrun's report calls the root.
-func rootOf(local []verdict.Failure, v verdict.Verdict) int {
-	best := 0
-	for i, f := range local {
-		if v.Root != nil && f.Rank == v.Root.Rank {
-			return i
-		}
-		if local[best].Stopped && !f.Stopped || local[best].Stopped == f.Stopped && f.At.Before(local[best].At) {
-			best = i
-		}
-	}
-	return best
+	a.end(outcome{d.Cause, verdict.Judge(ev), a.fails, a.failedCheck}.result())
 }
 
 // onSignal: the first terminating signal is passed on to the workers and ends this

@@ -1,15 +1,14 @@
 package launcher
 
 import (
-	"errors"
+	"cmp"
+	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 
-	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
@@ -22,10 +21,19 @@ const MaxErrorFile = 1 << 20
 // lastLines is how much of a failed worker's standard error travels with its failure.
 const lastLines = 2 << 10
 
+// failures describes the failures of this node's workers, and decides what they lead to.
+type failures struct {
+	cfg     *Config
+	memory  memory
+	decider *policy.Decider
+}
+
+func newFailures(c *Config) *failures { return &failures{c, c.Memory, policy.NewDecider(c.Policy)} }
+
 // bare is a failure without evidence from files.
-func (a *Agent) bare(g *group, w *worker, exit proc.Exit) verdict.Failure {
+func (r *failures) bare(g *group, w *worker, exit proc.Exit) verdict.Failure {
 	return verdict.Failure{
-		Node: g.epoch.Place.GroupRank, NodeName: a.cfg.NodeName, Host: a.cfg.Host,
+		Node: g.epoch.Place.GroupRank, NodeName: r.cfg.NodeName, Host: r.cfg.Host,
 		Rank: w.id.Rank, LocalRank: w.id.LocalRank, PID: w.proc.PID(), Role: w.id.Role,
 		ExitCode: exit.Code, At: exit.At, Stopped: g.stoppedIt(exit), ErrorFile: w.out.ErrorFile(),
 	}
@@ -45,22 +53,22 @@ func (g *group) stoppedIt(e proc.Exit) bool {
 }
 
 // describe collects all that is known about why a worker ended.
-func (a *Agent) describe(g *group, w *worker, exit proc.Exit) verdict.Failure {
-	f := a.bare(g, w, exit)
+func (r *failures) describe(g *group, w *worker, exit proc.Exit) verdict.Failure {
+	f := r.bare(g, w, exit)
 	f.Timer = w.timer
-	a.readErrorFile(&f)
+	r.readErrorFile(&f)
 	stdout, stderr := w.out.Tail()
 	f.LastLines = tailText(stderr)
 	if !f.Tells() && (exit.Signal == 0 || f.Stopped) { // some loggers write to standard output
 		f.LastLines = withStdout(plainText(stdout), plainText(stderr))
 	}
 	if f.Timer == "" && (exit.Signal == syscall.SIGKILL || f.LostChild()) {
-		f.OOM = a.oomSince(g.oomKills)
+		f.OOM = r.memory.since(g.oomKills)
 	}
 	return f
 }
 
-func (a *Agent) readErrorFile(f *verdict.Failure) {
+func (r *failures) readErrorFile(f *verdict.Failure) {
 	path := f.ErrorFile
 	data, err := ReadBounded(path, MaxErrorFile)
 	if err != nil {
@@ -69,7 +77,7 @@ func (a *Agent) readErrorFile(f *verdict.Failure) {
 	}
 	rep, err := verdict.ParseErrorFile(data)
 	if err != nil {
-		a.log.Warn("cannot read a worker's error file", "path", path, "err", err)
+		r.cfg.Logger.Warn("cannot read a worker's error file", "path", path, "err", err)
 		return
 	}
 	f.Message, f.Traceback, f.ErrorTime = rep.Message, rep.Traceback, rep.Time
@@ -121,23 +129,27 @@ func withStdout(stdout, stderr string) string {
 	return verdict.Ending(stderr, lastLines)
 }
 
-func (a *Agent) oomKills() int64 {
-	if a.cfg.Memory == nil {
+// memory reads the OOM kills of this container; nil when it cannot be read.
+type memory func() (proc.MemoryState, error)
+
+// kills is how many there were.
+func (m memory) kills() int64 {
+	if m == nil {
 		return 0
 	}
-	s, err := a.cfg.Memory()
+	s, err := m()
 	if err != nil {
 		return 0
 	}
 	return s.OOMKills
 }
 
-// oomSince reports whether the kernel killed for memory in this container since the group started.
-func (a *Agent) oomSince(before int64) *verdict.OOM {
-	if a.cfg.Memory == nil {
+// since returns nil unless the kernel has killed for memory since there were so many kills.
+func (m memory) since(before int64) *verdict.OOM {
+	if m == nil {
 		return nil
 	}
-	s, err := a.cfg.Memory()
+	s, err := m()
 	if err != nil || s.OOMKills <= before {
 		return nil
 	}
@@ -145,11 +157,11 @@ func (a *Agent) oomSince(before int64) *verdict.OOM {
 }
 
 // cannotStart is the failure of a worker that never ran.
-func (a *Agent) cannotStart(g *group, err error) verdict.Failure {
+func (r *failures) cannotStart(g *group, err error) verdict.Failure {
 	i := len(g.workers)
 	return verdict.Failure{
-		Node: g.epoch.Place.GroupRank, NodeName: a.cfg.NodeName, Host: a.cfg.Host,
-		Rank: g.epoch.Place.RankBase + i, LocalRank: i, Role: a.cfg.Role,
+		Node: g.epoch.Place.GroupRank, NodeName: r.cfg.NodeName, Host: r.cfg.Host,
+		Rank: g.epoch.Place.RankBase + i, LocalRank: i, Role: r.cfg.Role,
 		ExitCode: cannotStartCode, At: now(), Message: err.Error(),
 	}
 }
@@ -158,94 +170,63 @@ func (a *Agent) cannotStart(g *group, err error) verdict.Failure {
 const cannotStartCode = 126
 
 // decide asks the policy for the answer to a failure of this node, and notes that in f.
-func (a *Agent) decide(g *group, w *worker, f *verdict.Failure) policy.Action {
-	return a.decideBy(g, f, w.out.Tail)
+func (r *failures) decide(g *group, w *worker, f *verdict.Failure) policy.Action {
+	return r.decideBy(g, f, w.out.Tail)
 }
 
 // decideBy is decide with the end of the worker's output.
-func (a *Agent) decideBy(g *group, f *verdict.Failure, tail func() (stdout, stderr []byte)) policy.Action {
+func (r *failures) decideBy(g *group, f *verdict.Failure, tail func() (stdout, stderr []byte)) policy.Action {
 	e := policy.Exit{
 		Code: f.ExitCode, Exceptions: f.Exceptions(), OOM: f.OOM != nil, Hung: f.Timer != "" || f.Timeout() != "",
 		Follows: f.Follows(),
 	}
-	if a.cfg.Policy.NeedsText() {
+	if r.cfg.Policy.NeedsText() {
 		stdout, stderr := tail()
 		e.Text = strings.Join([]string{f.Message, f.Traceback, verdict.Plain(stderr), verdict.Plain(stdout)}, "\n")
 	}
-	d := a.decider.Decide(now(), e)
+	d := r.decider.Decide(now(), e)
 	f.Policy, f.Permanent = d.Why(), d.Action == policy.Fail
 	if f.Policy != "" {
-		a.cfg.observe(DecideInfo{g.epoch, *f, d})
+		r.cfg.observe(DecideInfo{g.epoch, *f, d})
 	}
 	return d.Action
 }
 
-// reasonOf classifies the end of the job for --exit-code-policy.
-func reasonOf(v verdict.Verdict, causeKind job.CauseKind) policy.Reason {
-	if r, ordered := orderReason(causeKind); ordered {
-		return r
-	}
-	switch {
-	case v.Loss != nil:
-		return policy.NodeLost
-	case causeKind == job.CauseTimeout:
-		return policy.RendezvousTimeout
-	case v.Root == nil:
-		return policy.RendezvousClosed
-	case v.Root.OOM != nil:
-		return policy.OutOfMemory
-	case v.Root.PID == 0 && v.Root.ExitCode == cannotStartCode:
-		return policy.CannotExecute
-	case v.Root.Permanent:
-		return policy.WorkerPermanent
-	default:
-		return policy.WorkerFailed
+// complete fills in the missing fields of a failure from outside.
+func (r *failures) complete(g *group, f *verdict.Failure) {
+	f.Node, f.NodeName, f.Host = g.epoch.Place.GroupRank, r.cfg.NodeName, r.cfg.Host
+	f.Role = cmp.Or(f.Role, r.cfg.Role)
+	f.ExitCode = cmp.Or(f.ExitCode, 1)
+	if f.At.IsZero() {
+		f.At = now()
 	}
 }
 
-// orderReason is the reason of a job that something outside of it has ended; false if its own nodes and workers did.
-func orderReason(causeKind job.CauseKind) (policy.Reason, bool) {
-	switch causeKind {
-	case job.CauseCheck:
-		return policy.TooFewPassed, true
-	case job.CauseHang:
-		return policy.Hung, true
-	case job.CauseDeadline:
-		return policy.Deadline, true
-	case job.CauseNoStep:
-		return policy.NoFirstStep, true
-	case job.CauseOperator:
-		return policy.OperatorStop, true
+// ofSide is the failure of a side process, and its consequence. The node's first rank stands for it, where it has none
+// that of the next node that has some.
+func (r *failures) ofSide(g *group, s *side, exit proc.Exit) (verdict.Failure, policy.Action) {
+	out := s.out.Tail(drainBudget)
+	f := verdict.Failure{
+		Rank: g.epoch.Place.RankBase, PID: s.proc.PID(), Role: s.name, ExitCode: exit.Code, At: exit.At,
+		LastLines: tailText(out),
 	}
-	return 0, false
+	if exit.Signal == syscall.SIGKILL {
+		f.OOM = r.memory.since(g.oomKills)
+	}
+	r.complete(g, &f)
+	f.Message = "the " + s.name + " beside the workers ended before they did"
+	if said := strings.TrimSpace(f.LastLines); said != "" && exit.Code > 0 { // a signal explains itself
+		f.Message += `, last output "` + said[strings.LastIndexByte(said, '\n')+1:] + `"`
+	}
+	return f, r.decideBy(g, &f, func() (_, _ []byte) { return nil, out })
 }
 
-// blameOf reports whether a machine has ended the job, and which one, for --exit-code-policy=dlrover. This node is to
-// blame also when another one, which failed in the same way, was the first.
-func (a *Agent) blameOf(v verdict.Verdict, causeKind job.CauseKind) policy.Blame {
-	if _, ordered := orderReason(causeKind); ordered || causeKind == job.CauseTimeout || v.Root == nil {
-		return policy.Nobody
+// ofWorld is the failure to fetch the world of e. It blames the first worker of this node, as none has been started.
+func (r *failures) ofWorld(e Epoch, err error) verdict.Failure {
+	return verdict.Failure{
+		Node: e.Place.GroupRank, NodeName: r.cfg.NodeName, Host: r.cfg.Host, Rank: e.Place.RankBase, Role: r.cfg.Role,
+		ExitCode: 1, At: now(),
+		Message: fmt.Sprintf("cannot fetch the world of round %d, epoch %d from the rendezvous: %s",
+			e.Round, e.Directive.Epoch, err),
 	}
-	switch own := a.hasFailed(v.Class); {
-	case v.Class == verdict.OOMKernel && own:
-		return policy.OwnMemory
-	case v.Class == verdict.Hardware && own:
-		return policy.OwnHardware
-	case v.Class == verdict.Hardware:
-		return policy.OtherHardware
-	}
-	return policy.Nobody
-}
-
-// hasFailed reports whether a worker of this node has failed with class c.
-func (a *Agent) hasFailed(c verdict.Class) bool {
-	return slices.ContainsFunc(own(a.fails), func(f verdict.Failure) bool { return f.Class() == c })
-}
-
-func reasonOfErr(err error) policy.Reason {
-	var re *ReasonError
-	if errors.As(err, &re) {
-		return re.Reason
-	}
-	return policy.Unclassified
 }

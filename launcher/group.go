@@ -73,7 +73,7 @@ type exited struct {
 // startGroup starts the workers of e in rank order. When one cannot be started, the
 // error names it and the group holds those before it. env is the parts', by local rank.
 func (a *Agent) startGroup(e Epoch, env [][]string) (*group, error) {
-	g := &group{epoch: e, oomKills: a.oomKills()}
+	g := &group{epoch: e, oomKills: a.failures.memory.kills()}
 	attempt, err := a.cfg.Logs.Begin(e.Place.RestartCount)
 	if err != nil {
 		return g, err
@@ -269,8 +269,8 @@ func (a *Agent) excuse(g *group, info ExitInfo) string {
 // failFirst acts on the first failure of an epoch, or on one that the others outlive.
 func (a *Agent) failFirst(g *group, w *worker, exit proc.Exit) {
 	w.out.Drain(drainBudget)
-	f := a.describe(g, w, exit)
-	act := a.decide(g, w, &f)
+	f := a.failures.describe(g, w, exit)
+	act := a.failures.decide(g, w, &f)
 	if g.epoch.Rules.Tolerate && act != policy.Fail || g.beside(f, act) {
 		a.tolerate(g, f, act)
 		return
@@ -281,7 +281,7 @@ func (a *Agent) failFirst(g *group, w *worker, exit proc.Exit) {
 // failExcused is failFirst for an end that is not charged, and why.
 func (a *Agent) failExcused(g *group, w *worker, exit proc.Exit, why string) {
 	w.out.Drain(drainBudget)
-	f := a.describe(g, w, exit)
+	f := a.failures.describe(g, w, exit)
 	a.log.Warn("a worker's end is not charged to the job", "rank", f.Rank, "why", why)
 	f.Message = cmp.Or(f.Message, why)
 	a.fail(g, f, policy.RestartFree)
@@ -302,13 +302,13 @@ func (a *Agent) fail(g *group, f verdict.Failure, act policy.Action) {
 // failToo books a failure after the first one. A worker that ended by itself may have failed in a way that no restart
 // helps, while the first failure was only its consequence.
 func (a *Agent) failToo(g *group, w *worker, exit proc.Exit) {
-	f := a.describe(g, w, exit)
+	f := a.failures.describe(g, w, exit)
 	if g.blamed(f) {
 		return
 	}
 	act := policy.RestartCharged
 	if !f.Stopped {
-		act = a.decide(g, w, &f)
+		act = a.failures.decide(g, w, &f)
 	}
 	if act == policy.Fail && g.beside(f, act) {
 		act = policy.RestartCharged

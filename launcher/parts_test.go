@@ -697,16 +697,15 @@ func TestReasonsOfFailure(t *testing.T) {
 
 // An order's cause counts for more than what the workers did when they were stopped; a loss counts for nothing then.
 func TestOrderExplainsTheEndOfAJob(t *testing.T) {
-	a := &Agent{}
 	v := verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{{Rank: 1, ExitCode: 1, PID: 7}}})
-	res := a.failed(Directive{Cause: because(job.CauseOperator, "alice: wrong data")}, v)
+	res := outcome{cause: because(job.CauseOperator, "alice: wrong data"), verdict: v}.result()
 	require.Equal(t, policy.OperatorStop, res.Reason)
 	require.Equal(t, "alice: wrong data", res.Verdict)
-	require.Contains(t, a.failed(Directive{Cause: because(job.CauseHang, "")}, v).Verdict, "rank 1",
+	require.Contains(t, outcome{cause: because(job.CauseHang, ""), verdict: v}.result().Verdict, "rank 1",
 		"an order that does not say why")
-	require.Contains(t, a.failed(Directive{Cause: because("worker-failure", "c")}, v).Verdict, "rank 1")
+	require.Contains(t, outcome{cause: because("worker-failure", "c"), verdict: v}.result().Verdict, "rank 1")
 	v = verdict.Judge(verdict.Evidence{Losses: []verdict.Loss{{}}})
-	require.Equal(t, policy.Hung, a.failed(Directive{Cause: job.Cause{Kind: job.CauseHang}}, v).Reason)
+	require.Equal(t, policy.Hung, outcome{cause: job.Cause{Kind: job.CauseHang}, verdict: v}.reason())
 }
 
 // What ended the job decides the blame; what the workers of this node did decides whose it is.
@@ -750,9 +749,8 @@ func TestBlameOfFailure(t *testing.T) {
 		"nothing known":      {nil, nil, job.CauseFailure, policy.Nobody},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := &Agent{fails: tt.own}
 			v := verdict.Judge(verdict.Evidence{Failures: slices.Concat(tt.own, tt.others)})
-			require.Equal(t, tt.want, a.failed(Directive{Cause: because(tt.kind, "c")}, v).Blame)
+			require.Equal(t, tt.want, outcome{cause: because(tt.kind, "c"), verdict: v, local: tt.own}.result().Blame)
 		})
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/proc"
-	"dlrover-run/launcher/verdict"
 )
 
 // Side is one side process on one node: it runs with the workers and is no rank, such as a scheduler of the framework.
@@ -119,27 +118,9 @@ func (a *Agent) onSideExit(e sideExit) {
 	case exit.Code == 0: // a scheduler does so when its workers are done with it
 		a.log.Info("a process beside the workers has ended; they run on", "name", s.name)
 	default:
-		a.failSide(g, s, exit)
+		f, act := a.failures.ofSide(g, s, exit)
+		a.onFault(fault{s.name, f, act})
 	}
-}
-
-// failSide ends the epoch because of the failure of a side process. The node's first rank stands for it, where it has
-// none that of the next node that has some.
-func (a *Agent) failSide(g *group, s *side, exit proc.Exit) {
-	out := s.out.Tail(drainBudget)
-	f := verdict.Failure{
-		Rank: g.epoch.Place.RankBase, PID: s.proc.PID(), Role: s.name, ExitCode: exit.Code, At: exit.At,
-		LastLines: tailText(out),
-	}
-	if exit.Signal == syscall.SIGKILL {
-		f.OOM = a.oomSince(g.oomKills)
-	}
-	a.complete(g, &f)
-	f.Message = "the " + s.name + " beside the workers ended before they did"
-	if said := strings.TrimSpace(f.LastLines); said != "" && exit.Code > 0 { // a signal explains itself
-		f.Message += `, last output "` + said[strings.LastIndexByte(said, '\n')+1:] + `"`
-	}
-	a.onFault(fault{s.name, f, a.decideBy(g, &f, func() (_, _ []byte) { return nil, out })})
 }
 
 // endSides ends the sides after their workers have ended. Some of them may have ended before.

@@ -126,7 +126,7 @@ func (a *Agent) onFault(f fault) {
 	if f.action == policy.Succeed {
 		f.action = policy.RestartCharged
 	}
-	a.complete(g, &f.failure)
+	a.failures.complete(g, &f.failure)
 	f.failure.Permanent = f.action == policy.Fail
 	g.failures, g.fault = append(g.failures, f.failure), f.failure.Reason()
 	a.log.Warn("ending the epoch as failed", "part", f.part, "rank", f.failure.Rank, "local_rank", f.failure.LocalRank,
@@ -134,16 +134,6 @@ func (a *Agent) onFault(f fault) {
 	a.cfg.observe(FaultInfo{g.epoch, f.part, f.failure, f.action})
 	a.report(g, f.action)
 	a.stopFailed(g, f.failure, "")
-}
-
-// complete fills in the missing fields of a failure from outside.
-func (a *Agent) complete(g *group, f *verdict.Failure) {
-	f.Node, f.NodeName, f.Host = g.epoch.Place.GroupRank, a.cfg.NodeName, a.cfg.Host
-	f.Role = cmp.Or(f.Role, a.cfg.Role)
-	f.ExitCode = cmp.Or(f.ExitCode, 1)
-	if f.At.IsZero() {
-		f.At = now()
-	}
 }
 
 // blamed reports whether f is only the end of a worker that was stopped because a part had found it to have failed.

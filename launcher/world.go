@@ -64,21 +64,10 @@ func (a *Agent) onWorld(f *fetch) {
 		a.begin(f.epoch)
 		return
 	}
-	failure := a.worldFailure(f)
+	failure := a.failures.ofWorld(f.epoch, f.err)
 	a.fails = append(a.fails, failure)
 	a.log.Error("cannot start the workers", "why", failure.Message)
 	a.bg.call("report the failure", func(ctx context.Context) error {
 		return a.cfg.Rendezvous.Failing(ctx, f.epoch.Directive, policy.RestartCharged, []verdict.Failure{failure.Compact()})
 	})
-}
-
-// worldFailure blames the first worker of this node, as none has been started.
-func (a *Agent) worldFailure(f *fetch) verdict.Failure {
-	e := f.epoch
-	return verdict.Failure{
-		Node: e.Place.GroupRank, NodeName: a.cfg.NodeName, Host: a.cfg.Host, Rank: e.Place.RankBase, Role: a.cfg.Role,
-		ExitCode: 1, At: now(),
-		Message: fmt.Sprintf("cannot fetch the world of round %d, epoch %d from the rendezvous: %s",
-			e.Round, e.Directive.Epoch, f.err),
-	}
 }
