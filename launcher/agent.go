@@ -25,6 +25,8 @@ type Agent struct {
 	log *slog.Logger
 
 	bg       *background
+	starter  starter
+	holder   holder
 	failures *failures
 
 	exits chan exited
@@ -51,7 +53,6 @@ type Agent struct {
 	why      string         // it leaves, in a few words
 	left     string         // as why, if no signal is the reason
 	parted   bool           // it has signed off
-	envDir   string         // files with the workers' environment; "" before the run is held
 	deadline time.Time      // of a leave; zero: none
 	success  bool           // the workers of this epoch succeeded; the others are waited for
 	result   *Result
@@ -78,6 +79,8 @@ func New(cfg Config) (*Agent, error) {
 		checked: make(chan *check), worlds: make(chan *fetch), announced: make(chan error),
 	}
 	a.failures = newFailures(&a.cfg)
+	a.starter = starter{&a.cfg, a.bg, a.exits, a.sideExits}
+	a.holder = holder{cfg: &a.cfg, bg: a.bg}
 	if len(cfg.OnNotice) > 0 {
 		a.notices = cfg.Rendezvous.Notices()
 	}
@@ -92,9 +95,7 @@ func (a *Agent) Run() Result {
 	}
 	a.endKept()
 	a.bg.end()
-	if a.envDir != "" {
-		_ = os.RemoveAll(a.envDir)
-	}
+	a.holder.close()
 	a.result.Signal = a.signal
 	return *a.result
 }
@@ -123,10 +124,10 @@ func (a *Agent) next() {
 	case why := <-a.cfg.Leaves:
 		a.onLeave(why)
 	case r := <-a.cfg.Timers:
-		a.onTimer(r)
-	case <-a.alarm():
-		a.onAlarm()
-	case f := <-a.faults():
+		a.group.onTimer(r, a.log)
+	case <-a.group.alarm():
+		a.group.timers.onAlarm(&a.cfg)
+	case f := <-a.group.faultsFound():
 		a.onFault(f)
 	case c := <-a.checked:
 		a.onChecked(c)
@@ -349,7 +350,7 @@ func (a *Agent) begin(e Epoch) {
 		a.hold(e)
 		return
 	}
-	g, err := a.startGroup(e, a.cfg.startParts(e))
+	g, err := a.starter.group(e, a.cfg.startParts(e))
 	a.group = g
 	if outOfFiles(err) {
 		a.expelled(noFiles(err))
@@ -365,21 +366,8 @@ func (a *Agent) begin(e Epoch) {
 	a.cfg.Rendezvous.Running(&e.Directive)
 	a.cfg.observe(StartInfo{Epoch: e, PIDs: g.pids(), Env: g.env})
 	g.env = nil
-	a.logStart(g)
-	a.watchGroup(g)
-}
-
-func (a *Agent) logStart(g *group) {
-	e, p := g.epoch, g.epoch.Place
-	attrs := []any{"round", e.Round, "epoch", e.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
-		"ranks", e.ranks(a.cfg.Slots), "restarts", p.RestartCount, "executable", g.path}
-	if e.Cause.Text != "" {
-		attrs = append(attrs, "cause", e.Cause.Text)
-	}
-	if a.cfg.LogsKept {
-		attrs = append(attrs, "logs", g.attempt.Dir())
-	}
-	a.log.Info("workers started", attrs...)
+	a.starter.log(g)
+	a.starter.runParts(g)
 }
 
 func (a *Agent) rejoin(d Directive) {
@@ -484,8 +472,8 @@ func (a *Agent) expelled(err error) {
 			a.onSignal(sig)
 		case err := <-a.announced:
 			a.onAnnounced(err)
-		case <-a.alarm():
-			a.onAlarm()
+		case <-a.group.alarm():
+			a.group.timers.onAlarm(&a.cfg)
 		}
 	}
 	a.result = &res

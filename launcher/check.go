@@ -60,7 +60,7 @@ func (a *Agent) examine(ctx context.Context, d Directive) CheckInfo {
 // ask is one part's answer. A part that is given up has none that passes.
 func (a *Agent) ask(ctx context.Context, p Part, d Directive) CheckResult {
 	answer := make(chan CheckResult, 1) // a late answer stays in it
-	a.attend(ctx, p.Name, func() {
+	a.cfg.attend(ctx, p.Name, func() {
 		res, err := p.Check(ctx, CheckRequest{d})
 		if err != nil {
 			res = CheckResult{Reason: fmt.Sprintf("could not check: %s", err)}
@@ -145,7 +145,7 @@ func (a *Agent) doubt(d Doubter) string {
 	ctx, cancel := context.WithTimeout(a.bg.ctx, doubtTime)
 	defer cancel()
 	said := make(chan string, 1) // a late answer stays in it
-	a.attend(ctx, d.Name, func() { said <- d.Doubt(ctx) })
+	a.cfg.attend(ctx, d.Name, func() { said <- d.Doubt(ctx) })
 	select {
 	case why := <-said:
 		return oneLine(why)

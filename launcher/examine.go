@@ -34,7 +34,7 @@ func (a *Agent) stopFailed(g *group, f verdict.Failure, cause string) {
 	a.stopAfter(g, syscall.SIGTERM, func() {
 		defer cancel()
 		x := a.cfg.Examiner
-		a.attendFor(ctx, examineGrace, x.Name, func() { x.Examine(ctx, g.epoch, pids, why) })
+		a.cfg.attendFor(ctx, examineGrace, x.Name, func() { x.Examine(ctx, g.epoch, pids, why) })
 	})
 }
 

@@ -4,19 +4,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"dlrover-run/internal/job"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
-	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/verdict"
 )
@@ -68,163 +62,6 @@ func (g *group) pids() []int {
 type exited struct {
 	g *group
 	w *worker
-}
-
-// startGroup starts the workers of e in rank order. When one cannot be started, the
-// error names it and the group holds those before it. env is the parts', by local rank.
-func (a *Agent) startGroup(e Epoch, env [][]string) (*group, error) {
-	g := &group{epoch: e, oomKills: a.failures.memory.kills()}
-	attempt, err := a.cfg.Logs.Begin(e.Place.RestartCount)
-	if err != nil {
-		return g, err
-	}
-	g.attempt = attempt
-	patience := now().Add(filesPatience)
-	if err := a.startSides(g, patience); err != nil {
-		return g, err
-	}
-	for i := range a.cfg.Slots {
-		if err := a.startWorker(g, i, env[i], patience); err != nil {
-			return g, err
-		}
-	}
-	return g, nil
-}
-
-// startWorker waits until patience for file descriptors.
-func (a *Agent) startWorker(g *group, i int, env []string, patience time.Time) error {
-	w := &worker{
-		id: logs.WorkerID{LocalRank: i, Rank: g.epoch.Place.RankBase + i, Node: g.epoch.Place.GroupRank, Role: a.cfg.Role},
-	}
-	err := withFiles(patience, func() (err error) { w.out, err = g.attempt.Worker(w.id); return err })
-	if err != nil {
-		return fmt.Errorf("logs of rank %d: %w", w.id.Rank, err)
-	}
-	spec, err := a.spec(g.epoch, w.id, w.out.ErrorFile(), env)
-	if g.path = spec.Path; err != nil {
-		w.out.Started()
-		return err
-	}
-	spec.Stdout, spec.Stderr = w.out.Stdout(), w.out.Stderr()
-	err = withFiles(patience, func() (err error) { w.proc, err = a.spawn(spec, w.id); return err })
-	w.out.Started()
-	if err != nil {
-		return fmt.Errorf("start rank %d: %w", w.id.Rank, err)
-	}
-	g.workers, g.env = append(g.workers, w), append(g.env, spec.Env)
-	g.left++
-	a.watch(g, w)
-	return nil
-}
-
-func (a *Agent) spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
-	if a.cfg.Spawn != nil {
-		return a.cfg.Spawn(s, id)
-	}
-	return a.cfg.Processes.Start(s)
-}
-
-// spec is a worker's, with the variables of the parts.
-func (a *Agent) spec(e Epoch, id logs.WorkerID, errorFile string, env []string) (proc.Spec, error) {
-	vars := a.varsOf(e, id.LocalRank, errorFile)
-	path, args, err := a.program(e, vars)
-	if err != nil {
-		return proc.Spec{}, err
-	}
-	overlay, err := a.cfg.Preset.Environ(vars)
-	if err != nil {
-		return proc.Spec{}, err
-	}
-	s := proc.Spec{
-		Path: path, Args: args, Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, append(overlay, env...)), Stdin: a.cfg.Stdin,
-	}
-	if a.cfg.CPUs != nil {
-		s.CPUs = a.cfg.CPUs(id.LocalRank)
-	}
-	if a.cfg.MemoryPolicy != nil {
-		s.Memory = a.cfg.MemoryPolicy(id.LocalRank)
-	}
-	return s, nil
-}
-
-// varsOf are the values for one worker of e.
-func (a *Agent) varsOf(e Epoch, localRank int, errorFile string) preset.Vars {
-	vars := a.cfg.Vars(e.Place, localRank, errorFile)
-	vars.MaxRestarts, vars.Attempt = e.MaxRestarts, attemptName(a.cfg.RunID, e.Directive)
-	if a.cfg.LogsKept && errorFile != "" {
-		vars.LogDir = filepath.Dir(errorFile)
-	}
-	if a.cfg.Preset.World {
-		vars.World = presetWorld(e.World)
-	}
-	return vars
-}
-
-// attemptName is unlike that of any other start of the run's workers. It can be part of a file's name.
-func attemptName(run string, d Directive) string {
-	clean := strings.Map(func(r rune) rune {
-		if r < ' ' || r > '~' || strings.ContainsRune("/\\ ", r) {
-			return '_'
-		}
-		return r
-	}, run)
-	return fmt.Sprintf("%.100s-%d-%d-%d", clean, d.Term, d.Round, d.Epoch)
-}
-
-// presetWorld is a world as presets see it.
-func presetWorld(world []job.Member) []preset.Node {
-	nodes := make([]preset.Node, len(world))
-	for i, m := range world {
-		nodes[i] = preset.Node{GroupRank: m.GroupRank, Addr: m.Addr, RankBase: m.RankBase, Slots: m.Slots, Ports: m.Ports}
-	}
-	return nodes
-}
-
-// ArgsOf is the argv of the worker that v describes.
-func (c *Config) ArgsOf(v preset.Vars) []string { return c.withArgs(c.Args, c.Own, v) }
-
-// withArgs returns argv for the worker that v describes; its first own words are no arguments of the program.
-func (c *Config) withArgs(argv []string, own int, v preset.Vars) []string {
-	argv = slices.Clone(argv)
-	for i := range argv {
-		argv[i] = c.Substitute(argv[i], v.LocalRank)
-	}
-	return slices.Insert(argv, own, c.Preset.ArgsOf(v)...)
-}
-
-// Vars are the values that a worker's environment is made of.
-func (c *Config) Vars(p job.Place, localRank int, errorFile string) preset.Vars {
-	return preset.Vars{
-		LocalRank: localRank, LocalWorldSize: c.Slots,
-		Rank: p.RankBase + localRank, WorldSize: p.WorldSize,
-		GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize,
-		Role: c.Role, RoleRank: p.RoleRankBase + localRank, RoleWorldSize: p.RoleWorldSize,
-		MasterAddr: p.MasterAddr, MasterPort: p.MasterPort, AgentStore: !p.WorkerStore,
-		RestartCount: p.RestartCount, MaxRestarts: c.Policy.MaxRestarts, RunID: c.RunID,
-		ErrorFile: errorFile, VirtualLocalRank: c.VirtualLocalRank, OldTorch: c.OldTorch, Signals: c.SignalNames,
-		Parent: lookup(c.Env), ServicePort: c.ServicePort, Servers: c.Servers, Share: c.Share,
-		Devices: c.Devices, Device: c.Device,
-	}
-}
-
-// lookup reads an environment block; the last of equal names wins, as in exec.
-func lookup(env []string) func(string) (string, bool) {
-	return func(name string) (string, bool) {
-		for _, kv := range slices.Backward(env) {
-			if v, ok := strings.CutPrefix(kv, name+"="); ok {
-				return v, true
-			}
-		}
-		return "", false
-	}
-}
-
-// watch notifies the loop when w is gone.
-func (a *Agent) watch(g *group, w *worker) {
-	a.bg.Go(func() {
-		<-w.proc.Done()
-		post(a.bg, a.exits, exited{g, w})
-	})
 }
 
 // drainBudget is how long the output of a failed worker is waited for: it ends at

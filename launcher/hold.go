@@ -13,7 +13,6 @@ import (
 	"dlrover-run/internal/tempdir"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
-	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/proc"
 )
 
@@ -37,16 +36,18 @@ func answerTo(err error) policy.Action {
 	return policy.Fail
 }
 
-// program returns the path and argv that one worker of e executes.
-func (a *Agent) program(e Epoch, v preset.Vars) (path string, args []string, err error) {
-	if e.Command == nil {
-		return a.cfg.Path, a.cfg.ArgsOf(v), nil
+// holder does the work of a run that is held.
+type holder struct {
+	cfg    *Config
+	bg     *background
+	envDir string // files with the workers' environment; "" before the run is held
+}
+
+// close removes the files.
+func (h *holder) close() {
+	if h.envDir != "" {
+		_ = os.RemoveAll(h.envDir)
 	}
-	p, err := a.cfg.Resolve(*e.Command)
-	if err != nil {
-		return "", nil, &commandError{err}
-	}
-	return p.Path, a.cfg.withArgs(p.Args, p.Own, v), nil
 }
 
 // hold begins an epoch of a run that is held: this node is ready for its workers, and starts the command for the
@@ -56,7 +57,7 @@ func (a *Agent) hold(e Epoch) {
 	g := &group{epoch: e}
 	a.group = g
 	a.cfg.Rendezvous.Running(&e.Directive)
-	envs, err := a.writeEnvs(e, env)
+	envs, err := a.holder.writeEnvs(e, env)
 	if err != nil {
 		a.log.Warn("cannot write the environment of the workers", "err", err)
 	}
@@ -65,7 +66,7 @@ func (a *Agent) hold(e Epoch) {
 		"dlroverctl start "+a.cfg.RunID,
 		"node", p.GroupRank, "nodes", p.GroupWorldSize, "ranks", e.ranks(a.cfg.Slots), "master_addr", p.MasterAddr,
 		"master_port", p.MasterPort, "env", envs)
-	a.startMeanwhile(g)
+	a.holder.meanwhile(g)
 }
 
 // ranks returns the ranks of this node's workers as text.
@@ -76,52 +77,52 @@ func (e Epoch) ranks(slots int) string {
 	return fmt.Sprintf("%d-%d of %d", e.Place.RankBase, e.Place.RankBase+slots-1, e.Place.WorldSize)
 }
 
-// startMeanwhile starts the command that runs in place of the workers. Its end is logged, and changes nothing.
-func (a *Agent) startMeanwhile(g *group) {
-	if len(a.cfg.Meanwhile) == 0 {
+// meanwhile starts the command that runs in place of the workers. Its end is logged, and changes nothing.
+func (h *holder) meanwhile(g *group) {
+	if len(h.cfg.Meanwhile) == 0 {
 		return
 	}
-	env := slices.Concat(a.cfg.Env, []string{"DLROVER_ENV_DIR=" + a.envDir})
-	p, err := a.cfg.Processes.Start(proc.Spec{Path: a.cfg.Meanwhile[0], Args: a.cfg.Meanwhile, Dir: a.cfg.Dir, Env: env,
-		Stdin: a.cfg.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+	env := slices.Concat(h.cfg.Env, []string{"DLROVER_ENV_DIR=" + h.envDir})
+	p, err := h.cfg.Processes.Start(proc.Spec{Path: h.cfg.Meanwhile[0], Args: h.cfg.Meanwhile, Dir: h.cfg.Dir, Env: env,
+		Stdin: h.cfg.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
 	if err != nil {
-		a.log.Warn("cannot start the command of --hold; the run stays held", "err", err)
+		h.cfg.Logger.Warn("cannot start the command of --hold; the run stays held", "err", err)
 		return
 	}
-	a.log.Info("the command of --hold runs", "pid", p.PID())
+	h.cfg.Logger.Info("the command of --hold runs", "pid", p.PID())
 	g.meanwhile = p
-	a.bg.Go(func() {
+	h.bg.Go(func() {
 		select {
 		case <-p.Done():
-		case <-a.bg.over:
+		case <-h.bg.over:
 			return
 		}
 		if g.signaledAt.Load() == nil {
-			a.log.Warn("the command of --hold has ended; the run stays held", "pid", p.PID(), "exit_code", p.Exit().Code)
+			h.cfg.Logger.Warn("the command of --hold has ended; the run stays held", "pid", p.PID(), "exit_code", p.Exit().Code)
 		}
 	})
 }
 
 // writeEnvs writes the environment that each worker would have, for a shell to read, and returns the pattern of the
 // files' names. The directory is this launcher's alone, and is removed with it.
-func (a *Agent) writeEnvs(e Epoch, env [][]string) (pattern string, err error) {
-	if a.envDir == "" {
-		if a.envDir, err = tempdir.Make("dlrover-env-"); err != nil {
+func (h *holder) writeEnvs(e Epoch, env [][]string) (pattern string, err error) {
+	if h.envDir == "" {
+		if h.envDir, err = tempdir.Make("dlrover-env-"); err != nil {
 			return "", err
 		}
 	}
-	for i := range a.cfg.Slots {
-		id := logs.WorkerID{LocalRank: i, Rank: e.Place.RankBase + i, Node: e.Place.GroupRank, Role: a.cfg.Role}
-		spec, err := a.spec(e, id, "", env[i])
+	for i := range h.cfg.Slots {
+		id := logs.WorkerID{LocalRank: i, Rank: e.Place.RankBase + i, Node: e.Place.GroupRank, Role: h.cfg.Role}
+		spec, err := h.cfg.spec(e, id, "", env[i])
 		if err != nil {
 			return "", fmt.Errorf("rank %d: %w", id.Rank, err)
 		}
-		file := filepath.Join(a.envDir, fmt.Sprintf("rank%d.env.sh", i))
+		file := filepath.Join(h.envDir, fmt.Sprintf("rank%d.env.sh", i))
 		if err := openfile.Replace(file, []byte(shellEnv(spec)), 0o600); err != nil {
 			return "", err
 		}
 	}
-	return filepath.Join(a.envDir, "rank<local rank>.env.sh"), nil
+	return filepath.Join(h.envDir, "rank<local rank>.env.sh"), nil
 }
 
 // shellEnv is a script for a POSIX shell that sets the environment of s and changes to its working directory. It leaves

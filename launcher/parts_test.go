@@ -201,11 +201,11 @@ func TestFaultOfAGroupThatIsBeingStoppedDoesNotCount(t *testing.T) {
 	log := &lockedBuffer{}
 	a := &Agent{group: g, log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	g.faults <- fault{part: "p", failure: verdict.Failure{Message: "late"}}
-	a.onFault(<-a.faults())
+	a.onFault(<-g.faultsFound())
 	require.Empty(t, g.failures)
 	require.Contains(t, log.String(), "why=late")
-	a.group = nil
-	require.Nil(t, a.faults())
+	g = nil
+	require.Nil(t, g.faultsFound())
 }
 
 func TestWatcherThatDoesNotReturnIsLeftBehind(t *testing.T) {
@@ -279,11 +279,11 @@ func TestObserversHearOfSignals(t *testing.T) {
 }
 
 func TestNobodyToTellCostsNothing(t *testing.T) {
-	a := &Agent{log: slog.New(slog.DiscardHandler)}
+	st := &starter{cfg: &Config{}}
 	g := &group{epoch: Epoch{Directive: Directive{EpochID: job.EpochID{Round: 1}}}}
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		a.cfg.stopParts(StopRequest{Epoch: g.epoch})
-		a.watchGroup(g)
+		st.cfg.stopParts(StopRequest{Epoch: g.epoch})
+		st.runParts(g)
 	}))
 	require.Nil(t, g.faults)
 }

@@ -48,67 +48,6 @@ type sides struct {
 	gone chan struct{} // closed when they have ended; nil: none is being ended yet
 }
 
-// startSides starts the side processes of g.
-func (a *Agent) startSides(g *group, patience time.Time) error {
-	list, err := a.sidesOf(g)
-	if err != nil {
-		return err
-	}
-	for _, s := range list {
-		if err := a.startSide(g, s, patience); err != nil {
-			return fmt.Errorf("start the %s: %w", s.Name, err)
-		}
-	}
-	return nil
-}
-
-// sidesOf returns those of Config.Sides and of the preset.
-func (a *Agent) sidesOf(g *group) (all []Side, err error) {
-	if a.cfg.Sides != nil {
-		if all, err = a.cfg.Sides(g.epoch); err != nil {
-			return nil, err
-		}
-	}
-	list, err := a.cfg.Preset.SidesOf(a.sideVars(g))
-	return append(all, list...), err
-}
-
-func (a *Agent) sideVars(g *group) preset.Vars {
-	vars := a.varsOf(g.epoch, 0, "")
-	if a.cfg.LogsKept {
-		vars.LogDir = g.attempt.Dir()
-	}
-	return vars
-}
-
-func (a *Agent) startSide(g *group, what Side, patience time.Time) error {
-	path, args, err := a.program(g.epoch, a.sideVars(g))
-	if g.path = path; err != nil {
-		return err
-	}
-	s := &side{name: what.Name}
-	if err := withFiles(patience, func() (err error) { s.out, err = g.attempt.Side(what.Name); return err }); err != nil {
-		return err
-	}
-	spec := proc.Spec{
-		Path: path, Args: args, Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, what.Env), Stdout: s.out.File(),
-		Stderr: s.out.File(), Helper: true, // it outlives the workers
-	}
-	err = withFiles(patience, func() (err error) { s.proc, err = a.cfg.Processes.Start(spec); return err })
-	s.out.Started()
-	if err != nil {
-		s.out.Close()
-		return err
-	}
-	g.sides = append(g.sides, s)
-	a.log.Info("a process beside the workers has been started", "name", s.name, "pid", s.proc.PID())
-	a.bg.Go(func() {
-		<-s.proc.Done()
-		post(a.bg, a.sideExits, sideExit{g, s})
-	})
-	return nil
-}
-
 // onSideExit fails the epoch if its workers need the side process that has ended.
 func (a *Agent) onSideExit(e sideExit) {
 	g, s, exit := e.g, e.s, e.s.proc.Exit()

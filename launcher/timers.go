@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"fmt"
+	"log/slog"
 	"strconv"
 	"syscall"
 	"time"
@@ -37,16 +38,15 @@ const maxOthers = 256
 const slack = 100 * time.Millisecond
 
 // alarm is the channel of the group's next deadline; nil, which is never ready, if there is none.
-func (a *Agent) alarm() <-chan time.Time {
-	if a.group == nil || a.group.timers.alarm == nil {
+func (g *group) alarm() <-chan time.Time {
+	if g == nil || g.timers.alarm == nil {
 		return nil
 	}
-	return a.group.timers.alarm.C
+	return g.timers.alarm.C
 }
 
 // onTimer starts or ends a timer. Timers of workers that are being stopped do not count any more.
-func (a *Agent) onTimer(r filetimer.Request) {
-	g := a.group
+func (g *group) onTimer(r filetimer.Request, log *slog.Logger) {
 	switch {
 	case g == nil || g.stopping:
 	case r.Release:
@@ -54,7 +54,7 @@ func (a *Agent) onTimer(r filetimer.Request) {
 	default:
 		if err := g.setTimer(r, now()); err != nil && !g.timers.refused {
 			g.timers.refused = true
-			a.log.Warn("a timer is refused; more of them are not reported", "pid", r.PID, "scope", r.Scope, "err", err)
+			log.Warn("a timer is refused; more of them are not reported", "pid", r.PID, "scope", r.Scope, "err", err)
 		}
 	}
 }
@@ -170,17 +170,17 @@ func (t *timers) end() {
 	*t = timers{}
 }
 
-// onAlarm kills the processes with expired timers. When the alarm itself is late, the launcher had no time for requests
-// either; it takes them first.
-func (a *Agent) onAlarm() {
-	t, at := &a.group.timers, now()
+// onAlarm kills the processes with expired timers, of which c's observers are notified. When the alarm itself is late,
+// the launcher had no time for requests either; it takes them first.
+func (t *timers) onAlarm(c *Config) {
+	at := now()
 	if at.Sub(t.at) > slack && !t.late {
 		t.late = true
 		t.set(at.Add(slack), at)
 		return
 	}
 	for _, timer := range t.table.Expire(at.Add(-slack)) {
-		a.expire(t.targets[timer.PID], timer)
+		t.targets[timer.PID].expire(timer, c)
 		if !t.table.Runs(timer.PID) {
 			t.forget(timer.PID)
 		}
@@ -191,15 +191,15 @@ func (a *Agent) onAlarm() {
 	}
 }
 
-func (a *Agent) expire(t target, timer filetimer.Timer) {
+func (t target) expire(timer filetimer.Timer, c *Config) {
 	what := fmt.Sprintf("timer %s of %s expired", strconv.Quote(timer.Scope), rounded(timer.After))
 	attrs := []any{"rank", t.w.id.Rank, "local_rank", t.w.id.LocalRank, "pid", timer.PID}
 	if timer.Signal == 0 {
-		a.log.Warn(what+"; it asks for no signal", attrs...)
+		c.Logger.Warn(what+"; it asks for no signal", attrs...)
 		return
 	}
 	if err := t.signal(timer.Signal); err != nil {
-		a.log.Debug(what+", but its process has ended", append(attrs, "err", err)...)
+		c.Logger.Debug(what+", but its process has ended", append(attrs, "err", err)...)
 		return
 	}
 	name := proc.SignalName(timer.Signal)
@@ -207,8 +207,8 @@ func (a *Agent) expire(t target, timer filetimer.Timer) {
 	if t.fd >= 0 {
 		t.w.timer += fmt.Sprintf(" in its process %d", timer.PID)
 	}
-	a.log.Warn(what+", sent "+name, attrs...)
-	a.cfg.observe(TimerInfo{
+	c.Logger.Warn(what+", sent "+name, attrs...)
+	c.observe(TimerInfo{
 		Worker: t.w.id, PID: timer.PID, Scope: timer.Scope, After: rounded(timer.After), Signal: timer.Signal,
 	})
 }

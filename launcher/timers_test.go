@@ -154,24 +154,24 @@ func TestManyTimersOfOneProcessCostOneDescriptor(t *testing.T) {
 
 // A launcher that had no time finds the releases of its workers behind the alarm.
 func TestLateAlarmTakesRequestsFirst(t *testing.T) {
-	a := &Agent{group: &group{}, log: slog.New(slog.DiscardHandler)}
-	ts := &a.group.timers
+	g, c := &group{}, &Config{Logger: slog.New(slog.DiscardHandler)}
+	ts := &g.timers
 	w := &worker{}
 	ts.add(7, target{w, -1})
 	_, err := ts.table.Set(filetimer.Request{PID: 7, Scope: "s"}, now().Add(-time.Minute))
 	require.NoError(t, err)
 	ts.set(now().Add(-time.Minute), now())
-	a.onAlarm()
-	a.onTimer(filetimer.Request{PID: 7, Scope: "s", Release: true})
-	a.onAlarm()
+	ts.onAlarm(c)
+	g.onTimer(filetimer.Request{PID: 7, Scope: "s", Release: true}, c.Logger)
+	ts.onAlarm(c)
 	require.True(t, ts.at.IsZero())
 
 	_, err = ts.table.Set(filetimer.Request{PID: 7, Scope: "quiet"}, now().Add(-time.Minute))
 	require.NoError(t, err)
 	ts.set(now().Add(-time.Minute), now())
-	a.onAlarm()
+	ts.onAlarm(c)
 	require.NotEmpty(t, ts.targets)
 	ts.at = now().Add(-time.Minute) // late again
-	a.onAlarm()
+	ts.onAlarm(c)
 	require.Empty(t, ts.targets, "put off once")
 }

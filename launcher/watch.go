@@ -3,6 +3,7 @@ package launcher
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"slices"
 	"syscall"
 	"time"
@@ -16,12 +17,12 @@ const partGrace = time.Second
 
 // attend calls f in a goroutine of its own and waits for it. An f that has not returned partGrace after ctx ended is
 // left behind: it can hold up neither the workers nor the end of the launcher.
-func (a *Agent) attend(ctx context.Context, part string, f func()) {
-	a.attendFor(ctx, partGrace, part, f)
+func (c *Config) attend(ctx context.Context, part string, f func()) {
+	c.attendFor(ctx, partGrace, part, f)
 }
 
 // attendFor is attend with another grace.
-func (a *Agent) attendFor(ctx context.Context, grace time.Duration, part string, f func()) {
+func (c *Config) attendFor(ctx context.Context, grace time.Duration, part string, f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -37,26 +38,7 @@ func (a *Agent) attendFor(ctx context.Context, grace time.Duration, part string,
 	select {
 	case <-done:
 	case <-late.C:
-		a.log.Warn("a part of the launcher does not return when it is told to; going on without it", "part", part)
-	}
-}
-
-// watchGroup starts the parts' Run for a group with running workers. They end when it is stopped.
-func (a *Agent) watchGroup(g *group) {
-	runs := func(p Part) bool { return p.Run != nil }
-	if len(g.workers) == 0 || !slices.ContainsFunc(a.cfg.Parts, runs) {
-		return
-	}
-	ctx, cancel := context.WithCancel(a.bg.ctx)
-	g.endWatch, g.faults = cancel, make(chan fault, 1)
-	for _, p := range a.cfg.Parts {
-		if !runs(p) {
-			continue
-		}
-		c := &control{agent: a, ctx: ctx, part: p.Name, faults: g.faults, workers: g.workers}
-		g.watchers.Go(func() {
-			a.attend(ctx, p.Name, func() { p.Run(ctx, RunRequest{g.epoch, g.pids(), c}) })
-		})
+		c.Logger.Warn("a part of the launcher does not return when it is told to; going on without it", "part", part)
 	}
 }
 
@@ -69,7 +51,7 @@ type fault struct {
 
 // control is the Control of one part in one epoch.
 type control struct {
-	agent  *Agent
+	log    *slog.Logger
 	ctx    context.Context // ends with the epoch
 	part   string
 	faults chan<- fault // of the group, with room for the one that counts
@@ -95,27 +77,27 @@ func (c *control) Fail(f verdict.Failure, act policy.Action) {
 		default:
 		}
 	}
-	c.agent.ignoreFault(fault{c.part, f, act})
+	ignoreFault(c.log, fault{c.part, f, act})
 }
 
-func (a *Agent) ignoreFault(f fault) {
-	a.log.Debug("a failure of an epoch that is over, or has failed before, is ignored", "part", f.part,
+func ignoreFault(log *slog.Logger, f fault) {
+	log.Debug("a failure of an epoch that is over, or has failed before, is ignored", "part", f.part,
 		"why", f.failure.Message)
 }
 
-// faults carries the findings of the parts that watch the present group; nil, which is never ready, without any.
-func (a *Agent) faults() <-chan fault {
-	if a.group == nil {
+// faultsFound carries the findings of the parts that watch a group; nil, which is never ready, without any.
+func (g *group) faultsFound() <-chan fault {
+	if g == nil {
 		return nil
 	}
-	return a.group.faults
+	return g.faults
 }
 
 // onFault handles a failure from outside as the failure of a worker.
 func (a *Agent) onFault(f fault) {
 	g := a.group
 	if g.stopping {
-		a.ignoreFault(f)
+		ignoreFault(a.log, f)
 		return
 	}
 	if a.letRun != nil { // no failure counts, but a hung worker does not end
