@@ -3,9 +3,11 @@ package launcher
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -27,39 +29,27 @@ type Agent struct {
 	bg       *background
 	starter  starter
 	holder   holder
+	kept     keptSides
+	checks   checks
+	worlds   worlds
+	leaver   leaver
 	failures *failures
 
-	exits chan exited
-	// sideExits and sidesGone report the side processes: the end of one, and the end of all kept ones.
+	exits     chan exited
 	sideExits chan sideExit
-	sidesGone chan error
 	stopped   chan stopResult
-	checked   chan *check
-	worlds    chan *fetch
 	notices   <-chan job.Notice // nil if nothing wants them
-	// announced carries the answer of the rendezvous to this node's announcement that it will leave.
-	announced chan error
 
-	last     Directive  // the newest epoch with started workers
-	led      Directive  // the newest epoch that this node had to lead
-	group    *group     // nil when nothing of a group is left
-	kept     *sides     // side processes that still run after the workers succeeded; nil: none, or there is a group
-	check    *check     // nil when none is under way; without a group
-	fetch    *fetch     // nil when none is under way; without a group
-	pending  *Directive // to be applied when the group is gone or the check is over
-	letRun   *Directive // the Done of a job that lets the workers of this node run to their end
-	fails    []verdict.Failure
-	signal   syscall.Signal // the signal that made this node end, or SIGTERM for another reason to leave
-	why      string         // it leaves, in a few words
-	left     string         // as why, if no signal is the reason
-	parted   bool           // it has signed off
-	deadline time.Time      // of a leave; zero: none
-	success  bool           // the workers of this epoch succeeded; the others are waited for
-	result   *Result
+	last    Directive  // the newest epoch with started workers
+	led     Directive  // the newest epoch that this node had to lead
+	group   *group     // nil when nothing of a group is left
+	pending *Directive // to be applied when the group is gone or the check is over
+	letRun  *Directive // the Done of a job that lets the workers of this node run to their end
+	fails   []verdict.Failure
+	success bool // the workers of this epoch succeeded; the others are waited for
+	result  *Result
 
-	barred      *job.Cause // the Bar that counts
-	failedCheck string     // why this node has not passed its newest check
-	unknown     []job.Kind // of directives, that have been logged
+	unknown []job.Kind // of directives, that have been logged
 }
 
 func now() time.Time { return time.Now() }
@@ -74,13 +64,16 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a := &Agent{
 		cfg: cfg, log: cfg.Logger, bg: newBackground(),
-		exits: make(chan exited), sideExits: make(chan sideExit), sidesGone: make(chan error),
+		exits: make(chan exited), sideExits: make(chan sideExit),
 		stopped: make(chan stopResult),
-		checked: make(chan *check), worlds: make(chan *fetch), announced: make(chan error),
 	}
 	a.failures = newFailures(&a.cfg)
 	a.starter = starter{&a.cfg, a.bg, a.exits, a.sideExits}
 	a.holder = holder{cfg: &a.cfg, bg: a.bg}
+	a.kept = keptSides{cfg: &a.cfg, bg: a.bg, ended: make(chan error)}
+	a.checks = checks{cfg: &a.cfg, bg: a.bg, done: make(chan *check)}
+	a.worlds = worlds{cfg: &a.cfg, bg: a.bg, fetched: make(chan *fetch)}
+	a.leaver = leaver{cfg: &a.cfg, bg: a.bg, announced: make(chan error)}
 	if len(cfg.OnNotice) > 0 {
 		a.notices = cfg.Rendezvous.Notices()
 	}
@@ -93,10 +86,12 @@ func (a *Agent) Run() Result {
 	for a.result == nil {
 		a.next()
 	}
-	a.endKept()
+	if err := a.kept.end(a.result.Reason == policy.Success, a.leaver.grace); err != nil {
+		a.result.Err = errors.Join(a.result.Err, err)
+	}
 	a.bg.end()
 	a.holder.close()
-	a.result.Signal = a.signal
+	a.result.Signal = a.leaver.signal
 	return *a.result
 }
 
@@ -115,11 +110,11 @@ func (a *Agent) next() {
 		a.onStopped(s)
 	case e := <-a.sideExits:
 		a.onSideExit(e)
-	case err := <-a.sidesGone:
+	case err := <-a.kept.ended:
 		a.onSidesGone(err)
 	case sig := <-a.cfg.Signals:
 		a.onSignal(sig)
-	case err := <-a.announced:
+	case err := <-a.leaver.announced:
 		a.onAnnounced(err)
 	case why := <-a.cfg.Leaves:
 		a.onLeave(why)
@@ -129,9 +124,9 @@ func (a *Agent) next() {
 		a.group.timers.onAlarm(&a.cfg)
 	case f := <-a.group.faultsFound():
 		a.onFault(f)
-	case c := <-a.checked:
+	case c := <-a.checks.done:
 		a.onChecked(c)
-	case f := <-a.worlds:
+	case f := <-a.worlds.fetched:
 		a.onWorld(f)
 	case n, ok := <-a.notices:
 		a.onNotice(n, ok)
@@ -157,21 +152,21 @@ func (a *Agent) onDirective(d Directive) {
 		return // a daemon that was started again confirms the running or finished workers
 	}
 	if d.Leave != "" {
-		a.onDrain(d.Leave)
+		a.onLeave("drained: " + d.Leave)
 		if a.group == nil {
 			return
 		}
 	}
-	waits := a.dropSides(d)
-	if a.group == nil && a.check == nil && !waits {
+	waits := a.kept.drop(d, a.leaver.grace())
+	if a.group == nil && a.checks.now == nil && !waits {
 		a.apply(d)
 		return
 	}
 	a.pending = &d
 	switch {
 	case waits:
-	case a.check != nil:
-		a.check.cancel()
+	case a.checks.now != nil:
+		a.checks.now.cancel()
 	case !a.group.stopping && d.Kind == job.Done && d.Rules.LetRun && a.group.left > 0:
 		a.letRun = &d
 		a.log.Info("the job has succeeded; the workers that are left run to their end, which does not count",
@@ -189,7 +184,7 @@ func (a *Agent) onDirective(d Directive) {
 
 // stopFor stops a group because of a directive.
 func (a *Agent) stopFor(g *group, d Directive) {
-	g.again.Store(d.restarts() && a.signal == 0)
+	g.again.Store(d.restarts() && !a.leaver.leaving())
 	if d.Cause.Kind == job.CauseFailure {
 		a.stopFailed(g, verdict.Failure{}, d.Cause.Text)
 		return
@@ -197,8 +192,8 @@ func (a *Agent) stopFor(g *group, d Directive) {
 	if d.Cause.Kind == job.CauseLeave && !g.stopping { // all nodes save in one step
 		a.cfg.stopParts(a.stopRequest(g, true))
 	}
-	if a.signal != 0 {
-		a.stop(g, a.signal)
+	if a.leaver.leaving() {
+		a.stop(g, a.leaver.signal)
 		return
 	}
 	a.stop(g, syscall.SIGTERM)
@@ -215,7 +210,7 @@ func (a *Agent) onStopped(s stopResult) {
 	}
 	a.fails = s.g.failures
 	a.group = nil
-	a.keepSides(s.g.sides)
+	a.kept.list = s.g.sides
 	if s.g.attempt != nil {
 		s.g.attempt.Close()
 	}
@@ -225,21 +220,38 @@ func (a *Agent) onStopped(s stopResult) {
 		return
 	}
 	a.cfg.observe(StopInfo{Epoch: s.g.epoch})
-	if a.signal != 0 && a.letRun == nil {
+	if a.leaver.leaving() && a.letRun == nil {
 		a.endLeft()
 		return
 	}
-	if d := a.pending; d != nil {
-		a.pending = nil
-		a.apply(*d)
+	a.applyPending()
+}
+
+// applyPending applies the directive that had to wait, and reports whether there is one.
+func (a *Agent) applyPending() bool {
+	d := a.pending
+	if d == nil {
+		return false
 	}
+	a.pending = nil
+	a.apply(*d)
+	return true
+}
+
+func (a *Agent) onSidesGone(err error) {
+	a.kept.forget()
+	if err != nil {
+		a.unusable(unendedSides(err))
+		return
+	}
+	a.applyPending()
 }
 
 // unusable ends this node's part because workers have survived SIGKILL, as in an uninterruptible wait. They still hold
 // the node's devices, memory and ports, so that no other launcher of the node can do better.
 func (a *Agent) unusable(err error) {
 	a.end(Result{Reason: policy.Unclassified, Blame: policy.OwnHardware, Err: err})
-	if a.signal != 0 {
+	if a.leaver.leaving() {
 		return // the job goes on nowhere, or elsewhere
 	}
 	ctx, cancel := context.WithTimeout(a.bg.ctx, leaveBudget)
@@ -252,7 +264,7 @@ func (a *Agent) unusable(err error) {
 }
 
 func (a *Agent) stopRequest(g *group, early bool) StopRequest {
-	r := StopRequest{Epoch: g.epoch, Reason: a.whyStopped(g), Early: early, Leaving: a.signal != 0}
+	r := StopRequest{Epoch: g.epoch, Reason: a.whyStopped(g), Early: early, Leaving: a.leaver.leaving()}
 	if a.pending != nil {
 		r.CauseKind = a.pending.Cause.Kind
 	}
@@ -264,8 +276,8 @@ func (a *Agent) whyStopped(g *group) string {
 	switch {
 	case a.success || a.letRun != nil && g.left == 0:
 		return "the workers have ended"
-	case a.signal != 0:
-		return a.why
+	case a.leaver.leaving():
+		return a.leaver.why
 	case a.pending != nil && a.pending.Cause.Text != "":
 		return a.pending.Cause.Text
 	case a.pending != nil && a.pending.Kind == job.Done:
@@ -278,7 +290,7 @@ func (a *Agent) whyStopped(g *group) string {
 
 // apply carries out a duty on a node without workers.
 func (a *Agent) apply(d Directive) {
-	a.dropFetch()
+	a.worlds.drop()
 	switch d.Kind {
 	case job.Wait:
 		a.wait(d)
@@ -287,9 +299,11 @@ func (a *Agent) apply(d Directive) {
 	case job.Run:
 		a.run(d)
 	case job.Check:
-		a.startCheck(d)
+		a.checks.start(d)
 	case job.Bar:
-		a.bar(d)
+		if a.checks.bar(d) {
+			a.leaveBarred()
+		}
 	case job.Stop:
 		a.rejoin(d)
 	case job.Done:
@@ -302,8 +316,16 @@ func (a *Agent) apply(d Directive) {
 	}
 }
 
+// onChecked reports the answer, unless something else is to be done by now.
+func (a *Agent) onChecked(c *check) {
+	a.checks.finished(c)
+	if !a.applyPending() {
+		a.checks.report(c.answer)
+	}
+}
+
 func (a *Agent) wait(d Directive) {
-	a.unbar()
+	a.checks.unbar()
 	if _, ordered := orderReason(d.Cause.Kind); ordered {
 		a.log.Warn("waiting; no workers are started for now", "cause", d.Cause.Text, "kind", d.Cause.Kind)
 		return
@@ -326,7 +348,7 @@ func (a *Agent) wait(d Directive) {
 
 // lead makes the store fresh before anyone starts a worker.
 func (a *Agent) lead(d Directive) {
-	a.unbar()
+	a.checks.unbar()
 	a.cfg.Store.Reset(d.follows(a.led))
 	a.led = d
 	a.bg.call("report ready", func(ctx context.Context) error {
@@ -335,13 +357,30 @@ func (a *Agent) lead(d Directive) {
 }
 
 func (a *Agent) run(d Directive) {
-	a.unbar()
+	a.checks.unbar()
 	a.last, a.fails, a.success = d, nil, false
 	if a.cfg.NeedsWorld {
-		a.fetchWorld(d)
+		a.worlds.fetch(d)
 		return
 	}
 	a.begin(Epoch{Directive: d})
+}
+
+func (a *Agent) onWorld(f *fetch) {
+	if f != a.worlds.now {
+		return
+	}
+	a.worlds.drop()
+	if f.err == nil {
+		a.begin(f.epoch)
+		return
+	}
+	failure := a.failures.ofWorld(f.epoch, f.err)
+	a.fails = append(a.fails, failure)
+	a.log.Error("cannot start the workers", "why", failure.Message)
+	a.bg.call("report the failure", func(ctx context.Context) error {
+		return a.cfg.Rendezvous.Failing(ctx, f.epoch.Directive, policy.RestartCharged, []verdict.Failure{failure.Compact()})
+	})
 }
 
 // begin starts the workers of an epoch.
@@ -374,7 +413,7 @@ func (a *Agent) rejoin(d Directive) {
 	fs := own(a.fails)
 	a.success = false
 	a.bg.call("rejoin", func(ctx context.Context) error {
-		if err := a.reportDoubt(); err != nil {
+		if err := a.checks.reportDoubt(); err != nil {
 			return err
 		}
 		return a.cfg.Rendezvous.Rejoin(ctx, d, fs)
@@ -397,7 +436,7 @@ func (a *Agent) leave(d Directive, reason string) {
 	if d.Cause.Kind == job.CauseHang {
 		ev.Hung = cmp.Or(ev.Hung, d.Cause.Text)
 	}
-	a.end(outcome{d.Cause, verdict.Judge(ev), a.fails, a.failedCheck}.result())
+	a.end(outcome{d.Cause, verdict.Judge(ev), a.fails, a.checks.failed}.result())
 }
 
 // onSignal: the first terminating signal is passed on to the workers and ends this
@@ -411,25 +450,14 @@ func (a *Agent) onSignal(sig os.Signal) {
 		a.forward(s)
 		return
 	}
-	if a.signal != 0 {
+	if a.leaver.leaving() {
 		a.again(s)
 		return
 	}
-	a.hurryUp()
-	a.warnSignal(s)
+	a.leaver.hurryUp()
+	a.leaver.warnSignal(s, a.group != nil)
 	a.cfg.observe(SignalInfo{Signal: s})
 	a.leaveFor(s, "received "+proc.SignalName(s))
-}
-
-// goodbye signs off at once, so that the other nodes need not wait for our workers' end.
-func (a *Agent) goodbye(reason string) {
-	a.bg.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), leaveBudget)
-		defer cancel()
-		if _, err := a.cfg.Rendezvous.Leave(ctx, reason, nil); err != nil {
-			a.log.Debug("leave", "err", err)
-		}
-	})
 }
 
 func (a *Agent) forward(s syscall.Signal) {
@@ -470,7 +498,7 @@ func (a *Agent) expelled(err error) {
 			a.onExit(e)
 		case sig := <-a.cfg.Signals:
 			a.onSignal(sig)
-		case err := <-a.announced:
+		case err := <-a.leaver.announced:
 			a.onAnnounced(err)
 		case <-a.group.alarm():
 			a.group.timers.onAlarm(&a.cfg)
@@ -483,4 +511,30 @@ func (a *Agent) end(r Result) {
 	if a.result == nil {
 		a.result = &r
 	}
+}
+
+// leaveBarred ends this node's part of the job for its check. The others go on, if they are enough.
+func (a *Agent) leaveBarred() {
+	ctx, cancel := context.WithTimeout(a.bg.ctx, leaveBudget)
+	defer cancel()
+	if _, err := a.cfg.Rendezvous.Leave(ctx, "its check has not passed", nil); err != nil {
+		a.log.Debug("leave", "err", err)
+	}
+	why := "this node has not passed its check and is left out of the job: " + a.checks.failed
+	a.end(Result{Reason: policy.NodeCheckFailed, Err: errors.New(why), Verdict: why})
+}
+
+// maxStrange bounds how many unknown kinds of directives are distinguished.
+const maxStrange = 16
+
+// strange reports whether k is of a later version of the rendezvous, which is logged once. Such a duty changes nothing.
+func (a *Agent) strange(k job.Kind) bool {
+	if slices.Contains([]job.Kind{job.Wait, job.Lead, job.Run, job.Stop, job.Done, job.Fail, job.Check, job.Bar}, k) {
+		return false
+	}
+	if len(a.unknown) < maxStrange && !slices.Contains(a.unknown, k) {
+		a.unknown = append(a.unknown, k)
+		a.log.Warn("the rendezvous gives a directive that this version does not know; it is ignored", "directive", string(k))
+	}
+	return true
 }

@@ -3,7 +3,6 @@ package launcher
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,41 +10,50 @@ import (
 
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
-	"dlrover-run/launcher/policy"
 )
 
 // check is the examination of this node that a Check asks for. It is over when its goroutine has sent it to
-// Agent.checked; an earlier directive waits in Agent.pending, and the answer does not count.
+// checks.done; an earlier directive waits in Agent.pending, and the answer does not count.
 type check struct {
 	cancel context.CancelFunc
 	answer CheckInfo
 }
 
-// startCheck carries out a Check on a node without workers.
-func (a *Agent) startCheck(d Directive) {
-	if !slices.ContainsFunc(a.cfg.Parts, func(p Part) bool { return p.Check != nil }) {
-		a.clear(CheckResult{})
+// checks examines this node, and knows whether it may get workers.
+type checks struct {
+	cfg    *Config
+	bg     *background
+	done   chan *check
+	now    *check     // nil when none is under way; without a group
+	barred *job.Cause // the Bar that counts
+	failed string     // why this node has not passed its newest check
+}
+
+// start carries out a Check on a node without workers.
+func (k *checks) start(d Directive) {
+	if !slices.ContainsFunc(k.cfg.Parts, func(p Part) bool { return p.Check != nil }) {
+		k.clear(CheckResult{})
 		return
 	}
-	a.log.Info("checking this node", "cause", d.Cause.Text)
-	ctx, cancel := context.WithCancel(a.bg.ctx)
+	k.cfg.Logger.Info("checking this node", "cause", d.Cause.Text)
+	ctx, cancel := context.WithCancel(k.bg.ctx)
 	c := &check{cancel: cancel}
-	a.check = c
-	a.bg.Go(func() {
-		c.answer = a.examine(ctx, d)
-		post(a.bg, a.checked, c)
+	k.now = c
+	k.bg.Go(func() {
+		c.answer = k.examine(ctx, d)
+		post(k.bg, k.done, c)
 	})
 }
 
 // examine asks one part after the other until one does not pass.
-func (a *Agent) examine(ctx context.Context, d Directive) CheckInfo {
+func (k *checks) examine(ctx context.Context, d Directive) CheckInfo {
 	begun := now()
 	info := CheckInfo{CheckResult: CheckResult{Passed: true}}
-	for _, p := range a.cfg.Parts {
+	for _, p := range k.cfg.Parts {
 		if p.Check == nil {
 			continue
 		}
-		res := a.ask(ctx, p, d)
+		res := k.ask(ctx, p, d)
 		if !res.Passed {
 			info.Part, info.CheckResult = p.Name, res
 			break
@@ -58,9 +66,9 @@ func (a *Agent) examine(ctx context.Context, d Directive) CheckInfo {
 }
 
 // ask is one part's answer. A part that is given up has none that passes.
-func (a *Agent) ask(ctx context.Context, p Part, d Directive) CheckResult {
+func (k *checks) ask(ctx context.Context, p Part, d Directive) CheckResult {
 	answer := make(chan CheckResult, 1) // a late answer stays in it
-	a.cfg.attend(ctx, p.Name, func() {
+	k.cfg.attend(ctx, p.Name, func() {
 		res, err := p.Check(ctx, CheckRequest{d})
 		if err != nil {
 			res = CheckResult{Reason: fmt.Sprintf("could not check: %s", err)}
@@ -83,28 +91,27 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// onChecked reports the answer, unless something else is to be done by now.
-func (a *Agent) onChecked(c *check) {
-	a.check = nil
+// finished ends a check.
+func (k *checks) finished(c *check) {
+	k.now = nil
 	c.cancel()
-	if d := a.pending; d != nil {
-		a.pending = nil
-		a.apply(*d)
+}
+
+// report reports the answer of a check that counts.
+func (k *checks) report(i CheckInfo) {
+	k.cfg.observe(i)
+	if i.Passed {
+		k.cfg.Logger.Info("the check of this node has passed", "took", rounded(i.Took).String())
+		k.clear(i.CheckResult)
 		return
 	}
-	a.cfg.observe(c.answer)
-	if c.answer.Passed {
-		a.log.Info("the check of this node has passed", "took", rounded(c.answer.Took).String())
-		a.clear(c.answer.CheckResult)
-		return
+	res := i.CheckResult
+	if res.Reason = i.reason(); !res.Again {
+		k.failed = res.Reason
 	}
-	res := c.answer.CheckResult
-	if res.Reason = c.answer.reason(); !res.Again {
-		a.failedCheck = res.Reason
-	}
-	a.log.Warn("the check of this node has not passed", "reason", res.Reason, "again", res.Again, "took",
-		rounded(c.answer.Took).String())
-	a.bg.call("report the check", func(ctx context.Context) error { return a.cfg.Rendezvous.Barred(ctx, res) })
+	k.cfg.Logger.Warn("the check of this node has not passed", "reason", res.Reason, "again", res.Again, "took",
+		rounded(i.Took).String())
+	k.bg.call("report the check", func(ctx context.Context) error { return k.cfg.Rendezvous.Barred(ctx, res) })
 }
 
 // maxReason bounds the reason of a failed check, in bytes.
@@ -118,34 +125,34 @@ func (i CheckInfo) reason() string {
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 // clear reports that this node may get workers.
-func (a *Agent) clear(res CheckResult) {
-	a.failedCheck = ""
-	a.bg.call("report the check", func(ctx context.Context) error { return a.cfg.Rendezvous.Cleared(ctx, res) })
+func (k *checks) clear(res CheckResult) {
+	k.failed = ""
+	k.bg.call("report the check", func(ctx context.Context) error { return k.cfg.Rendezvous.Cleared(ctx, res) })
 }
 
 // doubtTime is how long a part may take to say whether a check still holds.
 const doubtTime = 2 * time.Second
 
 // reportDoubt notifies the rendezvous when the result of the newest check cannot hold any more.
-func (a *Agent) reportDoubt() error {
-	if a.cfg.Doubter.Doubt == nil {
+func (k *checks) reportDoubt() error {
+	if k.cfg.Doubter.Doubt == nil {
 		return nil
 	}
-	why := a.doubt(a.cfg.Doubter)
+	why := k.doubt(k.cfg.Doubter)
 	if why == "" {
 		return nil
 	}
-	name := a.cfg.Doubter.Name
-	a.log.Warn("the check of this node does not count any more", "part", name, "why", why)
-	return a.cfg.Rendezvous.Doubt(a.bg.ctx, text.Clip(name+": "+why, maxReason))
+	name := k.cfg.Doubter.Name
+	k.cfg.Logger.Warn("the check of this node does not count any more", "part", name, "why", why)
+	return k.cfg.Rendezvous.Doubt(k.bg.ctx, text.Clip(name+": "+why, maxReason))
 }
 
 // doubt asks d, within a time limit.
-func (a *Agent) doubt(d Doubter) string {
-	ctx, cancel := context.WithTimeout(a.bg.ctx, doubtTime)
+func (k *checks) doubt(d Doubter) string {
+	ctx, cancel := context.WithTimeout(k.bg.ctx, doubtTime)
 	defer cancel()
 	said := make(chan string, 1) // a late answer stays in it
-	a.cfg.attend(ctx, d.Name, func() { said <- d.Doubt(ctx) })
+	k.cfg.attend(ctx, d.Name, func() { said <- d.Doubt(ctx) })
 	select {
 	case why := <-said:
 		return oneLine(why)
@@ -154,53 +161,28 @@ func (a *Agent) doubt(d Doubter) string {
 	}
 }
 
-// bar carries out a Bar on a node without workers. It notifies the observers once. It leaves if a check is the cause,
-// unless others depend on this launcher.
-func (a *Agent) bar(d Directive) {
-	if d.Cause.Kind == job.CauseCheck && a.failedCheck == "" {
-		a.failedCheck = d.Cause.Text
+// bar carries out a Bar on a node without workers. It notifies the observers once. It reports whether this node has to
+// leave: if a check is the cause, unless others depend on this launcher.
+func (k *checks) bar(d Directive) (leave bool) {
+	if d.Cause.Kind == job.CauseCheck && k.failed == "" {
+		k.failed = d.Cause.Text
 	}
-	if a.barred != nil && *a.barred == d.Cause {
-		return
+	if k.barred != nil && *k.barred == d.Cause {
+		return false
 	}
-	a.barred = &d.Cause
-	a.cfg.observe(BarInfo{d.Cause})
+	k.barred = &d.Cause
+	k.cfg.observe(BarInfo{d.Cause})
 	switch {
 	case d.Cause.Kind != job.CauseCheck:
-		a.log.Warn("this node gets no workers", "cause", d.Cause.Text, "kind", d.Cause.Kind)
-	case a.cfg.StayWhenBarred:
-		a.log.Warn("this node gets no workers; it stays, because other nodes depend on it, and ends with the job",
+		k.cfg.Logger.Warn("this node gets no workers", "cause", d.Cause.Text, "kind", d.Cause.Kind)
+	case k.cfg.StayWhenBarred:
+		k.cfg.Logger.Warn("this node gets no workers; it stays, because other nodes depend on it, and ends with the job",
 			"cause", d.Cause.Text, "kind", d.Cause.Kind)
 	default:
-		a.leaveBarred()
+		return true
 	}
-}
-
-// leaveBarred ends this node's part of the job for its check. The others go on, if they are enough.
-func (a *Agent) leaveBarred() {
-	ctx, cancel := context.WithTimeout(a.bg.ctx, leaveBudget)
-	defer cancel()
-	if _, err := a.cfg.Rendezvous.Leave(ctx, "its check has not passed", nil); err != nil {
-		a.log.Debug("leave", "err", err)
-	}
-	why := "this node has not passed its check and is left out of the job: " + a.failedCheck
-	a.end(Result{Reason: policy.NodeCheckFailed, Err: errors.New(why), Verdict: why})
+	return false
 }
 
 // unbar forgets the reason that kept workers from this node, now that it may go on.
-func (a *Agent) unbar() { a.barred, a.failedCheck = nil, "" }
-
-// maxStrange bounds how many unknown kinds of directives are distinguished.
-const maxStrange = 16
-
-// strange reports whether k is of a later version of the rendezvous, which is logged once. Such a duty changes nothing.
-func (a *Agent) strange(k job.Kind) bool {
-	if slices.Contains([]job.Kind{job.Wait, job.Lead, job.Run, job.Stop, job.Done, job.Fail, job.Check, job.Bar}, k) {
-		return false
-	}
-	if len(a.unknown) < maxStrange && !slices.Contains(a.unknown, k) {
-		a.unknown = append(a.unknown, k)
-		a.log.Warn("the rendezvous gives a directive that this version does not know; it is ignored", "directive", string(k))
-	}
-	return true
-}
+func (k *checks) unbar() { k.barred, k.failed = nil, "" }

@@ -242,7 +242,7 @@ func (a *Agent) stopAfter(g *group, sig syscall.Signal, first func()) {
 	if g.meanwhile != nil {
 		ps = append(ps, g.meanwhile)
 	}
-	grace, kept := a.grace(), a.success || a.letRun != nil
+	grace, kept := a.leaver.grace(), a.success || a.letRun != nil
 	a.bg.Go(func() {
 		if first != nil {
 			first()
@@ -256,7 +256,7 @@ func (a *Agent) stopAfter(g *group, sig syscall.Signal, first func()) {
 		}
 		g.watchers.Wait()
 		if !kept {
-			err = errors.Join(err, a.endSides(g.sides, grace))
+			err = errors.Join(err, endSides(&a.cfg, g.sides, grace, a.bg.force))
 			g.sides = nil
 		}
 		post(a.bg, a.stopped, stopResult{g, err})

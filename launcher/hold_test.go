@@ -148,13 +148,13 @@ func TestTheRendezvousHearsBeforeTheWorkers(t *testing.T) {
 }
 
 func TestGraceOfALeave(t *testing.T) {
-	a := &Agent{cfg: Config{ShutdownTimeout: 30 * time.Second}}
-	require.Equal(t, 30*time.Second, a.grace())
+	l := &leaver{cfg: &Config{ShutdownTimeout: 30 * time.Second}}
+	require.Equal(t, 30*time.Second, l.grace())
 	for left, want := range map[time.Duration]time.Duration{
 		28 * time.Second: 23 * time.Second, 8 * time.Second: 6 * time.Second, 300 * time.Second: 30 * time.Second,
 		-time.Second: 0,
 	} {
-		a.deadline = time.Now().Add(left)
-		require.InDelta(t, want, a.grace(), float64(500*time.Millisecond))
+		l.deadline = time.Now().Add(left)
+		require.InDelta(t, want, l.grace(), float64(500*time.Millisecond))
 	}
 }

@@ -2,7 +2,6 @@ package launcher
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,7 +10,6 @@ import (
 
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher/logs"
-	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/proc"
 )
@@ -42,10 +40,13 @@ type sideExit struct {
 	s *side
 }
 
-// sides are those of workers that have succeeded.
-type sides struct {
-	list []*side
-	gone chan struct{} // closed when they have ended; nil: none is being ended yet
+// keptSides are the side processes of workers that have succeeded.
+type keptSides struct {
+	cfg    *Config
+	bg     *background
+	ended  chan error // carries the end of all to the loop
+	list   []*side
+	ending chan struct{} // closed when they have ended; nil: none is being ended yet
 }
 
 // onSideExit fails the epoch if its workers need the side process that has ended.
@@ -63,7 +64,7 @@ func (a *Agent) onSideExit(e sideExit) {
 }
 
 // endSides ends the sides after their workers have ended. Some of them may have ended before.
-func (a *Agent) endSides(list []*side, grace time.Duration) error {
+func endSides(cfg *Config, list []*side, grace time.Duration, force <-chan struct{}) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -71,85 +72,68 @@ func (a *Agent) endSides(list []*side, grace time.Duration) error {
 	for i, s := range list {
 		ps[i] = s.proc
 	}
-	err := a.cfg.Processes.Stop(ps, syscall.SIGTERM, min(grace, sideGrace), a.bg.force)
+	err := cfg.Processes.Stop(ps, syscall.SIGTERM, min(grace, sideGrace), force)
 	for _, s := range list {
 		s.out.Close()
 	}
 	return err
 }
 
-// keepSides leaves the sides of workers that have succeeded to the other nodes' workers.
-func (a *Agent) keepSides(list []*side) {
-	if len(list) > 0 {
-		a.kept = &sides{list: list}
-	}
-}
-
-// dropSides ends kept sides, if there are any, before d is applied. It reports whether d has to wait for that.
-func (a *Agent) dropSides(d Directive) bool {
-	k := a.kept
+// drop ends kept sides, if there are any, before d is applied. It reports whether d has to wait for that.
+func (k *keptSides) drop(d Directive, grace time.Duration) bool {
 	switch {
-	case k == nil, k.gone == nil && (d.Kind == job.Done || d.Kind == job.Wait):
+	case len(k.list) == 0, k.ending == nil && (d.Kind == job.Done || d.Kind == job.Wait):
 		return false
-	case k.gone != nil:
+	case k.ending != nil:
 		return true
 	}
-	k.gone = make(chan struct{})
-	grace := a.grace()
-	a.bg.Go(func() {
-		err := a.endSides(k.list, grace)
-		close(k.gone)
-		post(a.bg, a.sidesGone, err)
+	ending, list := make(chan struct{}), k.list
+	k.ending = ending
+	k.bg.Go(func() {
+		err := endSides(k.cfg, list, grace, k.bg.force)
+		close(ending)
+		post(k.bg, k.ended, err)
 	})
 	return true
 }
 
-func (a *Agent) onSidesGone(err error) {
-	a.kept = nil
-	if err != nil {
-		a.unusable(fmt.Errorf("stop what ran beside the workers: %w", err))
-		return
+func (k *keptSides) forget() { k.list, k.ending = nil, nil }
+
+// end ends kept sides together with this node's part of the job. After its success they may end by themselves.
+func (k *keptSides) end(success bool, grace func() time.Duration) error {
+	if k.ending != nil {
+		<-k.ending
+		return nil
 	}
-	if d := a.pending; d != nil {
-		a.pending = nil
-		a.apply(*d)
+	if success && len(k.list) > 0 {
+		k.await()
 	}
+	return unendedSides(endSides(k.cfg, k.list, grace(), k.bg.force))
 }
 
-// endKept ends kept sides together with this node's part of the job. After its success they may end by themselves.
-func (a *Agent) endKept() {
-	k := a.kept
-	if k == nil {
-		return
+func unendedSides(err error) error {
+	if err == nil {
+		return nil
 	}
-	if k.gone != nil {
-		<-k.gone
-		return
-	}
-	if a.result.Reason == policy.Success {
-		a.awaitSides(k.list)
-	}
-	if err := a.endSides(k.list, a.grace()); err != nil {
-		a.result.Err = errors.Join(a.result.Err, fmt.Errorf("stop what ran beside the workers: %w", err))
-	}
+	return fmt.Errorf("stop what ran beside the workers: %w", err)
 }
 
-// awaitSides waits until all have ended, or sideEnd is over, or a signal has no patience.
-func (a *Agent) awaitSides(list []*side) {
+// await waits until all have ended, or sideEnd is over, or a signal has no patience.
+func (k *keptSides) await() {
 	late := time.NewTimer(sideEnd)
 	defer late.Stop()
-	for _, s := range list {
+	for _, s := range k.list {
 		for ended := false; !ended; {
 			select {
 			case <-s.proc.Done():
 				ended = true
-			case sig := <-a.cfg.Signals:
-				if a.cfg.Terminate(sig) {
+			case sig := <-k.cfg.Signals:
+				if k.cfg.Terminate(sig) {
 					return
 				}
 			case <-late.C:
-				a.log.Warn("the job has succeeded, but what ran beside the workers does not end; stopping it",
-					"names", sideNames(list))
+				k.cfg.Logger.Warn("the job has succeeded, but what ran beside the workers does not end; stopping it",
+					"names", sideNames(k.list))
 				return
 			}
 		}

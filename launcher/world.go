@@ -3,9 +3,6 @@ package launcher
 import (
 	"context"
 	"fmt"
-
-	"dlrover-run/launcher/policy"
-	"dlrover-run/launcher/verdict"
 )
 
 // fetch is an epoch that is to run and waits for the table of its world. Any other directive drops it.
@@ -15,18 +12,26 @@ type fetch struct {
 	cancel context.CancelFunc
 }
 
-// fetchWorld asks for the world of d. Once it is there, the workers are started.
-func (a *Agent) fetchWorld(d Directive) {
-	ctx, cancel := context.WithCancel(a.bg.ctx)
+// worlds fetches the table of the world.
+type worlds struct {
+	cfg     *Config
+	bg      *background
+	fetched chan *fetch
+	now     *fetch // nil when none is under way; without a group
+}
+
+// fetch asks for the world of d. Once it is there, the workers are started.
+func (w *worlds) fetch(d Directive) {
+	ctx, cancel := context.WithCancel(w.bg.ctx)
 	f := &fetch{epoch: Epoch{Directive: d}, cancel: cancel}
-	a.fetch = f
-	a.bg.Go(func() {
-		f.epoch.World, f.err = a.cfg.Rendezvous.World(ctx)
+	w.now = f
+	w.bg.Go(func() {
+		f.epoch.World, f.err = w.cfg.Rendezvous.World(ctx)
 		if f.err == nil {
-			f.err = f.epoch.checkWorld(a.cfg.Slots)
+			f.err = f.epoch.checkWorld(w.cfg.Slots)
 		}
 		select {
-		case a.worlds <- f:
+		case w.fetched <- f:
 		case <-ctx.Done():
 		}
 	})
@@ -48,26 +53,9 @@ func (e *Epoch) checkWorld(slots int) error {
 	return nil
 }
 
-func (a *Agent) dropFetch() {
-	if a.fetch != nil {
-		a.fetch.cancel()
-		a.fetch = nil
+func (w *worlds) drop() {
+	if w.now != nil {
+		w.now.cancel()
+		w.now = nil
 	}
-}
-
-func (a *Agent) onWorld(f *fetch) {
-	if f != a.fetch {
-		return
-	}
-	a.dropFetch()
-	if f.err == nil {
-		a.begin(f.epoch)
-		return
-	}
-	failure := a.failures.ofWorld(f.epoch, f.err)
-	a.fails = append(a.fails, failure)
-	a.log.Error("cannot start the workers", "why", failure.Message)
-	a.bg.call("report the failure", func(ctx context.Context) error {
-		return a.cfg.Rendezvous.Failing(ctx, f.epoch.Directive, policy.RestartCharged, []verdict.Failure{failure.Compact()})
-	})
 }
