@@ -35,7 +35,7 @@ func TestServeOutlivesAFullTable(t *testing.T) {
 	require.NoError(t, err)
 	d, err := New(Config{Dir: dir})
 	require.NoError(t, err)
-	l := &fullTable{again: d.cancel}
+	l := &fullTable{again: d.life.cancel}
 	require.NoError(t, d.Serve(t.Context(), l))
 	require.Equal(t, 2, l.asked)
 	d.Close()

@@ -14,8 +14,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -114,62 +117,29 @@ func ParseWorld(text string) (w World, err error) {
 	return w, nil
 }
 
-// Daemon serves one run on one node.
+// Daemon serves one run on one node. Its parts have their own locks; none of them knows the Daemon.
 type Daemon struct {
-	cfg   Config
-	log   *slog.Logger
-	store commit.Store
-	local coordinator.Coordinator
+	cfg         Config
+	log         *slog.Logger
+	life        *lifetime
+	count       *counters
+	segs        *segments
+	storage     *storage
+	mounts      *mounts
+	saves       *saves
+	retries     *retries
+	flusher     *flusher
+	breakpoints *breakpoints
+	recovery    *recovery
+	copies      *copies
+	epochs      *epochs
+	launchers   *launchers
+	coords      coordinators
+	takenOver   chan struct{} // closed when the saves of an earlier daemon have been taken over
 
-	ctx      context.Context
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup
-	writeSem chan struct{} // one for each file that may be written now
-	scans    chan struct{} // asks for another look at the segments
-
-	scanning sync.Mutex // held while the segments are read; before mu
-
-	mu             sync.Mutex
-	served         chan struct{} // closed when Serve has ended; nil before it
-	world          World
-	segs           map[string]*segment
-	saves          []*save           // newest last; bounded by maxRemembered
-	changed        chan struct{}     // closed and replaced whenever something above changes
-	storageTrouble string            // the present error of the storage
-	troubles       map[string]string // the same by directory, in short
-	count          Counters
-	peers          *peers // nil until copies are wanted
-	conns          map[net.Conn]struct{}
-	takenOver      chan struct{}                  // closed when the saves of an earlier daemon have been taken over
-	dirInfo        os.FileInfo                    // the runtime directory as it was found
-	leaders        map[*session]struct{}          // connections of launchers
-	launcher       string                         // the last one that led
-	orphan         bool                           // the daemon waits for a launcher
-	breakpoints    int                            // breakpoint saves that have not been decided
-	undecided      map[string]coordinator.Holding // the newest save, by directory, where the nodes could not agree on one
-	durable        map[int]SegmentStatus          // newest committed save of each rank
-	loggedLoads    map[string]bool                // loads that were logged since the world last changed
-	recovered      map[string]bool                // directories recovered since the world last changed
-	endedEpochs    map[string]bool                // epochs whose workers have ended
-	used           map[string]mountIdentity       // directories that were committed to, by this launcher's job
-	dirLocks       map[string]*sync.Mutex         // by directory
-	foundEpochs    []string                       // epochs of an earlier daemon's saves, until the world is set
-}
-
-// Counters only ever grow.
-type Counters struct {
-	Flushes       int64         `json:"flushes"`
-	FlushedBytes  int64         `json:"flushed_bytes"`
-	WriteTime     time.Duration `json:"write_ns"`
-	Commits       int64         `json:"commits"`
-	Failures      int64         `json:"failures"`
-	Superseded    int64         `json:"superseded"`
-	Retries       int64         `json:"retries"`
-	CopiesSent    int64         `json:"copies_sent"`
-	CopiedBytes   int64         `json:"copied_bytes"`
-	CopiesFailed  int64         `json:"copies_failed"`
-	CopiesFetched int64         `json:"copies_fetched"`
-	Breakpoints   int64         `json:"breakpoints"`
+	mu     sync.Mutex
+	served chan struct{} // closed when Serve has ended; nil before it
+	conns  map[net.Conn]struct{}
 }
 
 // New returns a Daemon that has found the segments of its directory; Serve makes it work.
@@ -190,35 +160,38 @@ func New(cfg Config) (*Daemon, error) {
 	if cfg.FS == nil {
 		cfg.FS = fsx.OS{}
 	}
-	d := &Daemon{
-		cfg:         cfg,
-		log:         cfg.Logger,
-		local:       coordinator.Local(0),
-		store:       commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
-		writeSem:    make(chan struct{}, cfg.Writers),
-		scans:       make(chan struct{}, 1),
-		segs:        map[string]*segment{},
-		changed:     make(chan struct{}),
-		conns:       map[net.Conn]struct{}{},
-		troubles:    map[string]string{},
-		recovered:   map[string]bool{},
-		undecided:   map[string]coordinator.Holding{},
-		loggedLoads: map[string]bool{},
-		endedEpochs: map[string]bool{},
-		dirLocks:    map[string]*sync.Mutex{},
-		leaders:     map[*session]struct{}{},
-		takenOver:   make(chan struct{}),
-		durable:     map[int]SegmentStatus{},
-		world:       World{GroupWorldSize: 1}, // until a launcher sets it
+	return assemble(cfg), nil
+}
+
+// assemble makes the parts of a Daemon.
+func assemble(cfg Config) *Daemon {
+	log, path, life, count := cfg.Logger, cfg.Dir.Path(), newLifetime(), &counters{}
+	d := &Daemon{cfg: cfg, log: log, life: life, count: count, segs: newSegments(cfg.Dir, log), saves: newSaves(life),
+		epochs: newEpochs(), takenOver: make(chan struct{}), conns: map[net.Conn]struct{}{},
+		coords: coordinators{coordinator.Local(0), cfg.Remote}}
+	if cfg.Remote == nil {
+		d.coords.shared = coordinator.Files(cfg.FS)
 	}
-	d.dirInfo, _ = os.Lstat(cfg.Dir.Path())
-	d.launcher, d.used = d.readUsed()
-	d.store.OnDamaged = func(path string, why error) {
-		d.log.Error("an interrupted commit is damaged and can never be completed; it is set aside", "path", path,
-			"err", why)
-	}
-	d.ctx, d.cancel = context.WithCancel(context.Background())
-	return d, nil
+	d.storage = &storage{life.ctx, cfg.FS, commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache),
+		OnDamaged: func(path string, why error) {
+			log.Error("an interrupted commit is damaged and can never be completed; it is set aside", "path", path,
+				"err", why)
+		}}}
+	d.mounts = newMounts(log, d.storage, filepath.Join(path, usedFile))
+	d.retries = &retries{life: life, log: log, count: count, saves: d.saves, storage: d.storage,
+		causes: map[string]string{}}
+	locks := &dirLocks{life: life, log: log, path: path, held: map[string]*sync.Mutex{}}
+	d.flusher = &flusher{life: life, log: log, count: count, saves: d.saves, storage: d.storage, mounts: d.mounts,
+		records: preparedRecords{log, filepath.Join(path, preparedName)}, retries: d.retries, coords: d.coords,
+		writer:    &writer{make(chan struct{}, cfg.Writers), count, d.saves, d.storage, d.mounts},
+		committer: &committer{log, d.storage, d.retries, locks, d.coords}}
+	d.breakpoints = &breakpoints{life: life, log: log, count: count, segs: d.segs, saves: d.saves, storage: d.storage,
+		flusher: d.flusher, coords: d.coords, master: cfg.Remote != nil}
+	d.recovery = &recovery{log: log, storage: d.storage, locks: locks, path: path, done: map[string]bool{}}
+	d.copies = &copies{cfg: &d.cfg, life: life, log: log, count: count, segs: d.segs, world: d.epochs.current()}
+	d.launchers = &launchers{cfg: &d.cfg, life: life, log: log, saveAll: d.saveAll, leads: map[*session]struct{}{}}
+	d.launchers.dirInfo, _ = os.Lstat(path)
+	return d
 }
 
 // Serve answers on ln until ctx ends or Close is called. It first takes over the saves of an earlier daemon.
@@ -228,23 +201,23 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 	d.mu.Lock()
 	d.served = served
 	d.mu.Unlock()
-	stop := context.AfterFunc(ctx, d.cancel)
+	stop := context.AfterFunc(ctx, d.life.cancel)
 	defer stop()
-	quiet := context.AfterFunc(d.ctx, func() { _ = ln.Close() })
+	quiet := context.AfterFunc(d.life.ctx, func() { _ = ln.Close() })
 	defer quiet()
-	d.wg.Go(func() {
+	d.life.wg.Go(func() {
 		d.takeOver()
 		close(d.takenOver)
 		d.scanLoop()
 	})
-	d.wg.Go(d.reportAges)
+	d.life.wg.Go(d.reportAges)
 	if d.cfg.Gone != nil {
-		d.wg.Go(d.watchLauncher)
+		d.life.wg.Go(d.launchers.watch)
 	}
 	for {
 		c, err := ln.Accept()
 		if err != nil {
-			if d.ctx.Err() != nil {
+			if d.life.ctx.Err() != nil {
 				return nil
 			}
 			if d.pauseAccept(err) {
@@ -265,13 +238,13 @@ func (d *Daemon) pauseAccept(err error) bool {
 		return false
 	}
 	d.log.Warn("cannot accept a connection of a worker now", "err", err, "retry_in", acceptPause.String())
-	retry.Sleep(d.ctx, acceptPause)
+	retry.Sleep(d.life.ctx, acceptPause)
 	return true
 }
 
 // Close ends all work and waits for it. The next daemon finds the saves that were not committed.
 func (d *Daemon) Close() {
-	d.cancel()
+	d.life.cancel()
 	d.mu.Lock()
 	served := d.served
 	d.mu.Unlock()
@@ -282,43 +255,107 @@ func (d *Daemon) Close() {
 	for c := range d.conns {
 		_ = c.Close()
 	}
-	p := d.peers
 	d.mu.Unlock()
-	if p != nil {
-		p.close()
-	}
-	d.wg.Wait()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, s := range d.segs {
-		_ = s.seg.Close()
-	}
-	d.segs = map[string]*segment{}
+	d.copies.close()
+	d.life.wg.Wait()
+	d.segs.close()
 }
 
-// changedLocked wakes all waiters of changed.
-func (d *Daemon) changedLocked() {
-	close(d.changed)
-	d.changed = make(chan struct{})
+// SetWorld sets the epoch whose workers the launcher is about to start.
+func (d *Daemon) SetWorld(w World) {
+	d.epochs.set(w)
+	d.recovery.reset()
+	d.life.notify()
+	d.copies.setWorld(w)
+	d.segs.rescan() // for saves of the earlier workers
 }
 
-// until waits for cond, which is called with the lock held, or for ctx.
-func (d *Daemon) until(ctx context.Context, cond func() bool) error {
+// Breakpoint saves in the background: it writes the newest step whose shards are all in memory, unless the disk has
+// that step or a newer one. Launchers of all nodes call it when the workers of an epoch have ended. early means that
+// the workers still run, and have been sent a signal to end.
+func (d *Daemon) Breakpoint(reason string, early bool) {
+	d.breakpointOf(World{}, reason, early)
+}
+
+// breakpointOf is Breakpoint for the epoch w, or for the present one if w is zero.
+func (d *Daemon) breakpointOf(w World, reason string, early bool) {
+	d.scan()
+	now, later := d.epochs.current(), ""
+	if w == (World{}) {
+		w = now
+	}
+	if w.Key() != now.Key() {
+		later = now.Key()
+	}
+	d.breakpoints.start(w, later, reason, early)
+}
+
+// saveAll writes memory to disk, after the saves of an earlier daemon, until ctx ends.
+func (d *Daemon) saveAll(ctx context.Context) (left int) {
+	select {
+	case <-d.takenOver:
+	case <-ctx.Done():
+		return 1
+	}
+	d.Breakpoint("the launcher is gone", false)
+	return d.Drain(ctx, orphanSaves)
+}
+
+// takeOver takes over from an earlier daemon: saves that the disk still waits for, and unfinished commits.
+func (d *Daemon) takeOver() {
+	resumed, dirs, epochs := d.flusher.records.load(d.segs), map[string]bool{}, map[string]bool{}
+	d.segs.each(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir], epochs[m.Epoch] = true, true })
+	for _, j := range resumed {
+		dirs[j.meta.Dir], epochs[j.meta.Epoch] = true, true
+	}
+	d.epochs.setFound(slices.Collect(maps.Keys(epochs)))
+	live := func(id string) bool {
+		return slices.ContainsFunc(resumed, func(j *save) bool { return j.meta.Save == id && !d.storage.begun(j) })
+	}
+	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
+		d.recovery.recover(d.life.ctx, dir, live)
+	}
+	for _, j := range resumed {
+		d.flusher.launch(j)
+	}
+	// The other shards of an interrupted breakpoint save:
+	d.segs.each(func(_ string, s *segment, h shm.Header, m shm.Meta) {
+		if m.Primary && slices.ContainsFunc(resumed, func(j *save) bool { return j.meta.Save == m.Save }) {
+			d.flusher.launch(newSave(s, h.Seq, h.Saved, m))
+		}
+	})
+	d.scan()
+}
+
+func (d *Daemon) scanLoop() {
 	for {
-		d.mu.Lock()
-		ok, news := cond(), d.changed
-		d.mu.Unlock()
-		if ok {
-			return nil
-		}
 		select {
-		case <-news:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-d.ctx.Done():
-			return errClosed
+		case <-d.segs.scans:
+			d.scan()
+			d.dropPartial()
+		case <-d.life.ctx.Done():
+			return
 		}
 	}
 }
 
-var errClosed = errors.New("the checkpoint daemon is ending")
+// scan starts the new saves in memory on their way to the disk, if the disk wants them, and to other nodes.
+func (d *Daemon) scan() {
+	d.segs.scan(func(s *segment, h shm.Header, m shm.Meta) {
+		if h.Disk && h.Durable < h.Seq {
+			d.flusher.launch(newSave(s, h.Seq, h.Saved, m))
+		}
+		d.copies.replicate(h.Saved, m)
+	})
+}
+
+// dropPartial drops the saves whose other shards cannot come any more.
+func (d *Daemon) dropPartial() {
+	if !slices.ContainsFunc(d.saves.inFlight(""), func(j *save) bool { return j.meta.Shards > 1 }) {
+		return
+	}
+	latest := d.segs.latestOrders() // before the shards: a save that was passed was here before
+	d.saves.dropPartial(latest, d.segs.shards(), func(m shm.Meta) bool {
+		return d.epochs.hasEnded(m.Epoch) && d.coords.forSave(m) == d.coords.local
+	})
+}

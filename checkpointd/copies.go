@@ -1,265 +1,101 @@
 package checkpointd
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"slices"
+	"log/slog"
+	"sync"
 	"time"
 
-	"dlrover-run/checkpointd/coordinator"
-	"dlrover-run/checkpointd/replica"
 	"dlrover-run/checkpointd/shm"
-	"dlrover-run/internal/retry"
 )
 
-// pendingCopy is a save that is to be copied.
-type pendingCopy struct {
-	save  string
-	saved time.Time
-	done  map[int]bool // partners that have it, by node
+// copies are those of our saves on other nodes, and theirs here. They begin when a checkpoint or the configuration asks
+// for them.
+type copies struct {
+	cfg   *Config
+	life  *lifetime
+	log   *slog.Logger
+	count *counters
+	segs  *segments
+
+	mu    sync.Mutex
+	world World
+	peers *peers // nil until copies are wanted
 }
 
-// origin identifies the saves of a rank into a directory.
-type origin struct {
-	rank int
-	dir  string
+// want starts keeping copies on nodes nodes, this one included.
+func (c *copies) want(nodes int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if nodes < 2 || c.peers != nil || c.world.GroupWorldSize < 2 || c.life.ctx.Err() != nil {
+		return
+	}
+	p, err := newPeers(c, nodes)
+	if err != nil {
+		c.log.Warn("checkpoints are not copied to other nodes", "err", err)
+		return
+	}
+	c.peers = p
+	p.exchange(c.world)
 }
 
-// backoff is when to try a partner again that could not be reached.
-type backoff struct {
-	until  time.Time
-	pauses retry.Backoff
-	pause  time.Duration // the last one
+// setWorld begins an epoch.
+func (c *copies) setWorld(w World) {
+	c.mu.Lock()
+	c.world = w
+	p := c.peers
+	c.mu.Unlock()
+	if p == nil {
+		c.want(c.cfg.Replicas)
+	} else {
+		p.exchange(w)
+	}
+}
+
+// current returns the peers, nil if there are none, and the epoch.
+func (c *copies) current() (*peers, World) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.peers, c.world
 }
 
 // replicate gives a new save to the pusher. Of a rank and directory only the newest waits. A state that every node
 // holds anyway needs no copies.
-func (d *Daemon) replicate(saved time.Time, m shm.Meta) {
-	d.wantCopies(m.Replicas)
-	d.mu.Lock()
-	p := d.peers
-	d.mu.Unlock()
-	if p != nil {
+func (c *copies) replicate(saved time.Time, m shm.Meta) {
+	c.want(m.Replicas)
+	if p, _ := c.current(); p != nil {
 		p.enqueue(saved, m)
 		p.wakePush()
 	}
 }
 
-// enqueue queues a save for the partners that do not have it. It may be called twice for one save: by the worker, and
-// when the partners are known.
-func (p *peers) enqueue(saved time.Time, m shm.Meta) {
-	if m.Resize == "any" {
+// fetch brings a rank's newest shard from another node, if that has a newer one than this node.
+func (c *copies) fetch(ctx context.Context, r request) {
+	p, w := c.current()
+	if p == nil {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	from := origin{m.Rank, m.Dir}
-	olds := []pendingCopy{p.copied[from], p.pending[from]}
-	if slices.ContainsFunc(olds, func(old pendingCopy) bool { return saved.Before(old.saved) }) {
-		return
+	if c.life.until(ctx, func() bool { return p.knows(w) }) != nil {
+		return // no answer in time: use the saves of this node
 	}
-	done := map[int]bool{}
-	for _, peer := range p.known {
-		done[peer.Node] = slices.ContainsFunc(peer.Copies,
-			func(c coordinator.Copy) bool { return c.Rank == m.Rank && c.Save == m.Save })
-	}
-	for _, old := range olds {
-		for node, has := range old.done {
-			done[node] = done[node] || has && old.save == m.Save
-		}
-	}
-	p.pending[from] = pendingCopy{m.Save, saved, done}
-}
-
-// push copies pending saves, and tries again when a partner was unreachable.
-func (p *peers) push() {
-	for p.ctx.Err() == nil {
-		t, due := p.next(time.Now())
-		if len(t.to) > 0 {
-			p.copyTo(t)
+	gone := map[int]bool{}
+	for _, h := range p.holders(w.GroupRank, r, c.segs.restorable(r)) {
+		if gone[h.node] {
 			continue
 		}
-		var again <-chan time.Time
-		if !due.IsZero() {
-			again = time.After(time.Until(due))
-		}
-		select {
-		case <-p.wake:
-		case <-again:
-		case <-p.ctx.Done():
-		}
-	}
-}
-
-// copyTask is a pending save and the partners to try now.
-type copyTask struct {
-	pendingCopy
-	from origin
-	key  string // of the epoch
-	to   []replica.Peer
-}
-
-// next finds a pending save for partners that are reachable. If there is none, due is when to try the unreachable ones;
-// zero if no copy waits for them.
-func (p *peers) next(now time.Time) (t copyTask, due time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for from, a := range p.pending {
-		owed := len(p.partners) == 0 // they are not known yet
-		for _, peer := range p.partners {
-			if a.done[peer.Node] {
-				continue
-			}
-			owed = true
-			if until := p.unreachable[peer.Node].until; !until.After(now) {
-				t.to = append(t.to, peer)
-			} else if due.IsZero() || until.Before(due) {
-				due = until
-			}
-		}
-		if len(t.to) > 0 {
-			slices.SortStableFunc(t.to, func(a, b replica.Peer) int { // those that may keep us waiting come last
-				return cmp.Compare(p.unreachable[a.Node].pause, p.unreachable[b.Node].pause)
-			})
-			t.pendingCopy, t.from, t.key = a, from, p.key
-			return t, due
-		}
-		if !owed {
-			p.copied[from] = a
-			delete(p.pending, from)
-		}
-	}
-	return copyTask{}, due
-}
-
-func (p *peers) copyTo(t copyTask) {
-	if t.to = p.reachable(t); len(t.to) == 0 {
-		return
-	}
-	pin := p.d.pinned(p.ctx, t.from, t.save)
-	if pin == nil { // a newer save is on its way
-		p.forget(t)
-		return
-	}
-	defer pin.Release()
-	for _, peer := range t.to {
-		err := p.sendTo(peer, pin)
-		if p.ctx.Err() != nil {
+		err := p.fetchFrom(ctx, h, r.Dir)
+		if err == nil {
 			return
 		}
-		p.d.mu.Lock()
-		if err == nil {
-			p.d.count.CopiesSent++
-			p.d.count.CopiedBytes += int64(len(pin.Used()))
-		} else {
-			p.d.count.CopiesFailed++
-		}
-		p.d.mu.Unlock()
-		was, is := p.recordResult(t, peer.Node, err)
-		log := p.d.log.With("step", pin.Meta.Step, "rank", pin.Meta.Rank, "node", peer.Node)
-		switch {
-		case err != nil && !(was && is):
-			log.Warn("cannot copy a checkpoint to another node", "again", is, "err", err)
-		case err == nil && was:
-			log.Info("a checkpoint is copied to another node again")
-		}
+		gone[h.node] = absent(err)
+		c.log.Warn("cannot fetch a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank,
+			"node", h.node, "err", err)
 	}
 }
 
-// pinned pins a save of ours, nil if it is no longer here.
-func (d *Daemon) pinned(ctx context.Context, of origin, save string) (pin *shm.Pinned) {
-	ctx, cancel := context.WithTimeout(ctx, pinPatience)
-	defer cancel()
-	d.eachHeld(func(name string, s *segment, h shm.Header, m shm.Meta) {
-		if pin == nil && ours(name) && m.Save == save && m.Rank == of.rank && m.Dir == of.dir {
-			pin, _ = s.pin(ctx, h.Seq) // nil: it is gone
-		}
-	})
-	return pin
-}
-
-// reachable returns the partners of a task without those that are still away: to find that out must not keep the
-// segment from its worker.
-func (p *peers) reachable(t copyTask) (to []replica.Peer) {
-	for _, peer := range t.to {
-		p.mu.Lock()
-		_, away := p.unreachable[peer.Node]
-		p.mu.Unlock()
-		if away && !p.reach(&peer) {
-			p.recordResult(t, peer.Node, errAway)
-			p.d.mu.Lock()
-			p.d.count.CopiesFailed++
-			p.d.mu.Unlock()
-			continue
-		}
-		to = append(to, peer)
+// close ends the exchange with other nodes.
+func (c *copies) close() {
+	if p, _ := c.current(); p != nil {
+		p.close()
 	}
-	return to
-}
-
-var errAway = errors.New("it is still away")
-
-// reach tries a node, also when that has moved.
-func (p *peers) reach(peer *replica.Peer) bool {
-	err := p.client.Reach(p.ctx, peer.Addr)
-	if err == nil || p.ctx.Err() != nil {
-		return err == nil
-	}
-	addr := p.renew(p.ctx, peer.Node)
-	if addr == "" || addr == peer.Addr {
-		return false
-	}
-	peer.Addr = addr
-	return p.client.Reach(p.ctx, addr) == nil
-}
-
-func (p *peers) forget(t copyTask) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.pending[t.from].save == t.save {
-		delete(p.pending, t.from)
-	}
-}
-
-// sendTo copies a save to a partner, also when that has moved.
-func (p *peers) sendTo(to replica.Peer, pin *shm.Pinned) error {
-	err := p.client.Push(p.ctx, to.Addr, pin)
-	if !absent(err) || p.ctx.Err() != nil {
-		return err
-	}
-	if addr := p.renew(p.ctx, to.Node); addr != "" && addr != to.Addr {
-		err = p.client.Push(p.ctx, addr, pin)
-	}
-	return err
-}
-
-// recordResult records how a task for a node went, and returns whether the node was away before and is now.
-func (p *peers) recordResult(t copyTask, node int, err error) (was, is bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.key != t.key {
-		return false, false // nodes have other numbers now
-	}
-	old, was := p.unreachable[node]
-	if absent(err) {
-		if !was {
-			old.pauses = retry.Backoff{First: awayFirst, Most: awayMost}
-		}
-		old.pause = old.pauses.Next()
-		old.until = time.Now().Add(old.pause)
-		p.unreachable[node] = old
-		return was, true
-	}
-	delete(p.unreachable, node)
-	if a := p.pending[t.from]; a.save == t.save {
-		a.done[node] = true // or it does not want it
-	}
-	return was, false
-}
-
-// absent distinguishes a node that could not be reached from one that refused, or whose copy is not wanted here.
-func absent(err error) bool {
-	return err != nil && !errors.Is(err, replica.ErrRefused) && !errors.Is(err, replica.ErrMissing) &&
-		!errors.Is(err, errUnwanted)
 }

@@ -14,37 +14,6 @@ import (
 
 var errUnwanted = errors.New("not for this node")
 
-// fetch brings a rank's newest shard from another node, if that has a newer one than this node.
-func (d *Daemon) fetch(ctx context.Context, r request) {
-	d.mu.Lock()
-	p, w := d.peers, d.world
-	d.mu.Unlock()
-	if p == nil {
-		return
-	}
-	known := func() bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.key == w.Key()
-	}
-	if d.until(ctx, known) != nil {
-		return // no answer in time: use the saves of this node
-	}
-	gone := map[int]bool{}
-	for _, h := range p.holders(w.GroupRank, r, d.restorable(r)) {
-		if gone[h.node] {
-			continue
-		}
-		err := p.fetchFrom(ctx, h, r.Dir)
-		if err == nil {
-			return
-		}
-		gone[h.node] = absent(err)
-		d.log.Warn("cannot fetch a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank,
-			"node", h.node, "err", err)
-	}
-}
-
 type holder struct {
 	node int
 	addr string
@@ -119,7 +88,7 @@ func (p *peers) fetchFrom(ctx context.Context, h holder, dir string) error {
 }
 
 func (p *peers) fetchOne(ctx context.Context, h holder, dir string) error {
-	if pin, err := (replicaStore{p.d}).Copy(h.copy.Rank, h.copy.Save); err == nil {
+	if pin, err := (replicaStore{p.segs}).Copy(h.copy.Rank, h.copy.Save); err == nil {
 		pin.Release()
 		return nil // another local rank has fetched it
 	}
@@ -127,7 +96,7 @@ func (p *peers) fetchOne(ctx context.Context, h holder, dir string) error {
 		if m.Dir != dir {
 			return nil, fmt.Errorf("%w: it is of %s", errUnwanted, m.Dir)
 		}
-		in, err := (replicaStore{p.d}).Incoming(m, size)
+		in, err := (replicaStore{p.segs}).Incoming(m, size)
 		if err != nil {
 			err = fmt.Errorf("%w: %w", errUnwanted, err)
 		}
@@ -137,10 +106,8 @@ func (p *peers) fetchOne(ctx context.Context, h holder, dir string) error {
 	if err != nil {
 		return err
 	}
-	p.d.log.Info("fetched a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank, "node", h.node)
-	replicaStore{p.d}.Published(seg)
-	p.d.mu.Lock()
-	defer p.d.mu.Unlock()
-	p.d.count.CopiesFetched++
+	p.log.Info("fetched a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank, "node", h.node)
+	replicaStore{p.segs}.Published(seg)
+	p.count.add(func(n *Counters) { n.CopiesFetched++ })
 	return nil
 }

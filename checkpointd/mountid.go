@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 
 	"dlrover-run/checkpointd/commit"
@@ -58,54 +60,15 @@ func (g mountIdentity) matches(dir string) bool {
 	}
 }
 
-// checkMounted fails when a directory has lost all its commits and its identity does not match: its storage is not
-// mounted, and files written now would be hidden by the next mount. A directory that was deleted is created again.
-func (d *Daemon) checkMounted(dir string) error {
-	d.mu.Lock()
-	g, known := d.used[dir]
-	d.mu.Unlock()
-	if !known || d.store.Used(dir) {
-		return nil
-	}
-	if root, err := d.cfg.FS.Resolve(dir); err == nil && g.matches(root) {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		delete(d.used, dir) // until the next commit
-		d.keepUsedLocked()
-		d.log.Warn("the checkpoint directory was deleted, making it anew", "dir", dir)
-		return nil
-	}
-	return fmt.Errorf("%s has none of the checkpoints that were committed to it: mount it, or make %s to begin anew",
-		dir, commit.MetaDir(dir))
-}
+// mounts knows the directories that the job of this launcher has committed to, each with its identity at that time.
+type mounts struct {
+	log     *slog.Logger
+	storage *storage
+	path    string // of usedFile
 
-// recordMount records the mount identity of j's directory while j is written: after the commit it may have changed.
-func (d *Daemon) recordMount(j *save) {
-	root, err := d.cfg.FS.Resolve(j.meta.Dir)
-	if err != nil {
-		return // then nothing bears it
-	}
-	g := mountIdentityOf(root)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	j.mount = g
-}
-
-// deleted reports whether the directory of j was deleted since j was written.
-func (d *Daemon) deleted(j *save) bool {
-	d.mu.Lock()
-	g := j.mount
-	d.mu.Unlock()
-	root, err := d.cfg.FS.Resolve(j.meta.Dir)
-	return err == nil && !d.store.Used(j.meta.Dir) && g.matches(root)
-}
-
-// useLocked records that the directory of j was committed to.
-func (d *Daemon) useLocked(j *save) {
-	if g, known := d.used[j.meta.Dir]; !known || len(g) == 0 {
-		d.used[j.meta.Dir] = j.mount
-		d.keepUsedLocked()
-	}
+	mu       sync.Mutex
+	launcher string // the last one that led
+	used     map[string]mountIdentity
 }
 
 // usedFile is the file of the runtime directory by which the next daemon of the same launcher knows the directories
@@ -117,27 +80,68 @@ type usedJSON struct {
 	Dirs     map[string]mountIdentity `json:"dirs"`
 }
 
-// keepUsedLocked writes the file, or removes it when there is nothing to record.
-func (d *Daemon) keepUsedLocked() {
-	path := filepath.Join(d.cfg.Dir.Path(), usedFile)
-	if len(d.used) == 0 {
-		_ = os.Remove(path)
-		return
+func newMounts(log *slog.Logger, st *storage, path string) *mounts {
+	var n usedJSON
+	b, err := openfile.Read(path, maxRecord)
+	if err != nil || json.Unmarshal(b, &n) != nil || n.Dirs == nil {
+		n = usedJSON{Dirs: map[string]mountIdentity{}}
 	}
-	b, err := json.Marshal(usedJSON{d.launcher, d.used})
-	if err == nil {
-		err = openfile.Replace(path, b, 0o600)
+	return &mounts{log: log, storage: st, path: path, launcher: n.Launcher, used: n.Dirs}
+}
+
+// check fails when a directory has lost all its commits and its identity does not match. Then its storage is not
+// mounted, and the next mount would hide the files written now. A directory that was deleted is created again.
+func (ms *mounts) check(dir string) error {
+	ms.mu.Lock()
+	g, known := ms.used[dir]
+	ms.mu.Unlock()
+	if !known || ms.storage.store.Used(dir) {
+		return nil
 	}
-	if err != nil {
-		d.log.Debug("the next daemon will not know what was committed to", "err", err)
+	if root, err := ms.storage.fs.Resolve(dir); err == nil && g.matches(root) {
+		ms.mu.Lock()
+		defer ms.mu.Unlock()
+		delete(ms.used, dir) // until the next commit
+		ms.keepLocked()
+		ms.log.Warn("the checkpoint directory was deleted, making it anew", "dir", dir)
+		return nil
+	}
+	return fmt.Errorf("%s has none of the checkpoints that were committed to it: mount it, or make %s to begin anew",
+		dir, commit.MetaDir(dir))
+}
+
+// use records that a directory was committed to.
+func (ms *mounts) use(dir string, at mountIdentity) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if g, known := ms.used[dir]; !known || len(g) == 0 {
+		ms.used[dir] = at
+		ms.keepLocked()
 	}
 }
 
-func (d *Daemon) readUsed() (launcher string, used map[string]mountIdentity) {
-	var n usedJSON
-	b, err := openfile.Read(filepath.Join(d.cfg.Dir.Path(), usedFile), maxRecord)
-	if err != nil || json.Unmarshal(b, &n) != nil || n.Dirs == nil {
-		return "", map[string]mountIdentity{}
+// lead forgets all directories when another launcher leads: its job may have emptied them.
+func (ms *mounts) lead(launcher string) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if launcher == "" || launcher != ms.launcher {
+		ms.launcher = launcher
+		clear(ms.used)
+		ms.keepLocked()
 	}
-	return n.Launcher, n.Dirs
+}
+
+// keepLocked writes the file, or removes it when there is nothing to record.
+func (ms *mounts) keepLocked() {
+	if len(ms.used) == 0 {
+		_ = os.Remove(ms.path)
+		return
+	}
+	b, err := json.Marshal(usedJSON{ms.launcher, ms.used})
+	if err == nil {
+		err = openfile.Replace(ms.path, b, 0o600)
+	}
+	if err != nil {
+		ms.log.Debug("the next daemon will not know what was committed to", "err", err)
+	}
 }

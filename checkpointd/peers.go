@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"slices"
@@ -34,9 +35,13 @@ const (
 // For each epoch it asks the coordinator once for the addresses of all nodes (exchange), and again for a node that
 // cannot be reached (renew). Until the answer arrives key is "", there are no partners, and pending copies wait. Only
 // the newest save of every origin is copied. It is pending until all partners have it or have refused it, and copied
-// afterwards, so that new partners get it, too. mu is taken after Daemon.mu.
+// afterwards, so that new partners get it, too.
 type peers struct {
-	d      *Daemon
+	cfg    *Config
+	life   *lifetime
+	log    *slog.Logger
+	count  *counters
+	segs   *segments
 	nodes  int // that hold each shard, this one included
 	server *replica.Server
 	client *replica.Client
@@ -47,6 +52,7 @@ type peers struct {
 	wake   chan struct{}
 
 	mu             sync.Mutex
+	world          World              // the present epoch
 	key            string             // of the epoch that known belongs to
 	known          []coordinator.Peer // all nodes of the epoch
 	partners       []replica.Peer
@@ -56,43 +62,36 @@ type peers struct {
 	cancelExchange context.CancelFunc     // ends the exchange of the epoch
 }
 
-// wantCopies starts keeping copies on nodes nodes, this one included.
-func (d *Daemon) wantCopies(nodes int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if nodes < 2 || d.peers != nil || d.world.GroupWorldSize < 2 || d.ctx.Err() != nil {
-		return
-	}
-	p, err := d.newPeers(nodes)
-	if err != nil {
-		d.log.Warn("checkpoints are not copied to other nodes", "err", err)
-		return
-	}
-	d.peers = p
-	p.exchange(d.world)
-}
-
-func (d *Daemon) newPeers(nodes int) (*peers, error) {
-	if d.cfg.Remote == nil || d.cfg.Addr == "" {
+// newPeers listens for the copies of other nodes.
+func newPeers(c *copies, nodes int) (*peers, error) {
+	if c.cfg.Remote == nil || c.cfg.Addr == "" {
 		return nil, errors.New("copies need a rendezvous that all nodes reach: use --rdzv-backend=c10d or dlrover-master")
 	}
-	host := d.cfg.Addr
-	if d.cfg.Token != "" && net.ParseIP(host) == nil {
+	host := c.cfg.Addr
+	if c.cfg.Token != "" && net.ParseIP(host) == nil {
 		host = "" // a name may be a loopback address here, and another one elsewhere
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
 		return nil, fmt.Errorf("listen for copies of other nodes: %w", err)
 	}
-	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1),
+	p := &peers{cfg: c.cfg, life: c.life, log: c.log, count: c.count, segs: c.segs, nodes: nodes,
+		port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1),
 		pending: map[origin]pendingCopy{}, copied: map[origin]pendingCopy{}, unreachable: map[int]backoff{},
 		cancelExchange: func() {},
-		client:         &replica.Client{Token: d.cfg.Token}}
-	p.server = replica.NewServer(d.cfg.Token, replicaStore{d}, d.log)
-	p.ctx, p.cancel = context.WithCancel(d.ctx)
+		client:         &replica.Client{Token: c.cfg.Token}}
+	p.server = replica.NewServer(c.cfg.Token, replicaStore{c.segs}, c.log)
+	p.ctx, p.cancel = context.WithCancel(c.life.ctx)
 	p.wg.Go(func() { _ = p.server.Serve(ln) }) // ends with Close
 	p.wg.Go(p.push)
 	return p, nil
+}
+
+// knows reports whether the nodes of an epoch are known.
+func (p *peers) knows(w World) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.key == w.Key()
 }
 
 func (p *peers) close() {
@@ -104,7 +103,7 @@ func (p *peers) close() {
 // exchange asks, in the background, for the other nodes of the epoch and their holdings.
 func (p *peers) exchange(w World) {
 	p.mu.Lock()
-	p.key, p.known, p.partners = "", nil, nil // they belong to another epoch
+	p.world, p.key, p.known, p.partners = w, "", nil, nil // they belong to another epoch
 	clear(p.unreachable)
 	clear(p.copied)
 	for _, a := range p.pending {
@@ -121,7 +120,7 @@ func (p *peers) exchange(w World) {
 		all, err := p.ask(ctx, w, peersPatience)
 		if err != nil {
 			if ctx.Err() == nil {
-				p.d.log.Warn("cannot learn the addresses of the other nodes: no copies in this epoch", "err", err)
+				p.log.Warn("cannot learn the addresses of the other nodes: no copies in this epoch", "err", err)
 			}
 			return
 		}
@@ -131,37 +130,32 @@ func (p *peers) exchange(w World) {
 
 // ask sends the coordinator the address and the holdings of this node, and returns those of all nodes.
 func (p *peers) ask(ctx context.Context, w World, patience time.Duration) ([]coordinator.Peer, error) {
-	self := coordinator.Peer{Node: w.GroupRank, Addr: net.JoinHostPort(p.d.cfg.Addr, strconv.Itoa(p.port)),
-		Switch: p.d.cfg.Switch, Copies: p.d.holds()}
-	return p.d.cfg.Remote.Peers(ctx, w.Key(), self, w.GroupWorldSize, patience)
+	self := coordinator.Peer{Node: w.GroupRank, Addr: net.JoinHostPort(p.cfg.Addr, strconv.Itoa(p.port)),
+		Switch: p.cfg.Switch, Copies: p.segs.holds()}
+	return p.cfg.Remote.Peers(ctx, w.Key(), self, w.GroupWorldSize, patience)
 }
 
 // setNodes records the nodes that the coordinator knows. Nodes that it has forgotten, because it has lost its memory,
 // keep their addresses.
 func (p *peers) setNodes(w World, all []coordinator.Peer) {
 	p.mu.Lock()
-	if p.key == w.Key() {
+	if p.world != w {
+		p.mu.Unlock()
+		return // the answer came late: there is another epoch
+	}
+	first := p.key != w.Key()
+	if !first {
 		all = mergeNodes(p.known, all)
 	}
-	p.mu.Unlock()
 	as := make([]replica.Peer, len(all))
 	for i, a := range all {
 		as[i] = replica.Peer{Node: a.Node, Addr: a.Addr, Switch: a.Switch}
 	}
-	partners := replica.Partners(w.GroupRank, as, p.nodes-1)
-	p.d.mu.Lock()
-	if p.d.world != w {
-		p.d.mu.Unlock()
-		return // the answer came late: there is another epoch
-	}
-	p.mu.Lock()
-	first := p.key != w.Key()
-	p.key, p.known, p.partners = w.Key(), all, partners
+	p.key, p.known, p.partners = w.Key(), all, replica.Partners(w.GroupRank, as, p.nodes-1)
 	p.mu.Unlock()
-	p.d.changedLocked()
-	p.d.mu.Unlock()
+	p.life.notify()
 	if first { // the partners may be others
-		p.d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
+		p.segs.each(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 			if ours(name) {
 				p.enqueue(h.Saved, m)
 			}
@@ -186,28 +180,12 @@ func (p *peers) wakePush() {
 	}
 }
 
-// holds lists the saves that this node can give to others.
-func (d *Daemon) holds() []coordinator.Copy {
-	var out []coordinator.Copy
-	d.eachHeld(func(_ string, _ *segment, h shm.Header, m shm.Meta) {
-		c := coordinator.Copy{Rank: m.Rank, Shard: m.Shard, Save: m.Save, Step: m.Step, Dir: m.Dir,
-			SavedNS: h.Saved.UnixNano(), Shards: m.Shards}
-		if m.Resize == "any" {
-			c.Rank = anyRank
-		}
-		if !slices.Contains(out, c) {
-			out = append(out, c)
-		}
-	})
-	return out
-}
-
 // renew asks the coordinator where the nodes of the epoch are now, and returns the address of one; "" if it is not
 // known.
 func (p *peers) renew(ctx context.Context, node int) string {
-	p.d.mu.Lock()
-	w := p.d.world
-	p.d.mu.Unlock()
+	p.mu.Lock()
+	w := p.world
+	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, 2*renewPatience)
 	defer cancel()
 	if all, err := p.ask(ctx, w, renewPatience); err == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -30,14 +31,18 @@ type preparedRecord struct {
 // preparedName is below the runtime directory.
 const preparedName = "prepared"
 
-func (d *Daemon) preparedDir() string { return filepath.Join(d.cfg.Dir.Path(), preparedName) }
-
-func (d *Daemon) preparedPath(j *save) string {
-	return filepath.Join(d.preparedDir(), j.meta.Save+"."+strconv.Itoa(j.meta.Shard))
+// preparedRecords are the records in a directory.
+type preparedRecords struct {
+	log *slog.Logger
+	dir string
 }
 
-// keepPrepared writes a record. It need not outlive the machine: then there is no segment either.
-func (d *Daemon) keepPrepared(j *save, e commit.Entry) error {
+func (r preparedRecords) path(j *save) string {
+	return filepath.Join(r.dir, j.meta.Save+"."+strconv.Itoa(j.meta.Shard))
+}
+
+// keep writes a record. It need not outlive the machine: then there is no segment either.
+func (r preparedRecords) keep(j *save, e commit.Entry) error {
 	meta, err := json.Marshal(j.meta)
 	if err != nil {
 		return fmt.Errorf("record save %s: %w", j.meta.Save, err)
@@ -46,32 +51,32 @@ func (d *Daemon) keepPrepared(j *save, e commit.Entry) error {
 	if err != nil {
 		return fmt.Errorf("record save %s: %w", j.meta.Save, err)
 	}
-	if err := os.Mkdir(d.preparedDir(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(r.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("record save %s: %w", j.meta.Save, err)
 	}
-	if err := openfile.Replace(d.preparedPath(j), b, 0o600); err != nil {
+	if err := openfile.Replace(r.path(j), b, 0o600); err != nil {
 		return fmt.Errorf("record save %s: %w", j.meta.Save, err)
 	}
 	return nil
 }
 
-func (d *Daemon) dropPrepared(j *save) { _ = os.Remove(d.preparedPath(j)) }
+func (r preparedRecords) drop(j *save) { _ = os.Remove(r.path(j)) }
 
-// loadPrepared lists the shards that an earlier daemon had made durable.
-func (d *Daemon) loadPrepared() (saves []*save) {
-	entries, err := os.ReadDir(d.preparedDir())
+// load lists the shards that an earlier daemon had made durable.
+func (r preparedRecords) load(segs *segments) (saves []*save) {
+	entries, err := os.ReadDir(r.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.log.Warn("cannot look for saves to be committed", "err", err)
+		r.log.Warn("cannot look for saves to be committed", "err", err)
 	}
 	for _, e := range entries {
-		path := filepath.Join(d.preparedDir(), e.Name())
+		path := filepath.Join(r.dir, e.Name())
 		if strings.HasSuffix(path, ".new") { // half written
 			_ = os.Remove(path)
 			continue
 		}
-		j, err := d.readPrepared(path)
+		j, err := r.read(path, segs)
 		if err != nil {
-			d.log.Warn("a save cannot be gone on with", "note", path, "err", err)
+			r.log.Warn("a save cannot be gone on with", "note", path, "err", err)
 			_ = os.Remove(path)
 			continue
 		}
@@ -83,7 +88,7 @@ func (d *Daemon) loadPrepared() (saves []*save) {
 // maxRecord bounds one file of an earlier daemon, in bytes.
 const maxRecord = 16 << 20
 
-func (d *Daemon) readPrepared(path string) (*save, error) {
+func (r preparedRecords) read(path string, segs *segments) (*save, error) {
 	b, err := openfile.Read(path, maxRecord)
 	if err != nil {
 		return nil, err
@@ -94,10 +99,10 @@ func (d *Daemon) readPrepared(path string) (*save, error) {
 	}
 	j := newSave(nil, n.Seq, n.Saved, m)
 	j.entry, j.resumed = &n.Entry, true
-	if path != d.preparedPath(j) {
+	if path != r.path(j) {
 		return nil, errors.New("it has the name of another save")
 	}
-	if s, err := d.open(n.Segment); err == nil {
+	if s, err := segs.open(n.Segment); err == nil {
 		if h, held, err := s.seg.Peek(); err == nil && h.Seq == n.Seq && held.Save == m.Save && held.Shard == m.Shard {
 			j.seg = s
 		}

@@ -14,7 +14,7 @@ import (
 // replicaStore keeps the copies of other nodes' shards: for each owner one more than it has checkpoint directories, at
 // least two. The newest complete copy of a directory is never touched. The next copy reuses the memory of another one,
 // or replaces it.
-type replicaStore struct{ d *Daemon }
+type replicaStore struct{ segs *segments }
 
 const (
 	// reuseTries and reusePause bound the wait for readers that pin a copy briefly. A reader that loads it takes longer,
@@ -49,7 +49,7 @@ func (s replicaStore) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
 			return nil, fmt.Errorf("rank %d: step %d is older than step %d, which is here", m.Rank, m.Step, have.step)
 		}
 	}
-	free, err := shm.Free(s.d.cfg.Dir.Path())
+	free, err := shm.Free(s.segs.dir.Path())
 	a := pickSlot(slots, m.Dir, err == nil && size <= free)
 	if in := a.reuse(size); in != nil {
 		return in, nil
@@ -59,9 +59,9 @@ func (s replicaStore) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
 	}
 	if size > free {
 		return nil, fmt.Errorf("no room for a copy of rank %d: %d bytes, %d are free in %s", m.Rank, size, free,
-			s.d.cfg.Dir.Path())
+			s.segs.dir.Path())
 	}
-	return s.d.cfg.Dir.Incoming(a.name, size)
+	return s.segs.dir.Incoming(a.name, size)
 }
 
 // pickSlot picks the slot for the next copy of dir: the oldest that is not the newest of its directory, else, if there
@@ -120,7 +120,7 @@ func (a replicaSlot) empty() bool {
 
 func (s replicaStore) slot(rank, k int) replicaSlot {
 	out := replicaSlot{name: fmt.Sprintf("peer/r%d-%d.seg", rank, k), step: -1}
-	opened, err := s.d.open(out.name)
+	opened, err := s.segs.open(out.name)
 	if err != nil {
 		out.err = err
 		return out
@@ -160,39 +160,10 @@ func (old replicaSlot) reuse(size int64) *shm.Incoming {
 	}
 }
 
-// Published implements replica.Store. The daemon keeps the segment open: its memory is mapped already.
-func (s replicaStore) Published(seg *shm.Segment) {
-	s.d.mu.Lock()
-	old := s.d.segs[seg.Name()]
-	if old == nil || old.seg != seg {
-		s.d.segs[seg.Name()] = &segment{seg: seg}
-	}
-	s.d.mu.Unlock()
-	if old != nil && old.seg != seg {
-		_ = old.seg.Close() // pins of it stay valid until they are released
-	}
-	s.d.rescan()
-}
+// Published implements replica.Store.
+func (s replicaStore) Published(seg *shm.Segment) { s.segs.adopt(seg) }
 
 // Copy implements replica.Store.
 func (s replicaStore) Copy(rank int, save string) (*shm.Pinned, error) {
-	names, err := s.d.cfg.Dir.Names()
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		seg, err := s.d.open(name)
-		if err != nil {
-			continue
-		}
-		p, err := seg.seg.Pin()
-		if err != nil {
-			continue
-		}
-		if p.Meta.Save == save && (p.Meta.Rank == rank || rank == anyRank) {
-			return p, nil
-		}
-		p.Release()
-	}
-	return nil, fmt.Errorf("rank %d of save %s is not held here", rank, save)
+	return s.segs.copyOf(rank, save)
 }

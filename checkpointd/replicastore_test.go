@@ -3,6 +3,7 @@ package checkpointd
 import (
 	"bytes"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -15,7 +16,7 @@ import (
 	"dlrover-run/checkpointd/shm/shmtest"
 )
 
-// testStore is a replicaStore of a daemon that does nothing else.
+// testStore is a replicaStore without a daemon.
 type testStore struct {
 	replicaStore
 	t *testing.T
@@ -25,10 +26,9 @@ func newTestStore(t *testing.T) testStore {
 	t.Helper()
 	dir, err := shm.Create(t.TempDir(), "job")
 	require.NoError(t, err)
-	d, err := New(Config{Dir: dir})
-	require.NoError(t, err)
-	t.Cleanup(d.Close)
-	return testStore{replicaStore{d}, t}
+	segs := newSegments(dir, slog.New(slog.DiscardHandler))
+	t.Cleanup(segs.close)
+	return testStore{replicaStore{segs}, t}
 }
 
 // copyOf is the save of rank 3 in the given second.
@@ -71,13 +71,13 @@ func (s testStore) pin(c shmtest.Save) *shm.Pinned {
 
 // steps are those of the complete copies, in the order of their names.
 func (s testStore) steps() (steps []int64) {
-	s.d.eachHeld(func(_ string, _ *segment, h shm.Header, m shm.Meta) { steps = append(steps, m.Step) })
+	s.segs.each(func(_ string, _ *segment, h shm.Header, m shm.Meta) { steps = append(steps, m.Step) })
 	return steps
 }
 
 func (s testStore) inode(k string) os.FileInfo {
 	s.t.Helper()
-	fi, err := os.Lstat(filepath.Join(s.d.cfg.Dir.Path(), "peer", "r3-"+k+".seg"))
+	fi, err := os.Lstat(filepath.Join(s.segs.dir.Path(), "peer", "r3-"+k+".seg"))
 	require.NoError(s.t, err)
 	return fi
 }
@@ -215,7 +215,7 @@ func TestFetchedBefore(t *testing.T) {
 	s.put(copyOf(1, "0", 1, 100))
 	s.put(copyOf(2, "0", 2, 100))
 	before := s.inode("0")
-	p := &peers{d: s.d}
+	p := &peers{segs: s.segs}
 	require.NoError(t, p.fetchOne(t.Context(), holder{copy: coordinator.Copy{Rank: 3,
 		Save: copyOf(1, "0", 1, 1).Meta.Save}}, "/ckpt"))
 	s.put(copyOf(3, "0", 3, 100))
@@ -224,10 +224,8 @@ func TestFetchedBefore(t *testing.T) {
 
 // A coordinator that has lost its memory does not know all nodes any more: the others are where they were.
 func TestAddressesOutliveTheBoard(t *testing.T) {
-	d := newTestStore(t).d
 	w := World{Round: 1, GroupWorldSize: 2}
-	d.SetWorld(w)
-	p := &peers{d: d, nodes: 2, wake: make(chan struct{}, 1)}
+	p := &peers{life: newLifetime(), segs: newTestStore(t).segs, world: w, nodes: 2, wake: make(chan struct{}, 1)}
 	partner := func() string {
 		require.Len(t, p.partners, 1)
 		return p.partners[0].Addr
@@ -239,7 +237,7 @@ func TestAddressesOutliveTheBoard(t *testing.T) {
 	p.setNodes(w, []coordinator.Peer{{Node: 1, Addr: "b:2"}})
 	require.Equal(t, "b:2", partner())
 	w.Round++
-	d.SetWorld(w)
+	p.world = w
 	p.setNodes(w, []coordinator.Peer{{Node: 0, Addr: "a:1"}})
 	require.Empty(t, p.partners, "of another epoch")
 }
@@ -295,7 +293,7 @@ func TestReplicaStoreWithUnreadableCopies(t *testing.T) {
 	s := newTestStore(t)
 	s.put(copyOf(1, "0", 1, 100))
 	s.put(copyOf(2, "0", 2, 100))
-	path := filepath.Join(s.d.cfg.Dir.Path(), "peer", "r3-1.seg")
+	path := filepath.Join(s.segs.dir.Path(), "peer", "r3-1.seg")
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
 	_, err = f.WriteAt([]byte("x"), 0)
@@ -320,7 +318,7 @@ func TestReplicaStoreRefusesLinks(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "target")
 	content := copyOf(0, "0", 0, 100).Bytes(t)
 	require.NoError(t, os.WriteFile(target, content, 0o600))
-	require.NoError(t, os.Symlink(target, filepath.Join(s.d.cfg.Dir.Path(), "peer", "r3-1.seg")))
+	require.NoError(t, os.Symlink(target, filepath.Join(s.segs.dir.Path(), "peer", "r3-1.seg")))
 	s.put(copyOf(2, "0", 2, 100))
 	got, err := os.ReadFile(target)
 	require.NoError(t, err)

@@ -1,11 +1,6 @@
 package checkpointd
 
-import (
-	"context"
-	"slices"
-
-	"dlrover-run/checkpointd/shm"
-)
+import "context"
 
 // restorable is a save in memory that a rank may load.
 type restorable struct {
@@ -30,31 +25,9 @@ func (d *Daemon) restorables(ctx context.Context, r request) (reply, error) {
 	if r.timeout() > 0 {
 		ctx, cancel := context.WithTimeout(ctx, r.timeout())
 		defer cancel()
-		d.awaitWrites(ctx, r.Dir)
-		d.fetch(ctx, r)
+		_ = d.life.until(ctx, func() bool { return d.saves.written(r.Dir) }) // then only committed saves count
+		d.copies.fetch(ctx, r)
 	}
-	d.recoverDir(ctx, r.Dir)
-	return reply{"offers": d.restorable(r)}, nil
-}
-
-// awaitWrites waits until nothing of dir is on its way to the disk.
-func (d *Daemon) awaitWrites(ctx context.Context, dir string) {
-	_ = d.until(ctx, func() bool { // after the timeout only committed saves count
-		return d.breakpoints == 0 && !slices.ContainsFunc(d.saves,
-			func(j *save) bool { return j.meta.Dir == dir && !j.phase.terminal() && !j.stuck })
-	})
-}
-
-func (d *Daemon) restorable(r request) []restorable {
-	out := []restorable{}
-	d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
-		if m.Dir != r.Dir || m.Rank != r.Rank && m.Resize != "any" {
-			return
-		}
-		out = append(out, restorable{Seg: name, Seq: h.Seq, Step: m.Step, Save: m.Save, Rank: m.Rank, Shard: m.Shard,
-			Shards:    m.Shards,
-			WorldSize: m.WorldSize, Layout: m.Layout, Resize: m.Resize, SavedNS: h.Saved.UnixNano(),
-			Framework: m.Framework})
-	})
-	return out
+	d.recovery.recover(ctx, r.Dir, d.saves.working)
+	return reply{"offers": d.segs.restorable(r)}, nil
 }

@@ -61,15 +61,13 @@ func madeAt(second int64, id, epoch string, step int64, dir string) *save {
 func TestProgressIsLoggedEverMoreSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &lines{}
-		d := &Daemon{log: slog.New(log)}
+		f := &flusher{log: slog.New(log), saves: newSaves(newLifetime())}
 		j := madeAt(0, "s", "1.0.0", 1, "/ckpt")
 		j.ctx = t.Context()
 		begin := time.Now()
-		stop := d.progress(j)
+		stop := f.progress(j)
 		time.Sleep(41 * time.Second)
-		d.mu.Lock()
-		j.done++
-		d.mu.Unlock()
+		j.done.Add(1)
 		time.Sleep(50 * time.Second)
 		stop()
 		var at []int
@@ -123,34 +121,34 @@ func TestPermanentErrors(t *testing.T) {
 }
 
 func TestTheTroubleOfADirectoryIsLoggedOnce(t *testing.T) {
-	d, _ := logged(t)
+	r := &retries{causes: map[string]string{}}
 	a, b := madeAt(1, "a", "1.0.0", 1, "/a"), madeAt(1, "b", "1.0.0", 1, "/b")
 	failed := func(path string, no syscall.Errno) error { return &fs.PathError{Op: "write", Path: path, Err: no} }
-	require.True(t, d.isNewTrouble(a, failed("/a/0", syscall.EIO), "one"))
-	require.False(t, d.isNewTrouble(a, failed("/a/1", syscall.EIO), "two"), "another file, the same trouble")
-	require.True(t, d.isNewTrouble(b, failed("/b/0", syscall.EIO), "three"))
-	require.True(t, d.isNewTrouble(a, failed("/a/1", syscall.ENOSPC), "four"))
-	d.clearTrouble(a)
-	require.Equal(t, "four", d.storageTrouble, "the other directory still has it")
-	d.clearTrouble(b)
-	require.Empty(t, d.storageTrouble)
-	require.True(t, d.isNewTrouble(a, failed("/a/1", syscall.ENOSPC), "five"), "it is back")
+	require.True(t, r.isNew(a, failed("/a/0", syscall.EIO), "one"))
+	require.False(t, r.isNew(a, failed("/a/1", syscall.EIO), "two"), "another file, the same trouble")
+	require.True(t, r.isNew(b, failed("/b/0", syscall.EIO), "three"))
+	require.True(t, r.isNew(a, failed("/a/1", syscall.ENOSPC), "four"))
+	r.clear(a)
+	require.Equal(t, "four", r.trouble(), "the other directory still has it")
+	r.clear(b)
+	require.Empty(t, r.trouble())
+	require.True(t, r.isNew(a, failed("/a/1", syscall.ENOSPC), "five"), "it is back")
 }
 
 func TestSavesThatAreOverAreForgotten(t *testing.T) {
-	d, _ := logged(t)
+	s := newSaves(newLifetime())
 	for i := range maxRemembered + 40 {
 		j := madeAt(int64(i), fmt.Sprint(i), "1.0.0", int64(i), "/ckpt")
 		if i%2 == 0 {
 			j.phase = committed
 		}
-		d.saves = append(d.saves, j)
+		s.list = append(s.list, j)
 	}
-	d.trimLocked()
-	require.Len(t, d.saves, maxRemembered)
-	require.Equal(t, "1", d.saves[0].meta.Save, "what is under way stays, however old")
-	require.Equal(t, "79", d.saves[39].meta.Save)
-	require.Equal(t, "80", d.saves[40].meta.Save, "the newest of those that are over stay")
+	s.trimLocked()
+	require.Len(t, s.list, maxRemembered)
+	require.Equal(t, "1", s.list[0].meta.Save, "what is under way stays, however old")
+	require.Equal(t, "79", s.list[39].meta.Save)
+	require.Equal(t, "80", s.list[40].meta.Save, "the newest of those that are over stay")
 }
 
 // manifestOf writes a committed step, and the tracker if it is to name it.
@@ -187,7 +185,7 @@ func TestASaveThatWorkersOfALaterEpochHavePassed(t *testing.T) {
 			dir := t.TempDir()
 			manifestOf(t, dir, commit.Manifest{Save: commit.Save{ID: "other", Epoch: tc.epoch, Step: tc.step,
 				Saved: time.Unix(tc.second, 0)}}, tc.tracked)
-			require.Equal(t, tc.want, d.outdated(madeAt(10, "this", "1.0.0", 5, dir)))
+			require.Equal(t, tc.want, d.storage.outdated(madeAt(10, "this", "1.0.0", 5, dir)))
 		})
 	}
 }
@@ -211,11 +209,11 @@ func TestStorageEndsAWait(t *testing.T) {
 			j.ctx, j.quit = context.WithCancelCause(t.Context())
 			j.waits, j.stopWaiting = context.WithCancelCause(j.ctx)
 			defer j.quit(nil)
-			d.checkStorage(j)
+			d.flusher.checkStorage(j)
 			require.Equal(t, tc.want, context.Cause(j.waits))
 			require.False(t, j.stuck)
 			j.begun = j.begun.Add(-2 * agreePatience)
-			d.checkStorage(j)
+			d.flusher.checkStorage(j)
 			require.True(t, j.stuck, "nobody who loads waits for it any more")
 		})
 	}
@@ -246,15 +244,15 @@ func TestMadeAfterThePlannedSave(t *testing.T) {
 }
 
 func TestWhereTheWritersOfASaveMeet(t *testing.T) {
-	d, _ := logged(t)
+	local, master := coordinator.Local(0), coordinator.Local(3)
+	c := coordinators{local, master}
 	here := shm.Meta{Shards: 2, WorldSize: 2, LocalWorldSize: 2}
 	wide := shm.Meta{Shards: 2, WorldSize: 2, LocalWorldSize: 1}
-	require.Same(t, d.local, d.coordinatorOf(here))
-	require.Same(t, d.local, d.coordinatorOf(shm.Meta{Shards: 1, WorldSize: 2, LocalWorldSize: 1}))
-	require.Equal(t, coordinator.Files(d.cfg.FS), d.coordinatorOf(wide))
-	d.cfg.Remote = coordinator.Local(3)
-	require.Same(t, d.cfg.Remote, d.coordinatorOf(wide))
-	require.Same(t, d.local, d.coordinatorOf(here))
+	require.Same(t, local, c.forSave(here))
+	require.Same(t, local, c.forSave(shm.Meta{Shards: 1, WorldSize: 2, LocalWorldSize: 1}))
+	require.Same(t, master, c.forSave(wide))
+	d, _ := logged(t)
+	require.Equal(t, coordinator.Files(d.cfg.FS), d.coords.forSave(wide), "without a master")
 }
 
 func TestALoadIsLoggedOncePerEpoch(t *testing.T) {
@@ -273,14 +271,12 @@ func TestALoadIsLoggedOncePerEpoch(t *testing.T) {
 
 func TestAgesLeaveOutCopies(t *testing.T) {
 	at := func(second int64) time.Time { return time.Unix(second, 0) }
-	d, _ := logged(t)
-	d.durable[0] = SegmentStatus{Rank: 0, Step: 4, Saved: at(4)}
-	d.durable[2] = SegmentStatus{Rank: 2, Step: 1, Saved: at(1)}
+	durable := map[int]SegmentStatus{0: {Rank: 0, Step: 4, Saved: at(4)}, 2: {Rank: 2, Step: 1, Saved: at(1)}}
 	require.Equal(t, []coordinator.Age{
 		{Rank: 0, MemoryStep: 7, MemoryAt: at(7), DurableStep: 4, DurableAt: at(4)},
 		{Rank: 1, MemoryStep: 5, MemoryAt: at(5), DurableStep: 5, DurableAt: at(5)},
 		{Rank: 2, MemoryStep: -1, DurableStep: 1, DurableAt: at(1)},
-	}, d.agesLocked([]SegmentStatus{
+	}, agesOf(durable, []SegmentStatus{
 		{Rank: 0, Step: 7, Saved: at(7)}, {Rank: 0, Step: 3, Saved: at(3), Durable: true},
 		{Rank: 1, Step: 5, Saved: at(5), Durable: true}, {Rank: 1, Step: 9, Saved: at(9), Copy: true},
 		{Rank: 3, Step: 9, Saved: at(9), Copy: true},

@@ -56,7 +56,6 @@ const maxAhead = 64
 
 // session is one connection.
 type session struct {
-	d    *Daemon
 	lead bool // the launcher's; its end without a good-bye is the launcher's death
 	bye  bool // its good-bye was answered,
 	left int  // with so many saves that are not on disk
@@ -72,18 +71,18 @@ func (d *Daemon) serve(c net.Conn) {
 	d.mu.Lock()
 	d.conns[c] = struct{}{}
 	d.mu.Unlock()
-	d.wg.Go(func() {
+	d.life.wg.Go(func() {
 		defer func() {
 			d.mu.Lock()
 			delete(d.conns, c)
 			d.mu.Unlock()
 			_ = c.Close()
-			d.rescan() // a worker that died may have completed a save without a word
+			d.segs.rescan() // a worker that died may have completed a save without a word
 		}()
-		s := &session{d: d}
-		s.answer(c)
+		s := &session{}
+		d.answer(c, s)
 		if s.lead {
-			d.launcherDisconnected(s)
+			d.launchers.disconnect(s)
 		}
 	})
 }
@@ -115,12 +114,12 @@ func peerAllowed(c net.Conn) error {
 
 // answer carries out the requests one after the other. Those that wait for something are of no use any more when the
 // connection ends.
-func (s *session) answer(c net.Conn) {
+func (d *Daemon) answer(c net.Conn, s *session) {
 	out := json.NewEncoder(c)
-	ctx, cancel := context.WithCancel(s.d.ctx)
+	ctx, cancel := context.WithCancel(d.life.ctx)
 	defer cancel()
 	lines := make(chan []byte, maxAhead)
-	s.d.wg.Go(func() {
+	d.life.wg.Go(func() {
 		defer cancel()
 		defer close(lines)
 		read(ctx, c, lines)
@@ -132,7 +131,7 @@ func (s *session) answer(c net.Conn) {
 		if err != nil {
 			err = fmt.Errorf("not a request: %w", err)
 		} else {
-			res, err = s.do(ctx, r)
+			res, err = d.do(ctx, s, r)
 		}
 		if res == nil {
 			res = reply{}
@@ -160,26 +159,26 @@ func read(ctx context.Context, c net.Conn, lines chan<- []byte) {
 	}
 }
 
-func (s *session) do(ctx context.Context, r request) (reply, error) {
-	d := s.d
+func (d *Daemon) do(ctx context.Context, s *session, r request) (reply, error) {
 	if r.Op == "lead" { // the end of a launcher is to be seen while storage does not answer
 		s.lead = true
-		d.launcherConnected(s, r.Launcher)
+		d.mounts.lead(r.Launcher)
+		d.launchers.connect(s)
 		return nil, nil
 	}
 	select {
 	case <-d.takenOver:
-	case <-d.ctx.Done():
+	case <-d.life.ctx.Done():
 		return nil, errClosed
 	}
 	switch r.Op {
 	case "hello":
-		return s.hello(r)
+		return d.hello(r)
 	case "loaded":
 		d.loaded(r)
 		return nil, nil
 	case "saved":
-		d.rescan()
+		d.segs.rescan()
 		return d.pressure(), nil
 	case "wait":
 		step, err := d.wait(ctx, r)
@@ -209,21 +208,19 @@ func (s *session) do(ctx context.Context, r request) (reply, error) {
 // protocolVersion is the version that hello agrees on.
 const protocolVersion = 1
 
-func (s *session) hello(r request) (reply, error) {
+func (d *Daemon) hello(r request) (reply, error) {
 	if r.V != protocolVersion {
 		return nil, fmt.Errorf("the client speaks version %d of the protocol, "+
 			"this daemon version %d: use the client that came with the launcher", r.V, protocolVersion)
 	}
-	s.d.wantCopies(r.Replicas)
-	s.d.rescan()
+	d.copies.want(r.Replicas)
+	d.segs.rescan()
 	return reply{"v": protocolVersion, "pid": os.Getpid()}, nil
 }
 
 // pressure is the reply that a worker gets after each save.
 func (d *Daemon) pressure() reply {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return reply{"behind": d.pendingLocked(), "note": d.storageTrouble}
+	return reply{"behind": len(d.saves.inFlight("")), "note": d.retries.trouble()}
 }
 
 // end is the launcher's good-bye: drain, then remove the run's memory.
@@ -232,39 +229,23 @@ func (d *Daemon) end(ctx context.Context, r request) (left int, err error) {
 	if ctx.Err() != nil {
 		return left, ctx.Err() // it has died over it
 	}
-	d.mu.Lock()
-	dirs := map[string]bool{}
-	for _, j := range d.saves {
-		dirs[j.meta.Dir] = true
-	}
-	d.recovered = map[string]bool{}
-	d.mu.Unlock()
-	for dir := range dirs { // leftovers of workers and daemons that died
-		d.recoverDir(ctx, dir)
+	d.recovery.reset()
+	for dir := range d.saves.dirs() { // leftovers of workers and daemons that died
+		d.recovery.recover(ctx, dir, d.saves.working)
 	}
 	if left == 0 {
-		d.removeSegments()
+		d.segs.remove()
 	}
 	return left, nil
 }
 
-func (d *Daemon) removeSegments() {
-	names, err := d.cfg.Dir.Names()
-	for _, name := range names {
-		err = errors.Join(err, d.cfg.Dir.Remove(name))
-	}
-	if err != nil {
-		d.log.Warn("cannot remove the segments", "err", err)
-	}
-}
-
 // verify reads a committed step's files against their checksums.
 func (d *Daemon) verify(ctx context.Context, r request) (reply, error) {
-	m, ok := d.committedAt(r.Dir, r.Step)
+	m, ok := d.storage.committedAt(r.Dir, r.Step)
 	if !ok {
 		return reply{"good": false, "reason": fmt.Sprintf("step %d has no manifest in %s", r.Step, r.Dir)}, nil
 	}
-	if err := d.store.Verify(ctx, r.Dir, m, r.Shards); err != nil {
+	if err := d.storage.store.Verify(ctx, r.Dir, m, r.Shards); err != nil {
 		return reply{"good": false, "reason": err.Error()}, nil
 	}
 	return reply{"good": true, "reason": ""}, nil
@@ -272,12 +253,7 @@ func (d *Daemon) verify(ctx context.Context, r request) (reply, error) {
 
 // loaded logs, once for each epoch of this node, the step that its workers continue from.
 func (d *Daemon) loaded(r request) {
-	d.mu.Lock()
-	key := fmt.Sprint(d.world.Key(), r.Dir, r.Step, r.Source)
-	said := d.loggedLoads[key]
-	d.loggedLoads[key] = true
-	d.mu.Unlock()
-	if !said {
+	if d.epochs.firstLoad(r) {
 		d.log.Info("checkpoint loaded", "step", r.Step, "from", r.Source, "dir", r.Dir)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/coordinator"
-	"dlrover-run/checkpointd/shm"
 )
 
 // Status is the present state of the daemon.
@@ -44,27 +43,16 @@ type saveStatus struct {
 
 // Status reads it all; it is meant for people and metrics, not for every save.
 func (d *Daemon) Status() Status {
-	st := Status{Segments: []SegmentStatus{}, Saves: []saveStatus{}}
-	d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
-		st.Segments = append(st.Segments, SegmentStatus{Name: name, Rank: m.Rank, Step: m.Step, Saved: h.Saved,
-			Bytes: h.ImageLen, Durable: h.Durable >= h.Seq, Copy: !ours(name), Dir: m.Dir})
-	})
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	st.World, st.Trouble, st.Counters, st.Ranks = d.world, d.storageTrouble, d.count, d.agesLocked(st.Segments)
-	for _, j := range d.saves {
-		if !j.phase.terminal() {
-			st.Saves = append(st.Saves, saveStatus{Step: j.meta.Step, Shard: j.meta.Shard, Phase: string(j.phase),
-				Bytes: j.bytes, Done: j.done, Since: j.begun})
-		}
-	}
+	st := Status{World: d.epochs.current(), Trouble: d.retries.trouble(), Segments: d.segs.status(),
+		Counters: d.count.snapshot()}
+	st.Saves, st.Ranks = d.saves.status(st.Segments)
 	return st
 }
 
-// agesLocked returns the newest saves of each rank in memory and on disk.
-func (d *Daemon) agesLocked(segs []SegmentStatus) []coordinator.Age {
+// agesOf returns the newest saves of each rank, of segs in memory and of durable on disk.
+func agesOf(durable map[int]SegmentStatus, segs []SegmentStatus) []coordinator.Age {
 	ranks := map[int]coordinator.Age{}
-	for rank, s := range d.durable {
+	for rank, s := range durable {
 		ranks[rank] = coordinator.Age{Rank: rank, MemoryStep: -1, DurableStep: s.Step, DurableAt: s.Saved}
 	}
 	for _, s := range segs {
@@ -97,11 +85,11 @@ func (d *Daemon) reportAges() {
 		select {
 		case <-t.C:
 			if st := d.Status(); len(st.Ranks) > 0 {
-				ctx, cancel := context.WithTimeout(d.ctx, agesEvery)
+				ctx, cancel := context.WithTimeout(d.life.ctx, agesEvery)
 				_ = d.cfg.Remote.Ages(ctx, st.World.GroupRank, st.Ranks) // repeated soon
 				cancel()
 			}
-		case <-d.ctx.Done():
+		case <-d.life.ctx.Done():
 			return
 		}
 	}
