@@ -34,7 +34,7 @@ func (p *program) bundle() *cli.Command {
 // bundle writes one archive for the later analysis of a run, here or elsewhere. The archive names the parts that do
 // not exist.
 func (c *call) bundle() (err error) {
-	if _, err := c.status(); err != nil {
+	if _, err := c.daemon.status(c); err != nil {
 		return err // without the run, the rest is useless
 	}
 	name := "dlrover-bundle-" + report.FileName(c.run()) + "-" + c.now().UTC().Format("20060102T150405Z")
@@ -88,13 +88,13 @@ func (c *call) writeBundle(w io.Writer, name string) error {
 
 // fill requests one part after the other; only a failed write is an error.
 func (c *call) fill(a *archive) error {
-	judge := serve.Over(c.client)
+	judge := serve.Over(c.daemon.client)
 	parts := []struct {
 		name string
 		get  func() (any, error)
 	}{
-		{"status.json", func() (any, error) { return c.status() }},
-		{"events.json", func() (any, error) { es, err := c.kept(); return es.Events, err }},
+		{"status.json", func() (any, error) { return c.daemon.status(c) }},
+		{"events.json", func() (any, error) { es, err := c.daemon.kept(c); return es.Events, err }},
 		{"verdict.json", mounted[service.Verdict](c, "verdict")},
 		{"failures.json", mounted[[]rendezvous.EpochEvidence](c, "failures")},
 		{"checks.json", mounted[netcheck.Picture](c, "checks")},
@@ -121,7 +121,7 @@ func (c *call) fill(a *archive) error {
 func mounted[T any](c *call, name string) func() (any, error) {
 	return func() (any, error) {
 		var v T
-		err := c.client.Mounted(c, c.run(), name, &v)
+		err := c.daemon.client.Mounted(c, c.run(), name, &v)
 		return v, err
 	}
 }
@@ -133,7 +133,7 @@ func (c *call) fillStacks(a *archive, judge serve.Transport) error {
 			return err
 		}
 	}
-	found, err := c.collect(judge)
+	found, err := c.daemon.collect(c, judge, c.now())
 	if c.Err() != nil {
 		return context.Cause(c)
 	}

@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -30,10 +31,10 @@ func (c *call) showCheck() error {
 		return &usageError{errors.New("--json, --matrix and --svg are different ways to print: use one of them")}
 	}
 	var p netcheck.Picture
-	err := c.client.Mounted(c, c.run(), "checks", &p)
+	err := c.daemon.client.Mounted(c, c.run(), "checks", &p)
 	switch {
 	case errors.Is(err, api.ErrUnknownRun):
-		return c.noCheck(err)
+		return c.daemon.noCheck(c, err)
 	case err != nil:
 		return err
 	case c.args.Bool("json"):
@@ -47,10 +48,10 @@ func (c *call) showCheck() error {
 }
 
 // noCheck distinguishes a run without checks from a run that the daemon does not keep.
-func (c *call) noCheck(unknown error) error {
-	if _, err := c.status(); err != nil {
+func (d *daemon) noCheck(ctx context.Context, unknown error) error {
+	if _, err := d.status(ctx); err != nil {
 		return unknown
 	}
 	return &foundError{fmt.Errorf("run %q has made no check: none of its launchers was given --network-check, "+
-		"--switchbox-check or --health-check", c.run())}
+		"--switchbox-check or --health-check", d.run)}
 }

@@ -2,6 +2,7 @@ package ctl
 
 import (
 	"cmp"
+	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -138,9 +139,8 @@ func replicaState(s rendezvous.Status, n rendezvous.NodeStatus) string {
 	return "pending"
 }
 
-// listConditions prints the result of operatorOf.
-func (c *call) listConditions(o operatorStatus) {
-	t := table.New(c.stdout)
+func (o operatorStatus) print(w io.Writer) {
+	t := table.New(w)
 	t.Row()
 	t.Row("phase", o.Phase)
 	for _, cond := range o.Conditions {

@@ -32,12 +32,18 @@ type call struct {
 	*program
 	context.Context
 	args   *cli.Context
+	daemon *daemon
+}
+
+// daemon is the one that a command is for, and one run of it.
+type daemon struct {
 	client *api.Client
 	addr   string
+	run    string
 }
 
 // run is the first argument of most commands.
-func (c *call) run() string { return c.args.Args().First() }
+func (c *call) run() string { return c.daemon.run }
 
 // node is the second argument.
 func (c *call) node() string { return c.args.Args().Get(1) }
@@ -60,8 +66,9 @@ func (p *program) call(args *cli.Context, f func(*call) error) error {
 	if err != nil {
 		return err
 	}
-	c := &call{program: p, Context: args.Context, args: args, client: api.NewClient(addr, secret), addr: addr}
-	defer c.client.Close()
+	d := &daemon{client: api.NewClient(addr, secret), addr: addr, run: args.Args().First()}
+	defer d.client.Close()
+	c := &call{program: p, Context: args.Context, args: args, daemon: d}
 	return c.explain(f(c))
 }
 
@@ -88,7 +95,10 @@ func (p *program) master(option string) (string, error) {
 type usageError struct{ error }
 
 // explain adds a remedy to an error of the daemon.
-func (c *call) explain(err error) error {
+func (c *call) explain(err error) error { return c.daemon.explain(c, c.args.String("node"), err) }
+
+// explain adds a remedy to an error of a command, which may be about a node.
+func (d *daemon) explain(ctx context.Context, node string, err error) error {
 	var netErr *url.Error
 	var usage *usageError
 	var found *foundError
@@ -96,44 +106,44 @@ func (c *call) explain(err error) error {
 	case err == nil, errors.As(err, &usage), errors.As(err, &found):
 		return err
 	case errors.Is(err, api.ErrUnknownRun):
-		err = c.unknownRun()
+		err = d.unknownRun(ctx)
 	case errors.Is(err, rendezvous.ErrUnknownNode):
-		err = c.unknownNode(c.args.String("node"))
+		err = d.unknownNode(ctx, node)
 	case errors.Is(err, context.Canceled):
 		err = errors.New("interrupted")
 	case errors.As(err, &netErr):
 		err = fmt.Errorf("no daemon answers at %s: %w; is dlrover-master, or the launcher that serves the job, "+
-			"running there? A --standalone job can be reached where it has a job token", c.addr, netErr.Err)
+			"running there? A --standalone job can be reached where it has a job token", d.addr, netErr.Err)
 	default:
-		err = fmt.Errorf("the daemon at %s: %w", c.addr, err)
+		err = fmt.Errorf("the daemon at %s: %w", d.addr, err)
 	}
 	return &foundError{err}
 }
 
 // unknownRun is an error that lists the runs.
-func (c *call) unknownRun() error {
-	runs, err := c.client.Runs(c)
+func (d *daemon) unknownRun(ctx context.Context) error {
+	runs, err := d.client.Runs(ctx)
 	if err != nil {
-		return fmt.Errorf("the daemon at %s keeps no run %q", c.addr, c.run())
+		return fmt.Errorf("the daemon at %s keeps no run %q", d.addr, d.run)
 	}
 	var names []string
 	for _, r := range runs {
 		names = append(names, r.Run)
 	}
-	return fmt.Errorf("the daemon at %s keeps no run %q; it keeps %s", c.addr, c.run(), several(names))
+	return fmt.Errorf("the daemon at %s keeps no run %q; it keeps %s", d.addr, d.run, several(names))
 }
 
 // unknownNode is an error that lists the nodes.
-func (c *call) unknownNode(name string) error {
-	s, err := c.status()
+func (d *daemon) unknownNode(ctx context.Context, name string) error {
+	s, err := d.status(ctx)
 	if err != nil {
-		return fmt.Errorf("run %q has no node %q", c.run(), name)
+		return fmt.Errorf("run %q has no node %q", d.run, name)
 	}
 	var names []string
 	for _, n := range s.Nodes {
 		names = append(names, n.Name)
 	}
-	return fmt.Errorf("run %q has no node %q; it has %s", c.run(), name, several(names))
+	return fmt.Errorf("run %q has no node %q; it has %s", d.run, name, several(names))
 }
 
 // maxNamed is how many names an error lists.
@@ -153,12 +163,12 @@ func several(names []string) string {
 }
 
 // status is that of the run, with its nodes.
-func (c *call) status() (api.RunStatus, error) {
-	runs, err := c.client.Runs(c)
+func (d *daemon) status(ctx context.Context) (api.RunStatus, error) {
+	runs, err := d.client.Runs(ctx)
 	if err != nil {
 		return api.RunStatus{}, err
 	}
-	i := slices.IndexFunc(runs, func(r api.RunStatus) bool { return r.Run == c.run() })
+	i := slices.IndexFunc(runs, func(r api.RunStatus) bool { return r.Run == d.run })
 	if i < 0 {
 		return api.RunStatus{}, api.ErrUnknownRun
 	}

@@ -36,16 +36,16 @@ func (c *call) showEvents() error {
 	if c.args.Bool("follow") {
 		return c.followEvents()
 	}
-	es, err := c.kept()
+	es, err := c.daemon.kept(c)
 	c.printEvents(es)
 	return err
 }
 
 // kept are the events that the daemon stores.
-func (c *call) kept() (api.Events, error) {
-	ctx, cancel := context.WithTimeout(c, noEvents)
+func (d *daemon) kept(ctx context.Context) (api.Events, error) {
+	ctx, cancel := context.WithTimeout(ctx, noEvents)
 	defer cancel()
-	es, err := c.client.Events(ctx, c.run(), 0)
+	es, err := d.client.Events(ctx, d.run, 0)
 	if errors.Is(err, context.DeadlineExceeded) {
 		return api.Events{}, nil
 	}
@@ -57,7 +57,7 @@ func (c *call) followEvents() error {
 	var lost time.Time // when the daemon first did not answer
 	var after uint64
 	for {
-		es, err := c.client.Events(c, c.run(), after)
+		es, err := c.daemon.client.Events(c, c.run(), after)
 		switch {
 		case err == nil:
 			c.printEvents(es)
@@ -83,7 +83,7 @@ func (c *call) mayComeBack(err error, lost *time.Time) bool {
 	}
 	if lost.IsZero() {
 		*lost = time.Now()
-		fmt.Fprintf(c.stderr, "dlroverctl: the daemon at %s is away, or has lost the run; waiting for it\n", c.addr)
+		fmt.Fprintf(c.stderr, "dlroverctl: the daemon at %s is away, or has lost the run; waiting for it\n", c.daemon.addr)
 	}
 	select {
 	case <-time.After(askAgain):

@@ -52,7 +52,7 @@ func (c *call) exec() error {
 	if req.Timeout < 0 {
 		return &usageError{errors.New("exec: --timeout needs a duration from 0, such as 30s")}
 	}
-	nc, err := c.client.Open(c, c.run(), "streams/exec?rank="+words[1], streams.Protocol)
+	nc, err := c.daemon.client.Open(c, c.run(), "streams/exec?rank="+words[1], streams.Protocol)
 	if err != nil {
 		return c.notTried(noStreams(err))
 	}

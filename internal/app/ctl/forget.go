@@ -17,7 +17,7 @@ func (p *program) forget() *cli.Command {
 }
 
 func (c *call) forget() error {
-	err := c.client.Forget(c, c.run())
+	err := c.daemon.client.Forget(c, c.run())
 	if errors.Is(err, api.ErrNotEnded) {
 		return &foundError{fmt.Errorf("run %q has not ended; to end it: dlroverctl stop %[1]s", c.run())}
 	}

@@ -3,6 +3,7 @@ package ctl
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"time"
@@ -24,33 +25,33 @@ func (p *program) hang() *cli.Command {
 }
 
 func (c *call) showHang() error {
-	p, err := serve.Over(c.client).Picture(c, c.run(), false)
+	p, err := serve.Over(c.daemon.client).Picture(c, c.run(), false)
 	if err != nil {
-		if _, unknown := c.status(); unknown != nil {
+		if _, unknown := c.daemon.status(c); unknown != nil {
 			return unknown
 		}
-		return c.noHangs(err)
+		return c.daemon.noHangs(err)
 	}
 	if c.args.Bool("json") {
 		return c.json(p)
 	}
-	c.describeHang(p)
-	c.listSuspicions(p)
-	c.listVerdicts(p.Verdicts)
+	describeHang(c.stdout, c.run(), c.now(), p)
+	listSuspicions(c.stdout, p)
+	listVerdicts(c.stdout, p.Verdicts)
 	return nil
 }
 
-func (c *call) describeHang(p hang.Picture) {
-	t := table.New(c.stdout)
-	t.Row("run", c.run())
+func describeHang(w io.Writer, run string, now time.Time, p hang.Picture) {
+	t := table.New(w)
+	t.Row("run", run)
 	t.Row("action", hangAction(p.Spec))
 	t.Row("state", hangState(p))
 	if p.Incident > 0 {
 		t.Row("epoch", epochText(p.Epoch))
 	}
 	if p.State != hang.StateIdle && p.State != hang.StateCollecting {
-		t.Row("suspected", fmt.Sprintf("%s ago; nodes that suspect it now: %d", age(c.now().Sub(p.Began)), p.Suspecting))
-		t.Row("last progress", age(c.now().Sub(p.Since))+" ago")
+		t.Row("suspected", fmt.Sprintf("%s ago; nodes that suspect it now: %d", age(now.Sub(p.Began)), p.Suspecting))
+		t.Row("last progress", age(now.Sub(p.Since))+" ago")
 	}
 	if p.Verdict.Line != "" && p.State != hang.StateDecided && p.State != hang.StateIdle {
 		t.Row("so far", p.Verdict.Line)
@@ -105,12 +106,12 @@ func hangState(p hang.Picture) string {
 
 func epochText(e job.EpochID) string { return fmt.Sprintf("round %d, epoch %d", e.Round, e.Epoch) }
 
-func (c *call) listSuspicions(p hang.Picture) {
+func listSuspicions(w io.Writer, p hang.Picture) {
 	if len(p.Suspicions) == 0 {
 		return
 	}
-	fmt.Fprintln(c.stdout)
-	t := table.New(c.stdout, "RANK", "NODE", "NO PROGRESS FOR", "NORMAL", "WHY")
+	fmt.Fprintln(w)
+	t := table.New(w, "RANK", "NODE", "NO PROGRESS FOR", "NORMAL", "WHY")
 	for _, s := range p.Suspicions {
 		why := s.Why
 		if s.Starved >= time.Second {
@@ -122,7 +123,7 @@ func (c *call) listSuspicions(p hang.Picture) {
 }
 
 // listVerdicts prints them, the newest first, with the evidence about the suspects.
-func (c *call) listVerdicts(told []hang.Told) {
+func listVerdicts(w io.Writer, told []hang.Told) {
 	for _, v := range slices.Backward(told) {
 		end := string(v.Action)
 		if v.Decided {
@@ -131,9 +132,9 @@ func (c *call) listVerdicts(told []hang.Told) {
 		if v.Withdrawn {
 			end = "withdrawn: the workers made progress later"
 		}
-		fmt.Fprintf(c.stdout, "\n%s, %s: %s\n", v.At.Local().Format(time.DateTime), epochText(v.Epoch),
+		fmt.Fprintf(w, "\n%s, %s: %s\n", v.At.Local().Format(time.DateTime), epochText(v.Epoch),
 			text.EscapeLine(v.Verdict.Line))
-		t := table.New(c.stdout)
+		t := table.New(w)
 		t.Row("  kind", string(v.Verdict.Kind)+", confidence "+cmp.Or(string(v.Verdict.Confidence), "unknown"))
 		t.Row("  action", end)
 		for _, s := range v.Verdict.Suspects[:min(len(v.Verdict.Suspects), maxSuspects)] {

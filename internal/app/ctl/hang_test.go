@@ -60,9 +60,8 @@ func TestHangThatIsJudged(t *testing.T) {
 	}
 	withdrawn := hang.Told{Withdrawn: true, Verdict: hang.Verdict{Line: "older"}}
 	out := &output{written: make(chan struct{})}
-	c := &call{program: &program{stdout: out}}
 	decided := hang.Told{Decided: true, Action: hang.ActReport}
-	c.listVerdicts([]hang.Told{withdrawn, decided, told})
+	listVerdicts(out, []hang.Told{withdrawn, decided, told})
 	for _, line := range []string{
 		`.*, round 1, epoch 0: rank 1 hung`, `  kind +behind, confidence high`, `  action +restart`,
 		`  action +report; it counts as a hang`,

@@ -31,12 +31,12 @@ func (c *call) setLogLevel() error {
 	if !slices.Contains(levels(), level) {
 		return &usageError{fmt.Errorf("log-level %q: need one of %s", word, strings.Join(levels(), ", "))}
 	}
-	s, err := c.status()
+	s, err := c.daemon.status(c)
 	if err == nil && s.Outcome != "" {
-		return &foundError{fmt.Errorf("run %q has ended%s", c.run(), c.present())}
+		return &foundError{fmt.Errorf("run %q has ended%s", c.run(), c.daemon.present(c))}
 	}
 	if err == nil {
-		err = c.client.Notify(c, c.run(), node, "log-level", level)
+		err = c.daemon.client.Notify(c, c.run(), node, "log-level", level)
 	}
 	if err != nil {
 		return err

@@ -45,7 +45,7 @@ func (c *call) logs() error {
 	for first := true; ; first = false {
 		q := url.Values{"tail": {strconv.Itoa(tail)}, "follow": {strconv.FormatBool(follow)}, "node": {c.args.String("node")},
 			"rank": {strconv.Itoa(c.args.Int("rank"))}}
-		nc, err := c.client.Open(c, c.run(), "streams/logs?"+q.Encode(), streams.Protocol)
+		nc, err := c.daemon.client.Open(c, c.run(), "streams/logs?"+q.Encode(), streams.Protocol)
 		if err == nil {
 			lost, tail = time.Time{}, 0 // after a reconnect, the tail has been printed already
 			if err = p.read(c, nc); err == nil {

@@ -31,10 +31,10 @@ func (c *call) changeMachine(action string) error {
 		return &usageError{errors.New("node mark needs --reason=TEXT: others will ask why the node gets no work")}
 	}
 	change, done := marks.Change{Action: action, Reason: reason, By: c.who()}, marks.Changed{}
-	err := c.client.Global(c, "nodes/"+url.PathEscape(node), change, &done)
+	err := c.daemon.client.Global(c, "nodes/"+url.PathEscape(node), change, &done)
 	switch {
 	case err != nil:
-		return c.noMachines(err)
+		return c.daemon.noMachines(err)
 	case action == "mark":
 		return c.did(fmt.Sprintf("node %s is marked; to end it: dlroverctl node clear %[1]s", text.EscapeLine(node)))
 	case !done.Known:

@@ -72,7 +72,7 @@ func chiefOf(nodes []rendezvous.NodeStatus) int {
 }
 
 func (c *call) showNodes() error {
-	s, err := c.status()
+	s, err := c.daemon.status(c)
 	if err != nil {
 		return err
 	}
@@ -89,19 +89,19 @@ func (c *call) showNodes() error {
 
 func (c *call) listMachines() error {
 	var known marks.Known
-	if err := c.client.Global(c, "nodes", nil, &known); err != nil {
-		return c.noMachines(err)
+	if err := c.daemon.client.Global(c, "nodes", nil, &known); err != nil {
+		return c.daemon.noMachines(err)
 	}
 	if c.args.Bool("json") {
 		return c.json(known)
 	}
 	if len(known.Nodes) == 0 {
-		fmt.Fprintf(c.stdout, "the daemon at %s knows nothing against any node\n", c.addr)
+		fmt.Fprintf(c.stdout, "the daemon at %s knows nothing against any node\n", c.daemon.addr)
 		return nil
 	}
 	t := table.New(c.stdout, "NODE", "MARK", "AGE", "EXPIRES", "BY", "FINDINGS", "ACTION", "WHY")
 	for _, n := range known.Nodes {
-		c.machineRow(t, n.Node, action(known.Action, n.Record))
+		machineRow(t, c.now(), n.Node, action(known.Action, n.Record))
 	}
 	err := t.Flush()
 	for _, n := range known.Nodes {
@@ -128,7 +128,7 @@ func action(level string, d *marks.ActionRecord) string {
 }
 
 // machineRow prints one machine: its mark, or its other records, and the newest of them.
-func (c *call) machineRow(t table.Table, n nodes.Node, action string) {
+func machineRow(t table.Table, now time.Time, n nodes.Node, action string) {
 	mark, since, until, by, why := "-", "-", "-", "-", newest(n)
 	switch {
 	case n.Mark != nil:
@@ -136,12 +136,12 @@ func (c *call) machineRow(t table.Table, n nodes.Node, action string) {
 		if n.Mark.Evidence != "" {
 			why += ": " + n.Mark.Evidence
 		}
-		since, until = age(c.now().Sub(n.Mark.Since)), "when cleared"
+		since, until = age(now.Sub(n.Mark.Since)), "when cleared"
 		if !n.Mark.Until.IsZero() {
-			until = "in " + age(n.Mark.Until.Sub(c.now()))
+			until = "in " + age(n.Mark.Until.Sub(now))
 		}
 	case n.Held != nil:
-		mark, since = "held back", age(c.now().Sub(n.Held.Since))
+		mark, since = "held back", age(now.Sub(n.Held.Since))
 		why = n.Held.Why + "; " + string(n.Held.Kind) + ": " + n.Held.Evidence
 	case n.Suspect:
 		mark = "suspect"
@@ -159,10 +159,10 @@ func newest(n nodes.Node) string {
 }
 
 // noMachines explains the error of a daemon that keeps no records of machines.
-func (c *call) noMachines(err error) error {
+func (d *daemon) noMachines(err error) error {
 	if errors.Is(err, api.ErrNotFound) {
 		return &foundError{fmt.Errorf("the daemon at %s keeps nothing about nodes across jobs; start dlrover-master with "+
-			"--data-dir or --node-action. For the nodes of a run: dlroverctl nodes RUN", c.addr)}
+			"--data-dir or --node-action. For the nodes of a run: dlroverctl nodes RUN", d.addr)}
 	}
 	return err
 }

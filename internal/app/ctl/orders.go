@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -113,7 +114,7 @@ func (p *program) drain() *cli.Command {
 // order sends an order and prints its effect.
 func (c *call) order(o rendezvous.Order, done string) error {
 	o.Cause, o.Text = job.CauseOperator, c.reason(o.Kind)
-	if err := c.client.Order(c, c.run(), o); err != nil {
+	if err := c.daemon.client.Order(c, c.run(), o); err != nil {
 		return c.refused(o, err)
 	}
 	return c.did(fmt.Sprintf("run %s: %s", text.EscapeLine(c.run()), done))
@@ -124,7 +125,7 @@ func (c *call) barred() string {
 	run, node := text.EscapeLine(c.run()), text.EscapeLine(c.node())
 	text := fmt.Sprintf("node %s gets no workers any more", node)
 	named := func(n rendezvous.NodeStatus) bool { return n.Name == c.node() }
-	if s, err := c.status(); err == nil && !slices.ContainsFunc(s.Nodes, named) {
+	if s, err := c.daemon.status(c); err == nil && !slices.ContainsFunc(s.Nodes, named) {
 		text += "; no node of that name is here now"
 	}
 	return fmt.Sprintf("%s; to end it: dlroverctl unbar %s %s", text, run, node)
@@ -169,18 +170,18 @@ func (c *call) refused(o rendezvous.Order, err error) error {
 	case errors.Is(err, rendezvous.ErrFinished):
 		why = "has ended: " + string(o.Kind) + " does nothing any more"
 	case errors.Is(err, rendezvous.ErrUnknownNode) && o.Kind == rendezvous.OrderDrain:
-		return &foundError{c.unknownNode(o.Node)}
+		return &foundError{c.daemon.unknownNode(c, o.Node)}
 	case errors.Is(err, rendezvous.ErrUnknownNode):
-		why = fmt.Sprintf("does not bar node %q; it bars %s", o.Node, c.bars())
+		why = fmt.Sprintf("does not bar node %q; it bars %s", o.Node, c.daemon.bars(c))
 	default:
 		return err
 	}
-	return &foundError{fmt.Errorf("run %q %s%s", c.run(), why, c.present())}
+	return &foundError{fmt.Errorf("run %q %s%s", c.run(), why, c.daemon.present(c))}
 }
 
 // bars names the nodes that get no workers.
-func (c *call) bars() string {
-	s, err := c.status()
+func (d *daemon) bars(ctx context.Context) string {
+	s, err := d.status(ctx)
 	if err != nil {
 		return "others"
 	}
@@ -194,8 +195,8 @@ func (c *call) bars() string {
 }
 
 // present describes the present state of the run, for an error.
-func (c *call) present() string {
-	s, err := c.status()
+func (d *daemon) present(ctx context.Context) string {
+	s, err := d.status(ctx)
 	if err != nil {
 		return ""
 	}

@@ -19,7 +19,7 @@ func (p *program) runs() *cli.Command {
 }
 
 func (c *call) listRuns() error {
-	runs, err := c.client.Runs(c)
+	runs, err := c.daemon.client.Runs(c)
 	if err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func (c *call) listRuns() error {
 		return c.json(runs)
 	}
 	if len(runs) == 0 {
-		fmt.Fprintf(c.stdout, "the daemon at %s keeps no run\n", c.addr)
+		fmt.Fprintf(c.stdout, "the daemon at %s keeps no run\n", c.daemon.addr)
 		return nil
 	}
 	t := table.New(c.stdout, "RUN", "NODES", "WANTED", "WORKERS", "ROUND", "EPOCH", "RESTARTS", "STATE")

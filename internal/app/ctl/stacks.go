@@ -63,7 +63,7 @@ const (
 
 // showStacks collects the stacks of a run's workers, whether anything hangs or not.
 func (c *call) showStacks() error {
-	if _, err := c.status(); err != nil {
+	if _, err := c.daemon.status(c); err != nil {
 		return err
 	}
 	if dir := c.args.String("path"); dir != "" {
@@ -71,7 +71,7 @@ func (c *call) showStacks() error {
 			return &foundError{fmt.Errorf("stacks: %w", err)}
 		}
 	}
-	found, err := c.collect(serve.Over(c.client))
+	found, err := c.daemon.collect(c, serve.Over(c.daemon.client), c.now())
 	if err != nil {
 		return err
 	}
@@ -93,49 +93,49 @@ func (p *program) printIncident(found report.Incident, asJSON bool) error {
 }
 
 // collect requests the stacks of the workers of all nodes of the run, and waits for the answers.
-func (c *call) collect(judge serve.Transport) (report.Incident, error) {
-	collection, err := judge.Collect(c, c.run())
+func (d *daemon) collect(ctx context.Context, judge serve.Transport, now time.Time) (report.Incident, error) {
+	collection, err := judge.Collect(ctx, d.run)
 	if err != nil {
-		return report.Incident{}, c.noHangs(err)
+		return report.Incident{}, d.noHangs(err)
 	}
-	if err := c.awaitCollection(judge, collection); err != nil {
-		return report.Incident{}, c.noHangs(err)
+	if err := d.awaitCollection(ctx, judge, collection); err != nil {
+		return report.Incident{}, d.noHangs(err)
 	}
-	p, err := judge.Picture(c, c.run(), true)
+	p, err := judge.Picture(ctx, d.run, true)
 	if err != nil {
-		return report.Incident{}, c.noHangs(err)
+		return report.Incident{}, d.noHangs(err)
 	}
 	if len(p.Evidence) == 0 {
 		return report.Incident{}, &foundError{fmt.Errorf("no node of run %q has answered: "+
-			"its launchers were given --hang=off, or are older than this dlroverctl, or its workers do not run", c.run())}
+			"its launchers were given --hang=off, or are older than this dlroverctl, or its workers do not run", d.run)}
 	}
-	return report.Of(c.run(), c.now(), p), nil
+	return report.Of(d.run, now, p), nil
 }
 
 // awaitCollection returns when all nodes have answered, or their time is over.
-func (c *call) awaitCollection(judge serve.Transport, collection uint64) error {
-	ctx, cancel := context.WithTimeout(c, collectTime)
+func (d *daemon) awaitCollection(ctx context.Context, judge serve.Transport, collection uint64) error {
+	asking, cancel := context.WithTimeout(ctx, collectTime)
 	defer cancel()
 	for {
-		p, err := judge.Picture(ctx, c.run(), false)
+		p, err := judge.Picture(asking, d.run, false)
 		if err != nil || p.Collected || p.Collection != collection {
 			return err // a newer one has all that this one would have
 		}
 		select {
 		case <-time.After(askAgainFor):
-		case <-ctx.Done():
-			return c.Err()
+		case <-asking.Done():
+			return ctx.Err()
 		}
 	}
 }
 
 // noHangs explains why the judge does not know a run that the daemon keeps.
-func (c *call) noHangs(err error) error {
+func (d *daemon) noHangs(err error) error {
 	if !errors.Is(err, serve.ErrUnknownRun) {
 		return err
 	}
 	return &foundError{fmt.Errorf("nothing is known of hangs of run %q: its workers do not run, or run for less than a "+
-		"minute; or its launchers were given --hang=off", c.run())}
+		"minute; or its launchers were given --hang=off", d.run)}
 }
 
 // mergeStacks does the job of xpu_timer's viewer: it writes py_stack and cpp_stack, and pictures of them, to the

@@ -1,7 +1,9 @@
 package ctl
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -23,26 +25,27 @@ func (p *program) status() *cli.Command {
 }
 
 func (c *call) showStatus() error {
-	s, err := c.status()
+	s, err := c.daemon.status(c)
 	if err != nil {
 		return err
 	}
-	saved, err := c.checkpoint()
+	saved, err := c.daemon.checkpoint(c)
 	if err != nil {
 		return err
 	}
+	shown := runStatus{s, saved, operatorOf(s)}
 	if c.args.Bool("json") {
-		return c.json(runStatus{s, saved, operatorOf(s)})
+		return c.json(shown)
 	}
-	es, err := c.kept()
+	es, err := c.daemon.kept(c)
 	if err != nil {
 		return err
 	}
-	c.describe(s, saved, es.Events)
+	shown.print(c.stdout, c.now(), es.Events)
 	if c.args.Bool("conditions") {
-		c.listConditions(operatorOf(s))
+		shown.Operator.print(c.stdout)
 	}
-	c.listNodes(s.Nodes)
+	listNodes(c.stdout, s.Nodes)
 	return nil
 }
 
@@ -110,13 +113,13 @@ type runStatus struct {
 	Operator operatorStatus `json:"operator"`
 }
 
-func (c *call) describe(s api.RunStatus, saved *checkpoint, es []api.Event) {
-	t := table.New(c.stdout)
+func (s runStatus) print(w io.Writer, now time.Time, es []api.Event) {
+	t := table.New(w)
 	t.Row("run", s.Run)
 	t.Row("state", phase(s.Status))
 	nodes := fmt.Sprintf("%d in the world, %d waiting", s.Members, s.Waiting)
 	if !s.EndedAt.IsZero() {
-		t.Row("ended", age(c.now().Sub(s.EndedAt))+" ago")
+		t.Row("ended", age(now.Sub(s.EndedAt))+" ago")
 		nodes = fmt.Sprintf("%d at the end", len(s.Nodes))
 	}
 	if s.Params.Max > 0 {
@@ -130,17 +133,17 @@ func (c *call) describe(s api.RunStatus, saved *checkpoint, es []api.Event) {
 		t.Row("command", s.Command.String())
 	}
 	if s.Budget != nil {
-		t.Row("budget", budget(*s.Budget, c.now()))
+		t.Row("budget", budget(*s.Budget, now))
 	}
-	if saved != nil {
-		t.Row("checkpoint", saved.describe(c.now()))
+	if s.Checkpoint != nil {
+		t.Row("checkpoint", s.Checkpoint.describe(now))
 	}
 	if s.Cause != nil && s.Outcome == "" && s.Paused == nil {
 		t.Row("last stop", s.Cause.Text)
 	}
 	if len(es) > 0 {
 		e := es[len(es)-1]
-		t.Row("last event", fmt.Sprintf("%s ago: %s %s", age(c.now().Sub(e.At)), e.Event, eventText(e)))
+		t.Row("last event", fmt.Sprintf("%s ago: %s %s", age(now.Sub(e.At)), e.Event, eventText(e)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Bars)) {
 		t.Row("barred", name+": "+s.Bars[name].Text)
@@ -151,12 +154,12 @@ func (c *call) describe(s api.RunStatus, saved *checkpoint, es []api.Event) {
 	_ = t.Flush()
 }
 
-func (c *call) listNodes(nodes []rendezvous.NodeStatus) {
+func listNodes(w io.Writer, nodes []rendezvous.NodeStatus) {
 	if len(nodes) == 0 {
 		return
 	}
-	fmt.Fprintln(c.stdout)
-	t := table.New(c.stdout, "RANK", "NODE", "ADDRESS", "WORKERS", "STATE")
+	fmt.Fprintln(w)
+	t := table.New(w, "RANK", "NODE", "ADDRESS", "WORKERS", "STATE")
 	for _, n := range nodes {
 		rank := "-"
 		if n.GroupRank >= 0 && !slices.Contains(outside(), n.State) {
@@ -191,7 +194,7 @@ type checkpoint struct {
 }
 
 // checkpoint is nil for a run that saves nothing.
-func (c *call) checkpoint() (*checkpoint, error) {
+func (d *daemon) checkpoint(ctx context.Context) (*checkpoint, error) {
 	var sum struct {
 		Ages []struct {
 			MemoryStep int64     `json:"memory_step"`
@@ -200,7 +203,7 @@ func (c *call) checkpoint() (*checkpoint, error) {
 			DiskAt     time.Time `json:"durable_at"`
 		} `json:"ages"`
 	}
-	if err := c.client.Mounted(c, c.run(), "checkpoints", &sum); err != nil || len(sum.Ages) == 0 {
+	if err := d.client.Mounted(ctx, d.run, "checkpoints", &sum); err != nil || len(sum.Ages) == 0 {
 		return nil, err
 	}
 	first := sum.Ages[0]

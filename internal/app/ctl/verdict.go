@@ -18,7 +18,7 @@ func (p *program) verdict() *cli.Command {
 
 func (c *call) showVerdict() error {
 	var v service.Verdict
-	err := c.client.Mounted(c, c.run(), "verdict", &v)
+	err := c.daemon.client.Mounted(c, c.run(), "verdict", &v)
 	if errors.Is(err, api.ErrNothingNew) {
 		return &foundError{fmt.Errorf("run %q has no verdict: none of its epochs has ended", c.run())}
 	}
