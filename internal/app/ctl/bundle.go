@@ -24,11 +24,8 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-func (p *program) bundle() *cli.Command {
-	return &cli.Command{Name: "bundle", Category: ofRun, ArgsUsage: "RUN",
-		Usage:  "archive stacks, recorders, events and ends of logs",
-		Flags:  connection(pathOption("write there, and make the directory if needed (default: the working directory)")),
-		Action: p.ask((*call).bundle)}
+func bundlePathOption() cli.Flag {
+	return pathOption("write there, and make the directory if needed (default: the working directory)")
 }
 
 // bundle writes one archive for the later analysis of a run, here or elsewhere. The archive names the parts that do

@@ -12,12 +12,11 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-func (p *program) check() *cli.Command {
-	return &cli.Command{Name: "check", Category: ofRun, ArgsUsage: "RUN",
-		Usage: "show the results of node checks", Flags: connection(
-			&cli.BoolFlag{Name: "matrix", Usage: "print the rate of every pair of nodes"},
-			&cli.BoolFlag{Name: "svg", Usage: "print the rates as a heat map, an SVG file"}),
-		Action: p.ask((*call).showCheck)}
+func checkOptions() []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "matrix", Usage: "print the rate of every pair of nodes"},
+		&cli.BoolFlag{Name: "svg", Usage: "print the rates as a heat map, an SVG file"},
+	}
 }
 
 func (c *call) showCheck() error {

@@ -48,11 +48,6 @@ func (c *call) run() string { return c.daemon.run }
 // node is the second argument.
 func (c *call) node() string { return c.args.Args().Get(1) }
 
-// ask is the action of a command that connects to a daemon.
-func (p *program) ask(f func(*call) error) cli.ActionFunc {
-	return func(args *cli.Context) error { return p.call(args, f) }
-}
-
 // did is program.did for the command of the call.
 func (c *call) did(text string) error { return c.program.did(c.args, text) }
 

@@ -13,11 +13,7 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-func (p *program) events() *cli.Command {
-	return &cli.Command{Name: "events", Category: ofRun, ArgsUsage: "RUN", Usage: "show what has happened",
-		Description: "A line has time, round.epoch, event and text. With --json it is an object.",
-		Flags:       connection(followOption()), Action: p.ask((*call).showEvents)}
-}
+const eventsAbout = "A line has time, round.epoch, event and text. With --json it is an object."
 
 func followOption() cli.Flag {
 	return &cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run has ended"}

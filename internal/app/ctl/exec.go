@@ -23,12 +23,9 @@ const execAbout = `The command has the worker's environment and directory. dlrov
 124: it took longer than --timeout; 125: it was not tried, or its end is unknown; 126: it
 cannot be executed; 127: it was not found; 128+N: signal N ended it.`
 
-func (p *program) exec() *cli.Command {
-	return &cli.Command{Name: "exec", Category: ofRun, ArgsUsage: "RUN RANK -- COMMAND...",
-		Usage: "execute a command next to the worker of that rank", Description: execAbout,
-		Flags: connection(&cli.GenericFlag{Name: "timeout", Value: new(duration.Value),
-			Usage: "`DURATION`: end the command and its children after this time (default: never)"}),
-		Action: p.ask((*call).exec)}
+func timeoutOption() cli.Flag {
+	return &cli.GenericFlag{Name: "timeout", Value: new(duration.Value),
+		Usage: "`DURATION`: end the command and its children after this time (default: never)"}
 }
 
 // exitError ends the program with the status of another one; all messages have been printed.

@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
 	"dlrover-run/hang"
 	"dlrover-run/hang/rankset"
 	"dlrover-run/hang/serve"
@@ -17,12 +15,6 @@ import (
 	"dlrover-run/internal/table"
 	"dlrover-run/internal/text"
 )
-
-func (p *program) hang() *cli.Command {
-	return &cli.Command{Name: "hang", Category: ofRun, ArgsUsage: "RUN",
-		Usage: "show whether workers hang, and which rank is to blame", Flags: connection(),
-		Action: p.ask((*call).showHang)}
-}
 
 func (c *call) showHang() error {
 	p, err := serve.Over(c.daemon.client).Picture(c, c.run(), false)

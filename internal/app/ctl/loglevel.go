@@ -10,12 +10,6 @@ import (
 	"dlrover-run/internal/text"
 )
 
-func (p *program) logLevel() *cli.Command {
-	return &cli.Command{Name: "log-level", Category: ofRun, ArgsUsage: "RUN LEVEL",
-		Usage: "set the log level of the launchers: " + strings.Join(levels(), ", "),
-		Flags: connection(nodeOption()), Action: p.ask((*call).setLogLevel)}
-}
-
 func nodeOption() cli.Flag { return &cli.StringFlag{Name: "node", Usage: "`NAME`: only this node"} }
 
 // levels are the ones that launchers support.

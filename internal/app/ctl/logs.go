@@ -18,15 +18,11 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-func (p *program) logs() *cli.Command {
-	return &cli.Command{Name: "logs", Category: ofRun, ArgsUsage: "RUN",
-		Usage:       "show the output of all workers, by rank",
-		Description: "With --json each line of a worker is an object on a line.",
-		Flags: connection(followOption(), nodeOption(),
-			&cli.IntFlag{Name: "rank", Value: -1, Usage: "`R`: only this rank (default: all)"},
-			&cli.IntFlag{Name: "tail", Value: -1, Usage: "`N`: begin with the last N lines of each stream of each worker " +
-				"(default: 10 with -f, else the last 64 KiB)"}),
-		Action: p.ask((*call).logs)}
+func logsOptions() []cli.Flag {
+	return []cli.Flag{followOption(), nodeOption(),
+		&cli.IntFlag{Name: "rank", Value: -1, Usage: "`R`: only this rank (default: all)"},
+		&cli.IntFlag{Name: "tail", Value: -1, Usage: "`N`: begin with the last N lines of each stream of each worker " +
+			"(default: 10 with -f, else the last 64 KiB)"}}
 }
 
 // logs prints the workers' output.

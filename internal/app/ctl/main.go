@@ -27,14 +27,6 @@ Exit status: 0 success; 1 the daemon is unreachable, refuses or knows no such na
 a checkpoint is damaged; 2 the command line is wrong, or no such checkpoints exist.
 exec has its own.`
 
-// Headings of the commands.
-const (
-	ofRun         = "A running job"
-	ofMachines    = "Machines, across jobs"
-	ofCheckpoints = "A checkpoint directory"
-	ofSetup       = "Names of other launchers"
-)
-
 func init() { cli.HelpPrinter = help.Printer }
 
 // Main is the program; it does not return.
@@ -106,12 +98,8 @@ func (p *program) app() *cli.App {
 			helpOption(),
 			&cli.BoolFlag{Name: "version", Usage: "print the version, and exit"},
 		},
-		Action: p.withoutCommand,
-		Commands: finished(
-			p.runs(), p.status(), p.nodes(), p.events(), p.logs(), p.exec(), p.verdict(), p.hang(), p.stacks(), p.bundle(),
-			p.check(), p.forget(), p.restart(), p.stop(), p.pause(), p.resume(), p.start(), p.bar(), p.unbar(),
-			p.drain(), p.logLevel(), p.node(), p.checkpoints(), p.installNames(),
-		),
+		Action:   p.withoutCommand,
+		Commands: p.commands(),
 	}
 }
 

@@ -6,23 +6,9 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/urfave/cli/v2"
-
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/text"
 )
-
-func (p *program) node() *cli.Command {
-	change := func(action, usage string) *cli.Command {
-		return &cli.Command{Name: action, ArgsUsage: "NODE", Usage: usage, Flags: connection(reasonOption()),
-			Action: p.ask(func(c *call) error { return c.changeMachine(action) })}
-	}
-	return &cli.Command{Name: "node", Category: ofMachines, ArgsUsage: "mark|clear", Usage: "mark a machine, or clear it",
-		Subcommands: []*cli.Command{
-			change("mark", "mark a machine until it is cleared; needs --reason"),
-			change("clear", "remove the mark, and forget what was found"),
-		}}
-}
 
 // changeMachine marks or clears a machine.
 func (c *call) changeMachine(action string) error {

@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/nodes"
 	"dlrover-run/internal/table"
@@ -17,17 +15,6 @@ import (
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
-
-func (p *program) nodes() *cli.Command {
-	return &cli.Command{Name: "nodes", Category: ofRun, ArgsUsage: "[RUN]",
-		Usage: "list the nodes of a run; without RUN, faulty machines of all jobs", Description: nodesAbout,
-		Flags: connection(), Action: p.ask(func(c *call) error {
-			if c.args.NArg() == 0 {
-				return c.listMachines()
-			}
-			return c.showNodes()
-		})}
-}
 
 const nodesAbout = `With RUN: name, state, age, chief, GPUs and machine of each node. Without RUN: machines
 with findings or marks, across jobs. No replacement should be placed on a marked machine.
@@ -72,6 +59,9 @@ func chiefOf(nodes []rendezvous.NodeStatus) int {
 }
 
 func (c *call) showNodes() error {
+	if c.args.NArg() == 0 {
+		return c.listMachines()
+	}
 	s, err := c.daemon.status(c)
 	if err != nil {
 		return err

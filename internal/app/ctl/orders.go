@@ -42,73 +42,28 @@ func (c *call) command() (*job.Command, error) {
 	return &job.Command{Program: program, Args: c.behind}, nil
 }
 
-// ofTheRun is a command that sends an order to a run. No order needs a confirmation, because scripts use them.
-func (p *program) ofTheRun(name, usage string, kind rendezvous.OrderKind, done string, own ...cli.Flag) *cli.Command {
-	return &cli.Command{Name: name, Category: ofRun, ArgsUsage: "RUN", Usage: usage,
-		Flags: connection(append(own, reasonOption())...),
-		Action: p.ask(func(c *call) error {
-			command, err := c.command()
-			if err != nil {
-				return err
-			}
-			o := rendezvous.Order{Kind: kind, Charge: c.args.Bool("charge"), Command: command}
-			if o.Charge {
-				return c.order(o, "its workers are stopped and, if a restart is left, started anew")
-			}
-			return c.order(o, strings.ReplaceAll(done, "RUN", text.EscapeLine(c.run())))
-		})}
+func chargeOption() cli.Flag {
+	return &cli.BoolFlag{Name: "charge", Usage: "spend one of the run's --max-restarts; if none is left, the run fails"}
 }
 
-// handsOn adds --command, and the words behind "--" for the workers, to a command.
-func handsOn(c *cli.Command) *cli.Command {
-	c.ArgsUsage += behindDashes
-	c.Flags = append([]cli.Flag{commandOption()}, c.Flags...)
-	return c
+// orderRun sends an order to a run. done describes its effect.
+func orderRun(kind rendezvous.OrderKind, done string) func(*call) error {
+	return func(c *call) error {
+		command, err := c.command()
+		if err != nil {
+			return err
+		}
+		o := rendezvous.Order{Kind: kind, Charge: c.args.Bool("charge"), Command: command}
+		if o.Charge {
+			return c.order(o, "its workers are stopped and, if a restart is left, started anew")
+		}
+		return c.order(o, strings.ReplaceAll(done, "RUN", text.EscapeLine(c.run())))
+	}
 }
 
-// ofANode is a command that sends an order about a node.
-func (p *program) ofANode(name, usage string, kind rendezvous.OrderKind, done func(c *call) string) *cli.Command {
-	return &cli.Command{Name: name, Category: ofRun, ArgsUsage: "RUN NODE", Usage: usage,
-		Flags: connection(reasonOption()), Action: p.ask(func(c *call) error {
-			return c.order(rendezvous.Order{Kind: kind, Node: c.node()}, done(c))
-		})}
-}
-
-func (p *program) restart() *cli.Command {
-	return handsOn(p.ofTheRun("restart", "stop all workers and start them again", rendezvous.OrderRestart,
-		"its workers are stopped and started anew", &cli.BoolFlag{Name: "charge",
-			Usage: "spend one of the run's --max-restarts; if none is left, the run fails"}))
-}
-
-func (p *program) stop() *cli.Command {
-	return p.ofTheRun("stop", "end the run as failed", rendezvous.OrderStop, "stopped; its workers and launchers end")
-}
-
-func (p *program) pause() *cli.Command {
-	return handsOn(p.ofTheRun("pause", "stop all workers; the launchers stay until resume", rendezvous.OrderPause,
-		"paused; its workers are stopped, its launchers stay; to go on: dlroverctl resume RUN"))
-}
-
-func (p *program) resume() *cli.Command {
-	return handsOn(p.ofTheRun("resume", "end a pause or a hold", rendezvous.OrderResume, "goes on"))
-}
-
-func (p *program) start() *cli.Command {
-	return handsOn(p.ofTheRun("start", "the same as resume", rendezvous.OrderResume, "its workers are started"))
-}
-
-func (p *program) bar() *cli.Command {
-	return p.ofANode("bar", "start no workers on nodes of this name", rendezvous.OrderBar, (*call).barred)
-}
-
-func (p *program) unbar() *cli.Command {
-	return p.ofANode("unbar", "allow workers there again", rendezvous.OrderUnbar, func(c *call) string {
-		return "node " + text.EscapeLine(c.node()) + " may get workers again"
-	})
-}
-
-func (p *program) drain() *cli.Command {
-	return p.ofANode("drain", "save, make the node leave, and bar it", rendezvous.OrderDrain, (*call).drained)
+// orderNode sends an order about a node. done describes its effect.
+func orderNode(kind rendezvous.OrderKind, done func(*call) string) func(*call) error {
+	return func(c *call) error { return c.order(rendezvous.Order{Kind: kind, Node: c.node()}, done(c)) }
 }
 
 // order sends an order and prints its effect.
@@ -129,6 +84,10 @@ func (c *call) barred() string {
 		text += "; no node of that name is here now"
 	}
 	return fmt.Sprintf("%s; to end it: dlroverctl unbar %s %s", text, run, node)
+}
+
+func (c *call) unbarred() string {
+	return "node " + text.EscapeLine(c.node()) + " may get workers again"
 }
 
 // drained describes the effect of a drain.

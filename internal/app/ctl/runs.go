@@ -6,17 +6,10 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/urfave/cli/v2"
-
 	"dlrover-run/internal/table"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
-
-func (p *program) runs() *cli.Command {
-	return &cli.Command{Name: "runs", Category: ofRun, Usage: "list the runs that the daemon keeps", Flags: connection(),
-		Action: p.ask((*call).listRuns)}
-}
 
 func (c *call) listRuns() error {
 	runs, err := c.daemon.client.Runs(c)

@@ -32,24 +32,20 @@ func viewerArgs(args []string) []string {
 	return slices.Insert(slices.Clone(args), 1, "stacks")
 }
 
-func (p *program) stacks() *cli.Command {
-	return &cli.Command{Name: "stacks", Category: ofRun, ArgsUsage: "[RUN]",
-		Usage: "show the stacks of all workers, hung or not", Description: stacksAbout,
-		Flags: connection(pathOption("with RUN: write a report there, and make the directory if needed; without: read " +
-			"from there")),
-		Action: func(args *cli.Context) error {
-			switch {
-			case args.NArg() == 0 && args.IsSet("path"):
-				return p.mergeStacks(args.String("path"), args.Bool("json"))
-			case args.NArg() == 0:
-				return errors.New("stacks takes RUN, or --path=DIR with stacks that were written; see dlroverctl stacks --help")
-			}
-			return p.call(args, (*call).showStacks)
-		}}
-}
-
 const stacksAbout = `Without RUN it merges xpu_timer's files *.stacktrace in --path=DIR, or a report, into
 py_stack.svg and cpp_stack.svg. Called as ` + viewer + ` it does the same.`
+
+// stacksHere is the command without a run.
+func (p *program) stacksHere(args *cli.Context) error {
+	if !args.IsSet("path") {
+		return errors.New("stacks takes RUN, or --path=DIR with stacks that were written; see dlroverctl stacks --help")
+	}
+	return p.mergeStacks(args.String("path"), args.Bool("json"))
+}
+
+func stacksPathOption() cli.Flag {
+	return pathOption("with RUN: write a report there, and make the directory if needed; without: read from there")
+}
 
 func pathOption(usage string) cli.Flag {
 	return &cli.StringFlag{Name: "path", Aliases: []string{"p"}, Usage: "`DIR`: " + usage}

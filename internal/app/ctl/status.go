@@ -17,11 +17,8 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-func (p *program) status() *cli.Command {
-	return &cli.Command{Name: "status", Category: ofRun, ArgsUsage: "RUN",
-		Usage: "show the state of the run, its nodes and checkpoints", Flags: connection(
-			&cli.BoolFlag{Name: "conditions", Usage: "add phase, conditions and counts in the words of training operators"}),
-		Action: p.ask((*call).showStatus)}
+func conditionsOption() cli.Flag {
+	return &cli.BoolFlag{Name: "conditions", Usage: "add phase, conditions and counts in the words of training operators"}
 }
 
 func (c *call) showStatus() error {

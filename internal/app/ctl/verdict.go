@@ -4,17 +4,10 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/urfave/cli/v2"
-
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api"
 )
-
-func (p *program) verdict() *cli.Command {
-	return &cli.Command{Name: "verdict", Category: ofRun, ArgsUsage: "RUN", Usage: "show which rank failed first, and why",
-		Flags: connection(), Action: p.ask((*call).showVerdict)}
-}
 
 func (c *call) showVerdict() error {
 	var v service.Verdict
