@@ -37,7 +37,10 @@ line is wrong.`
 // unusedTools are options that name programs: dlrover-run reads stacks itself.
 func unusedTools() []string { return []string{"gdb-bin", "pyspy-bin", "pstack-bin"} }
 
-func (p *program) driverApp(ctx context.Context) *cli.App {
+// dumpDriver is the program under that name.
+type dumpDriver struct{ stdout, stderr io.Writer }
+
+func (d dumpDriver) app(ctx context.Context) *cli.App {
 	const options, own = "Options", "Of dlrover-run alone"
 	a := &cli.App{
 		Name: driver, Usage: "dumps the stacks of the workers on this machine", Description: driverAbout,
@@ -54,7 +57,7 @@ func (p *program) driverApp(ctx context.Context) *cli.App {
 			&cli.BoolFlag{Name: "gdb", Category: options, Usage: "dump stacks of native code"},
 			&cli.BoolFlag{Name: "pyspy", Category: options, Usage: "dump stacks of Python"},
 		},
-		Action: func(c *cli.Context) error { return p.drive(ctx, c) },
+		Action: func(c *cli.Context) error { return d.drive(ctx, c) },
 	}
 	for _, name := range unusedTools() {
 		a.Flags = append(a.Flags, &cli.StringFlag{Name: name, Category: options,
@@ -68,14 +71,13 @@ func (p *program) driverApp(ctx context.Context) *cli.App {
 	return a
 }
 
-// driverMain is the program under that name.
-func (p *program) driverMain(ctx context.Context, args []string) int {
-	a := p.driverApp(ctx)
+func (d dumpDriver) run(ctx context.Context, args []string) error {
+	a := d.app(ctx)
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
-		help.Print(p.stdout, a, "[options]")
-		return 0
+		help.Print(d.stdout, a, "[options]")
+		return nil
 	}
-	return p.exitStatus(driver, a.RunContext(ctx, args))
+	return a.RunContext(ctx, args)
 }
 
 // asked is a launcher of this machine and the request to it.
@@ -85,12 +87,12 @@ type asked struct {
 	ranks  []int       // of the requested workers
 }
 
-func (p *program) drive(ctx context.Context, c *cli.Context) error {
-	r, err := p.dumpRequest(c)
+func (d dumpDriver) drive(ctx context.Context, c *cli.Context) error {
+	r, err := d.request(c)
 	if err != nil {
 		return err
 	}
-	all, err := p.launchersHere(ctx)
+	all, err := d.launchers(ctx)
 	if err != nil {
 		return &foundError{err}
 	}
@@ -98,10 +100,10 @@ func (p *program) drive(ctx context.Context, c *cli.Context) error {
 	if err != nil {
 		return &foundError{err}
 	}
-	return p.askAll(ctx, wanted, r)
+	return d.askAll(ctx, wanted, r)
 }
 
-func (p *program) dumpRequest(c *cli.Context) (dump.Request, error) {
+func (d dumpDriver) request(c *cli.Context) (dump.Request, error) {
 	r := dump.Request{Native: c.Bool("gdb"), Python: c.Bool("pyspy"), Steps: c.Int("timeline")}
 	if c.NArg() > 0 {
 		return r, fmt.Errorf("%q is no option; see %s --help", c.Args().First(), driver)
@@ -119,7 +121,7 @@ func (p *program) dumpRequest(c *cli.Context) (dump.Request, error) {
 	}
 	for _, name := range unusedTools() {
 		if c.IsSet(name) {
-			fmt.Fprintf(p.stderr, "%s: --%s has no effect: dlrover-run reads stacks itself\n", driver, name)
+			fmt.Fprintf(d.stderr, "%s: --%s has no effect: dlrover-run reads stacks itself\n", driver, name)
 		}
 	}
 	if !r.Native && !r.Python && r.Steps == 0 {
@@ -128,8 +130,8 @@ func (p *program) dumpRequest(c *cli.Context) (dump.Request, error) {
 	return r, nil
 }
 
-// launchersHere are the launchers of this machine that answer.
-func (p *program) launchersHere(ctx context.Context) (all []asked, err error) {
+// launchers are the launchers of this machine that answer.
+func (d dumpDriver) launchers(ctx context.Context) (all []asked, err error) {
 	paths, err := dump.Find()
 	if err != nil {
 		return nil, err
@@ -149,7 +151,7 @@ func (p *program) launchersHere(ctx context.Context) (all []asked, err error) {
 			silent = append(silent, errs[i])
 		}
 		if errors.Is(errs[i], dump.ErrSilent) {
-			fmt.Fprintf(p.stderr, "%s: %s\n", driver, text.EscapeLine(errs[i].Error()))
+			fmt.Fprintf(d.stderr, "%s: %s\n", driver, text.EscapeLine(errs[i].Error()))
 		}
 	}
 	switch {
@@ -207,7 +209,7 @@ func here(all []asked) string {
 }
 
 // askAll sends all requests at once, and prints the results.
-func (p *program) askAll(ctx context.Context, wanted []asked, r dump.Request) error {
+func (d dumpDriver) askAll(ctx context.Context, wanted []asked, r dump.Request) error {
 	answers, errs := make([]dump.Answer, len(wanted)), make([]error, len(wanted))
 	var wg sync.WaitGroup
 	for i, l := range wanted {
@@ -221,7 +223,7 @@ func (p *program) askAll(ctx context.Context, wanted []asked, r dump.Request) er
 	for i, a := range answers {
 		files = append(files, a.Files...)
 		for _, n := range a.Notes {
-			fmt.Fprintf(p.stderr, "%s: %s\n", driver, text.EscapeLine(n))
+			fmt.Fprintf(d.stderr, "%s: %s\n", driver, text.EscapeLine(n))
 		}
 		if a.Error != "" {
 			errs[i] = errors.New(a.Error)
@@ -233,7 +235,7 @@ func (p *program) askAll(ctx context.Context, wanted []asked, r dump.Request) er
 	}
 	slices.Sort(files)
 	for _, f := range files {
-		fmt.Fprintln(p.stdout, text.EscapeLine(f))
+		fmt.Fprintln(d.stdout, text.EscapeLine(f))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return &foundError{err}

@@ -56,7 +56,7 @@ func (e *foundError) Unwrap() error { return e.error }
 
 func (p *program) run(ctx context.Context, args []string) int {
 	if len(args) > 0 && filepath.Base(args[0]) == driver {
-		return p.driverMain(ctx, args)
+		return p.exitStatus(driver, dumpDriver{p.stdout, p.stderr}.run(ctx, args))
 	}
 	a, args := p.app(), viewerArgs(args)
 	var err error
