@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -182,28 +181,4 @@ func TestDurationsOfOptions(t *testing.T) {
 		found += flagtest.Durations(t, c.Flags)
 	}
 	require.Positive(t, found)
-}
-
-// bash asks the program, so this test builds it.
-func TestCompletion(t *testing.T) {
-	dir := t.TempDir()
-	build := exec.Command("go", "build", "-o", dir, "dlrover-run/cmd/dlroverctl")
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, string(out))
-	for line, want := range map[string]string{
-		"ver": "verdict", "checkpoints v": "verify", "node m": "mark", "status job --cond": "--conditions",
-		"checkpoints rm --js": "--json", "nonsense": "", "forget job --": "--master --token-file --json --help",
-		"exec job 0 -- l": "",
-	} {
-		words := strings.Fields(line)
-		script := `source <(dlroverctl --print-completion bash); COMP_WORDS=(dlroverctl "$@"); COMP_CWORD=$#
-			_dlroverctl dlroverctl "${COMP_WORDS[COMP_CWORD]}"; echo "${COMPREPLY[*]}"`
-		cmd := exec.Command("bash", append([]string{"-c", script, "bash"}, words...)...)
-		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
-		out, err := cmd.CombinedOutput()
-		require.NoError(t, err, string(out))
-		require.Equal(t, want+"\n", string(out), line)
-	}
-	require.Equal(t, 2, ctl(io.Discard, "--print-completion", "csh"))
-	require.Equal(t, 0, ctl(io.Discard, "exec", "job", "0", "--", "ls", "--generate-bash-completion"), "it was executed")
 }

@@ -94,7 +94,7 @@ func (p *program) app() *cli.App {
 		ExitErrHandler: func(*cli.Context, error) {},
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse(self, err) },
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "print-completion", Usage: "`bash`: print a completion script, and exit"},
+			&cli.StringFlag{Name: "print-completion", Usage: "`SHELL`: print a completion script for " + shells() + ", and exit"},
 			helpOption(),
 			&cli.BoolFlag{Name: "version", Usage: "print the version, and exit"},
 		},
@@ -103,26 +103,14 @@ func (p *program) app() *cli.App {
 	}
 }
 
-// completion runs the program itself for the possible words.
-const completion = `_dlroverctl() {
-  local words=("${COMP_WORDS[@]:0:$COMP_CWORD}")
-  case $2 in
-  --) words+=(-) ;;
-  -*) words+=("$2") ;;
-  esac
-  COMPREPLY=($(compgen -W "$("${words[@]}" --generate-bash-completion 2>/dev/null)" -- "$2"))
-}
-complete -o default -F _dlroverctl dlroverctl
-`
-
 func (p *program) withoutCommand(c *cli.Context) error {
 	switch {
 	case c.Bool("version"):
 		fmt.Fprintln(p.stdout, self, version.Version)
-	case c.String("print-completion") == "bash":
-		fmt.Fprint(p.stdout, completion)
 	case c.IsSet("print-completion"):
-		return fmt.Errorf("--print-completion=%s: only bash has one", c.String("print-completion"))
+		script, err := completion(c.String("print-completion"))
+		fmt.Fprint(p.stdout, script)
+		return err
 	default:
 		return cli.ShowAppHelp(c)
 	}
