@@ -94,7 +94,8 @@ func (p *program) app() *cli.App {
 		ExitErrHandler: func(*cli.Context, error) {},
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse(self, err) },
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "print-completion", Usage: "`SHELL`: print a completion script for " + shells() + ", and exit"},
+			&cli.StringFlag{Name: "print-completion",
+				Usage: "`SHELL`: print a completion script for " + shells() + ", and exit"},
 			helpOption(),
 			&cli.BoolFlag{Name: "version", Usage: "print the version, and exit"},
 		},
