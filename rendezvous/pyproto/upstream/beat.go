@@ -13,8 +13,10 @@ func (s *Service) beat() {
 	t := time.NewTicker(s.every.heartbeat)
 	defer t.Stop()
 	for {
-		if err := s.beatOnce(); err != nil {
+		if action, err := s.master.heartbeat(s.ctx); err != nil {
 			s.cfg.Log.Debug("a heartbeat has not reached the master", "err", err)
+		} else {
+			s.obey(action)
 		}
 		select {
 		case <-t.C:
@@ -22,19 +24,6 @@ func (s *Service) beat() {
 			return
 		}
 	}
-}
-
-// beatOnce: to 0.3 a heartbeat was a report, and had no answer.
-func (s *Service) beatOnce() error {
-	m := s.master.client.New("HeartBeat", pyproto.Field{Name: "timestamp", Value: int(time.Now().Unix())})
-	if s.master.client.Old() {
-		return s.master.client.Report(s.ctx, m)
-	}
-	answer, err := s.master.client.Get(s.ctx, m)
-	if err == nil {
-		s.obey(answer.Object("action"))
-	}
-	return err
 }
 
 // obey carries out an action of the master's diagnosis.

@@ -26,15 +26,9 @@ type pendingCharge struct {
 	world world
 }
 
-// followed: every one of the failures can be another node's consequence.
-func (s *Service) followed(fs []job.Failure) bool {
-	return !slices.ContainsFunc(fs, func(f job.Failure) bool { return !s.cfg.Follows(f) })
-}
-
-func (s *Service) takeBlame(ctx context.Context, w world) {
-	if err := s.master.kv.takeBlame(ctx, w); err != nil {
-		s.cfg.Log.Debug("cannot tell the other nodes that the failure is this one's", "err", err)
-	}
+// follow reports whether every one of the failures can be another node's consequence.
+func follow(fs []job.Failure, consequence func(job.Failure) bool) bool {
+	return !slices.ContainsFunc(fs, func(f job.Failure) bool { return !consequence(f) })
 }
 
 // pay settles the pending charge, and reports whether that is done.
@@ -45,7 +39,7 @@ func (s *Service) pay(ctx context.Context) (bool, error) {
 	if d.since.IsZero() {
 		return true, nil
 	}
-	mine, known, err := s.mine(ctx, d)
+	mine, known, err := d.mine(ctx, s.master, s.every.blame)
 	if err != nil || !known {
 		return false, err
 	}
@@ -63,23 +57,23 @@ func (s *Service) pay(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// mine: this node pays.
-func (s *Service) mine(ctx context.Context, d pendingCharge) (mine, known bool, err error) {
+// mine reports whether this node pays, if that is known.
+func (d pendingCharge) mine(ctx context.Context, m *master, patience time.Duration) (mine, known bool, err error) {
 	if d.own {
-		s.takeBlame(ctx, d.world)
+		m.kv.takeBlame(ctx, d.world)
 		return true, true, nil
 	}
-	blamed, err := s.master.kv.text(ctx, d.world.key(blameKey))
+	blamed, err := m.kv.text(ctx, d.world.key(blameKey))
 	if err != nil || blamed != "" {
 		return false, err == nil, err
 	}
-	waiting, err := s.master.waiting(ctx)
+	waiting, err := m.waiting(ctx)
 	if err != nil || waiting > 0 {
 		return false, err == nil, err
 	}
-	if time.Since(d.since) < s.every.blame {
+	if time.Since(d.since) < patience {
 		return false, false, nil
 	}
-	n, err := s.master.kv.add(ctx, d.world.key(nobodysKey))
+	n, err := m.kv.add(ctx, d.world.key(nobodysKey))
 	return n == 1, err == nil, err
 }

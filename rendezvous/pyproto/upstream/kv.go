@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"strconv"
 	"time"
@@ -31,7 +32,10 @@ const epochKey = "dlrover-run/epoch"
 func memberKey(group int) string { return fmt.Sprintf("dlrover-run/member/%d", group) }
 
 // kvStore is the master's key-value store.
-type kvStore struct{ client *pyproto.Client }
+type kvStore struct {
+	client *pyproto.Client
+	log    *slog.Logger
+}
 
 func (k kvStore) set(ctx context.Context, key string, value []byte) error {
 	fields := []pyproto.Field{{Name: "key", Value: key}, {Name: "value", Value: value}}
@@ -115,14 +119,17 @@ func (k kvStore) address(ctx context.Context, w world) (addr string, port int, e
 	return addr, port, nil
 }
 
-// publish stores this node's entry, for presets that need the table of the world.
-func (k kvStore) publish(ctx context.Context, w world, n rendezvous.Node) error {
+// publish stores this node's entry, for presets that need the table of the world. Its failure shows when the table is
+// read.
+func (k kvStore) publish(ctx context.Context, w world, n rendezvous.Node) {
 	data, err := json.Marshal(job.Member{GroupRank: w.own, Node: n.Name, Addr: n.Addr, Addrs: n.Addrs,
 		RankBase: w.base(w.own), Slots: w.seats[w.own].slots, Role: n.Role, Ports: n.Ports, Bases: n.Bases})
-	if err != nil {
-		return err
+	if err == nil {
+		err = k.set(ctx, w.key(memberKey(w.own)), data)
 	}
-	return k.set(ctx, w.key(memberKey(w.own)), data)
+	if err != nil {
+		k.log.Debug("cannot tell the other nodes of this one", "err", err)
+	}
 }
 
 // tableTime bounds the wait for the entries of other launchers; agents have none.
@@ -156,6 +163,8 @@ func (k kvStore) member(ctx context.Context, w world, group int) job.Member {
 }
 
 // takeBlame records that workers of this node have failed by themselves. If it does not arrive, others pay as well.
-func (k kvStore) takeBlame(ctx context.Context, w world) error {
-	return k.set(ctx, w.key(blameKey), []byte{'1'})
+func (k kvStore) takeBlame(ctx context.Context, w world) {
+	if err := k.set(ctx, w.key(blameKey), []byte{'1'}); err != nil {
+		k.log.Debug("cannot tell the other nodes that the failure is this one's", "err", err)
+	}
 }

@@ -24,7 +24,7 @@ type master struct {
 }
 
 func newMaster(cfg Config) *master {
-	return &master{client: cfg.Client, rank: cfg.Rank, tested: cfg.Check.Test != nil, kv: kvStore{cfg.Client}}
+	return &master{client: cfg.Client, rank: cfg.Rank, tested: cfg.Check.Test != nil, kv: kvStore{cfg.Client, cfg.Log}}
 }
 
 // introduce sends the rules of the run to the master. The first node's count, until the master is started again:
@@ -95,6 +95,16 @@ func (m *master) waiting(ctx context.Context) (int, error) {
 func (m *master) waitingFor(ctx context.Context, name string) (int, error) {
 	answer, err := m.client.Get(ctx, m.request("WaitingNodeNumRequest", name))
 	return answer.Int("waiting_num"), err
+}
+
+// heartbeat returns the action that the master asks for. To 0.3 a heartbeat was a report, and had no answer.
+func (m *master) heartbeat(ctx context.Context) (action *pyproto.Message, err error) {
+	beat := m.client.New("HeartBeat", pyproto.Field{Name: "timestamp", Value: int(time.Now().Unix())})
+	if m.client.Old() {
+		return nil, m.client.Report(ctx, beat)
+	}
+	answer, err := m.client.Get(ctx, beat)
+	return answer.Object("action"), err
 }
 
 // failure reports one to the master.

@@ -78,6 +78,18 @@ type Config struct {
 	Log     *slog.Logger
 }
 
+// inert lists the options that have no effect, in p or in how nodes are checked.
+func (c Config) inert(p rendezvous.Params) string {
+	all := Inert(p)
+	if c.Check.Inert == "" {
+		return all
+	}
+	if all != "" {
+		all += "; "
+	}
+	return all + "in tests with other nodes: " + c.Check.Inert
+}
+
 // Service implements api.Service. Close ends it.
 type Service struct {
 	cfg     Config
@@ -86,30 +98,27 @@ type Service struct {
 	cancel  context.CancelFunc // nil before the first Join
 	ctx     context.Context
 	wg      sync.WaitGroup
-	faulty  sync.Mutex    // held while the master hears that this node is at fault
-	passing chan struct{} // full while the master hears of failures
+	faulty  sync.Mutex // held while the master hears that this node is at fault
+	reports reports
 
 	mu            sync.Mutex
 	news          chan struct{} // closed when there is a newer directive
 	dir           rendezvous.Directive
 	at            *progress
-	term          uint64 // of the epochs that this launcher names
-	epochs        int    // that it has named
+	epochs        epochs
 	params        rendezvous.Params
 	world         world
-	ran           job.EpochID // the last one whose workers were started
-	spent         int         // restarts of this node
+	spent         int // restarts of this node
 	pendingCharge pendingCharge
-	failures      []job.Failure
-	unsent        []unsent
+	failures      failureLog
 	outcome       job.Outcome
 	cause         *job.Cause
 	told          bool // the master knows how this node has ended
 	cleared       clearance
-	barrier       barrier
 	away          outage
 
 	enrolment enrolment
+	barrier   barrier
 }
 
 // New returns a Service, which contacts no master before Join.
@@ -118,15 +127,15 @@ func New(cfg Config) *Service {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Service{cfg: cfg, master: newMaster(cfg), at: newProgress(), news: make(chan struct{}),
-		passing: make(chan struct{}, 1)}
+		reports: reports{sending: make(chan struct{}, 1)}}
 	s.enrolment = enrolment{master: s.master, every: &s.every, log: cfg.Log}
 	if cfg.Follows == nil {
 		s.cfg.Follows = func(job.Failure) bool { return false }
 	}
 	s.every = intervals{heartbeat: heartbeat, ask: 5 * time.Second, show: 10 * time.Second, blame: 3 * time.Second,
 		leader: testTime, round: 5 * time.Second}
-	s.term = uint64(time.Now().UnixNano())
-	s.dir.Term, s.dir.Seq = s.term, s.term
+	s.epochs.term = uint64(time.Now().UnixNano())
+	s.dir.Term, s.dir.Seq = s.epochs.term, s.epochs.term
 	return s
 }
 
@@ -160,8 +169,8 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 	defer s.mu.Unlock()
 	s.params = p
 	s.master.become(ev.Node)
-	s.record(ev.Failures)
-	s.pendingCharge.own = s.pendingCharge.own || !s.followed(ev.Failures)
+	s.failures.add(ev.Failures)
+	s.pendingCharge.own = s.pendingCharge.own || !follow(ev.Failures, s.cfg.Follows)
 	if s.at.phase == over {
 		return nil // its directive is the result of the run
 	}
@@ -176,23 +185,11 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 		s.wg.Go(s.follow)
 		s.wg.Go(s.beat)
 		s.cfg.Log.Info(limits)
-		if inert := s.inert(p); inert != "" {
+		if inert := s.cfg.inert(p); inert != "" {
 			s.cfg.Log.Warn("options that have no effect under a master of DLRover", "options", inert)
 		}
 	}
 	return nil
-}
-
-// inert is all that cannot act here, in p or in how nodes are checked.
-func (s *Service) inert(p rendezvous.Params) string {
-	all := Inert(p)
-	if s.cfg.Check.Inert == "" {
-		return all
-	}
-	if all != "" {
-		all += "; "
-	}
-	return all + "in tests with other nodes: " + s.cfg.Check.Inert
 }
 
 // direct sends the launcher its new directive, with s locked.
@@ -250,7 +247,7 @@ func (s *Service) Report(ctx context.Context, _ string, ev rendezvous.Event) err
 // Leave implements api.Service.
 func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (job.Evidence, error) {
 	s.mu.Lock()
-	s.record(ev.Failures)
+	s.failures.add(ev.Failures)
 	e := job.Evidence{
 		Outcome: s.outcome, Cause: s.cause, Failures: s.failures, Restarts: s.spent, MaxRestarts: s.params.MaxRestarts,
 		WorldSize: s.world.size,
@@ -259,7 +256,7 @@ func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (job
 	s.told = true
 	s.at.enter(over)
 	s.mu.Unlock()
-	if err := s.pass(ctx); err != nil {
+	if err := s.reports.send(ctx, s.master); err != nil {
 		s.cfg.Log.Debug("cannot tell the master of failed workers", "err", err)
 	}
 	if told {

@@ -129,11 +129,28 @@ func (s *Service) formed(w world, mine, stopping bool, t turn) (text string, lim
 	return "", 0
 }
 
+// epochs names the worlds of this launcher.
+type epochs struct {
+	term  uint64
+	count int         // of named ones
+	ran   job.EpochID // the last one whose workers were started
+}
+
+func (e *epochs) next(round int) job.EpochID {
+	e.count++
+	return job.EpochID{Term: e.term, Round: max(round, 1), Epoch: e.count}
+}
+
+// past reports whether an epoch has run here already. Then its leader has published the address to a restarted master,
+// and has not removed it, such as after its death.
+func (e *epochs) past(id job.EpochID) bool {
+	return id.Round > 0 && id.Term == e.ran.Term && id.Epoch <= e.ran.Epoch
+}
+
 // sealed begins an epoch, with s locked. Its numbers are this launcher's own, until the leader has published others.
 func (s *Service) sealed(w world) {
-	s.world, s.barrier = w, barrier{}
-	s.epochs++
-	s.dir.EpochID = job.EpochID{Term: s.term, Round: max(w.round, 1), Epoch: s.epochs}
+	s.world, s.barrier = w, barrier{kv: s.master.kv, world: w}
+	s.dir.EpochID = s.epochs.next(w.round)
 	s.failures = nil
 	if w.own == 0 {
 		s.at.enter(leading)
@@ -151,7 +168,7 @@ func (s *Service) ready(ctx context.Context, e rendezvous.Ready) error {
 	if !current {
 		return nil
 	}
-	s.publish(ctx, w)
+	s.master.kv.publish(ctx, w, s.master.self())
 	if err := s.master.kv.lead(ctx, w, e.EpochID, e.Addr, e.Port); err != nil {
 		return err
 	}
@@ -163,16 +180,9 @@ func (s *Service) ready(ctx context.Context, e rendezvous.Ready) error {
 	return nil
 }
 
-// publish stores this node's entry. An error shows when the table of the world is read.
-func (s *Service) publish(ctx context.Context, w world) {
-	if err := s.master.kv.publish(ctx, w, s.master.self()); err != nil {
-		s.cfg.Log.Debug("cannot tell the other nodes of this one", "err", err)
-	}
-}
-
 // begin starts the workers, with s locked.
 func (s *Service) begin(addr string, port int) {
-	s.world.addr, s.world.port, s.ran = addr, port, s.dir.EpochID
+	s.world.addr, s.world.port, s.epochs.ran = addr, port, s.dir.EpochID
 	s.at.enter(running)
 	s.direct(rendezvous.Directive{Kind: job.Run, Cause: s.cause})
 	s.cause = nil
@@ -191,10 +201,13 @@ func (s *Service) askAddress(ctx context.Context, t turn) error {
 	if err != nil {
 		return err
 	}
-	if s.past(epoch) {
+	s.mu.Lock()
+	past := s.epochs.past(epoch)
+	s.mu.Unlock()
+	if past {
 		return s.leaderless(ctx, t, nil)
 	}
-	s.publish(ctx, w)
+	s.master.kv.publish(ctx, w, s.master.self())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !t.lasts() {
@@ -205,14 +218,6 @@ func (s *Service) askAddress(ctx context.Context, t turn) error {
 	}
 	s.begin(addr, port)
 	return nil
-}
-
-// past reports whether an epoch has run here already. Then its leader has published the address to a restarted master,
-// and has not removed it, such as after its death.
-func (s *Service) past(e job.EpochID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return e.Round > 0 && e.Term == s.ran.Term && e.Epoch <= s.ran.Epoch
 }
 
 // leaderless goes back to the master where the leader does not come, such as when it has died: a node that waits is
