@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -56,6 +57,29 @@ type Config struct {
 	Others func() int
 }
 
+// others are the nodes of the run that no agent has; never ask while a Host is locked.
+func (c *Config) others() int {
+	if c.Others == nil {
+		return 0
+	}
+	return max(0, c.Others())
+}
+
+// report sends an event to the run. A node that the run does not know learns that from its next poll.
+func (c *Config) report(ctx context.Context, ev rendezvous.Event) error {
+	err := c.Service.Report(ctx, c.Run, ev)
+	if errors.Is(err, rendezvous.ErrUnknownNode) {
+		return nil
+	}
+	return err
+}
+
+// sealed reports whether the run has had a world, by which it is known whether there are enough nodes.
+func (c *Config) sealed(ctx context.Context) bool {
+	world, err := c.Service.World(ctx, c.Run)
+	return err == nil && len(world) > 0
+}
+
 // Host implements pyproto.Backend. Close ends it.
 type Host struct {
 	cfg    Config
@@ -66,22 +90,13 @@ type Host struct {
 	joins chan struct{} // joins of training come one after the other
 
 	mu     sync.Mutex // never held while the Service is called
-	agents map[caller]*agent
-	names  map[string]*agent
-	ranks  map[int]*agent
-	count  int               // agents that have come
-	waits  int               // agents whose directive is to wait
-	astray map[caller]bool   // agents that are in no node any more, and are called back
-	places map[caller]string // the machines of agents that have joined
-	params map[caller]rendezvous.Params
-	last   *rendezvous.Params // of the newest agent that has sent its own
+	reg    registry
 	worlds worlds
 	store  store
 	check  check
-	steps  map[caller]int
 	ports  ports
-	said   map[string]bool // reasons that have been logged once, and the first names that callers chose
-	begun  bool            // the search for silent agents runs
+	said   onceLog
+	begun  bool // the search for silent agents runs
 }
 
 // caller is an agent's identity, which is part of each of its requests.
@@ -89,9 +104,6 @@ type caller struct {
 	kind string
 	id   int
 }
-
-// maxCallers bounds each of the maps that keep something of callers that may be in no run. One that is full is emptied.
-const maxCallers = rendezvous.MaxNodes
 
 // New returns a Host without agents.
 func New(cfg Config) *Host {
@@ -106,10 +118,7 @@ func New(cfg Config) *Host {
 	}
 	h := &Host{
 		joins: make(chan struct{}, 1),
-		cfg:   cfg, agents: map[caller]*agent{}, names: map[string]*agent{}, ranks: map[int]*agent{},
-		astray: map[caller]bool{}, places: map[caller]string{},
-		params: map[caller]rendezvous.Params{},
-		steps:  map[caller]int{}, ports: ports{offers: map[caller]offer{}}, said: map[string]bool{}, check: newCheck(),
+		cfg:   cfg, reg: newRegistry(), ports: ports{offers: map[caller]offer{}}, check: newCheck(),
 		worlds: newWorlds(), store: newStore(),
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
@@ -128,15 +137,7 @@ func (h *Host) Close() {
 func (h *Host) Nodes() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.agents)
-}
-
-// others are the nodes of the run that no agent has; never ask while h is locked.
-func (h *Host) others() int {
-	if h.cfg.Others == nil {
-		return 0
-	}
-	return max(0, h.cfg.Others())
+	return len(h.reg.agents)
 }
 
 // Admit implements pyproto.Backend. Agents of DLRover before 0.6 name no job.
@@ -150,7 +151,9 @@ func (h *Host) Admit(ctx context.Context, uid string) (known bool, err error) {
 	case h.cfg.Open && (uid == "" || h.cfg.JobUID == ""):
 		return false, nil
 	case uid == "":
-		h.once("without job_uid", func() { h.cfg.Log.Warn("a caller is refused: " + errNoUID.Error()) })
+		if h.said.first("without job_uid") {
+			h.cfg.Log.Warn("a caller is refused: " + errNoUID.Error())
+		}
 		return false, errNoUID
 	}
 	return false, pyproto.ErrJobUID
@@ -194,9 +197,9 @@ func (h *Host) answer(ctx context.Context, who caller, m *pyproto.Message) (*pyp
 	case "ElasticRunConfigRequest":
 		return d.New("ElasticRunConfig", pyproto.Field{Name: "configs", Value: &pyproto.Dict{}}), nil
 	case "NetworkReadyRequest":
-		return h.faults(d), nil
+		return h.findings(d, (*check).faults), nil
 	case "StragglerExistRequest":
-		return h.stragglers(d), nil
+		return h.findings(d, (*check).stragglers), nil
 	case "RunningNodesRequest":
 		return h.running(d), nil
 	case "SyncTrainingPort":
@@ -211,23 +214,32 @@ func (h *Host) answer(ctx context.Context, who caller, m *pyproto.Message) (*pyp
 // cannot logs an unsupported request once.
 func (h *Host) cannot(m *pyproto.Message) {
 	name := fmt.Sprintf("%.100s", m.Class.Name)
-	h.once("message "+name, func() {
+	if h.said.first(chosen + name) {
 		h.cfg.Log.Warn("agents ask for what only DLRover's own master has", "message", name)
-	})
+	}
 }
 
-// once calls say once for a name. A "message" is a name that callers choose: there may be any number of them.
-func (h *Host) once(name string, say func()) {
-	h.mu.Lock()
-	chosen := strings.HasPrefix(name, "message ")
-	first := !h.said[name] && (!chosen || len(h.said) < 64)
-	if first {
-		h.said[name] = true
+// onceLog knows the reasons that have been logged.
+type onceLog struct {
+	mu   sync.Mutex
+	said map[string]bool
+}
+
+// chosen begins a reason with a name that a caller chose: there may be any number of them.
+const chosen = "message "
+
+// first reports whether a reason is to be logged now.
+func (o *onceLog) first(reason string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.said[reason] || strings.HasPrefix(reason, chosen) && len(o.said) >= 64 {
+		return false
 	}
-	h.mu.Unlock()
-	if first {
-		say()
+	if o.said == nil {
+		o.said = map[string]bool{}
 	}
+	o.said[reason] = true
+	return true
 }
 
 // numbered is an answer with a number of waiting nodes and without a world. All agents poll it all the time, so that
@@ -297,7 +309,9 @@ func (h *Host) Report(ctx context.Context, from pyproto.Caller, m *pyproto.Messa
 		}
 		return true, nil
 	case "NodeCheckpointState":
-		return h.sameStep(who, m.Int("step")), nil
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.reg.sameStep(who, m.Int("step")), nil
 	case "GlobalStep":
 		return true, h.stepped(ctx, who)
 	case "HeartBeat", "ResourceStats", "AtorchEvent", "DiagnosisReportData", "Event", "ModelInfo", "NodeAddress",
@@ -313,9 +327,7 @@ func (h *Host) heard(from pyproto.Caller) caller {
 	who := caller{from.NodeType, from.NodeID}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if a := h.agents[who]; a != nil {
-		a.seen = time.Now()
-	}
+	h.reg.heard(time.Now(), who)
 	return who
 }
 
@@ -335,10 +347,7 @@ func (h *Host) brings(who caller, m *pyproto.Message) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.params) >= maxCallers {
-		clear(h.params) // the newest count for all
-	}
-	h.params[who], h.last = p, &p
+	h.reg.bring(who, p)
 	h.check.rules(p, who.id)
 	return nil
 }
@@ -363,30 +372,14 @@ func (h *Host) running(d pyproto.Dialect) *pyproto.Message {
 			pyproto.Field{Name: "gpu_type", Value: ""}, pyproto.Field{Name: "id", Value: id},
 			pyproto.Field{Name: "rank", Value: rank}, pyproto.Field{Name: "status", Value: "Running"}))
 	}
-	for _, rank := range sortedRanks(h.ranks) {
-		a := h.ranks[rank]
+	for _, rank := range sortedRanks(h.reg.ranks) {
+		a := h.reg.ranks[rank]
 		add(a.who.kind, a.node.IP, a.who.id, rank)
 	}
 	for rank, t := range h.check.nodes() {
-		if h.ranks[rank] == nil { // it has not come to train yet
+		if h.reg.ranks[rank] == nil { // it has not come to train yet
 			add("worker", "", t.id, rank)
 		}
 	}
 	return d.New("RunningNodes", pyproto.Field{Name: "nodes", Value: nodes})
-}
-
-// sameStep reports whether all agents of the world have reported the same step of their checkpoints in memory.
-func (h *Host) sameStep(who caller, step int) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.agents[who] == nil {
-		return false
-	}
-	h.steps[who] = step
-	for other, a := range h.agents {
-		if told, ok := h.steps[other]; a.worked.Round > 0 && !a.exited && (!ok || told != step) {
-			return false
-		}
-	}
-	return true
 }

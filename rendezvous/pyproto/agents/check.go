@@ -392,7 +392,7 @@ func (h *Host) checked(who caller, rank int, passed bool, seconds float64) {
 
 // checkWorld returns a node's group for the test.
 func (h *Host) checkWorld(d pyproto.Dialect, who caller, rank int) *pyproto.Message {
-	others := h.others()
+	others := h.cfg.others()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
@@ -409,25 +409,15 @@ func (h *Host) checkWorld(d pyproto.Dialect, who caller, rank int) *pyproto.Mess
 	return rendezvousState(d, world, 0, h.check.round, number)
 }
 
-func (h *Host) faults(d pyproto.Dialect) *pyproto.Message {
+// findings answers a question about the nodes of a check.
+func (h *Host) findings(d pyproto.Dialect, ask func(*check) (ranks []int, reason string)) *pyproto.Message {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	return result(d)(h.check.faults())
-}
-
-func (h *Host) stragglers(d pyproto.Dialect) *pyproto.Message {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return result(d)(h.check.stragglers())
-}
-
-func result(d pyproto.Dialect) func(ranks []int, reason string) *pyproto.Message {
-	return func(ranks []int, reason string) *pyproto.Message {
-		nodes := &pyproto.List{}
-		for _, rank := range ranks {
-			nodes.Items = append(nodes.Items, rank)
-		}
-		return d.New("NetworkCheckResult", pyproto.Field{Name: "nodes", Value: nodes},
-			pyproto.Field{Name: "reason", Value: reason})
+	ranks, reason := ask(&h.check)
+	h.mu.Unlock()
+	nodes := &pyproto.List{}
+	for _, rank := range ranks {
+		nodes.Items = append(nodes.Items, rank)
 	}
+	return d.New("NetworkCheckResult", pyproto.Field{Name: "nodes", Value: nodes},
+		pyproto.Field{Name: "reason", Value: reason})
 }

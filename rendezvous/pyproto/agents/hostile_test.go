@@ -36,7 +36,7 @@ func TestManyNamesHideNoWarning(t *testing.T) {
 	}
 	require.Equal(t, 1, strings.Count(log.String(), "a caller is refused"))
 	require.Equal(t, 64, strings.Count(log.String(), "only DLRover's own master has"))
-	h.once("asks", func() { require.Zero(t, h.Nodes()) })
+	require.Equal(t, []bool{true, false}, []bool{h.said.first("asks"), h.said.first("asks")})
 }
 
 func TestTheStoreIsBounded(t *testing.T) {
@@ -159,7 +159,7 @@ func TestRulesAndJoinsThatCannotBe(t *testing.T) {
 			pyproto.Pair{Key: "waiting_timeout", Value: int64(0)})
 		_, err := r.host.Report(ctx, m.from, q)
 		require.NoError(t, err)
-		require.Equal(t, time.Millisecond, r.host.last.LastCall)
+		require.Equal(t, time.Millisecond, r.host.reg.last.LastCall)
 		for _, name := range []string{training, checking, "other", ""} {
 			for _, change := range []pyproto.Field{f("node_rank", 1<<31), f("node_rank", rendezvous.MaxNodes),
 				f("local_world_size", 0), f("local_world_size", -4), f("local_world_size", math.MaxInt64),
@@ -172,9 +172,9 @@ func TestRulesAndJoinsThatCannotBe(t *testing.T) {
 				require.Error(t, err, "%v", change)
 			}
 		}
-		require.Empty(t, r.host.agents)
+		require.Empty(t, r.host.reg.agents)
 		require.Empty(t, r.host.check.waiting)
-		require.Empty(t, r.host.places)
+		require.Empty(t, r.host.reg.places)
 	})
 }
 
@@ -222,10 +222,10 @@ func TestCallersAreForgotten(t *testing.T) {
 		who := caller{"worker", i}
 		require.NoError(t, h.brings(who, pyproto.Comm.New("RendezvousParams", f("min_nodes", i%7+1), f("max_nodes", 7))))
 		h.locate(ctx, who, "")
-		h.stray(who)
+		h.reg.stray(who)
 		h.syncPort(who, pyproto.Comm.New("SyncTrainingPort", f("port", 1)))
 	}
-	require.Equal(t, []int{1, 1, 1}, []int{len(h.params), len(h.places), len(h.astray)})
+	require.Equal(t, []int{1, 1, 1}, []int{len(h.reg.params), len(h.reg.places), len(h.reg.astray)})
 	require.LessOrEqual(t, len(h.ports.offers), maxCallers)
 }
 
@@ -328,7 +328,7 @@ func play(r *rig, script []byte) {
 	}
 	time.Sleep(20 * time.Minute) // whoever is still here is silent
 	synctest.Wait()
-	for _, a := range r.host.agents {
+	for _, a := range r.host.reg.agents {
 		require.True(r.t, a.exited)
 	}
 }
@@ -423,7 +423,7 @@ func BenchmarkPolls(b *testing.B) {
 func (h *Host) follows() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, a := range h.agents {
+	for _, a := range h.reg.agents {
 		if a.dir.Kind != "" {
 			n++
 		}

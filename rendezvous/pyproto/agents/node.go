@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -80,10 +79,7 @@ func (h *Host) locate(ctx context.Context, who caller, ip string) {
 	machine := h.cfg.Machine(ctx, who.kind, who.id, ip)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.places) >= maxCallers {
-		clear(h.places)
-	}
-	h.places[who] = machine
+	h.reg.locate(who, machine)
 }
 
 func (h *Host) joinCheck(who caller, rank, slots int) int {
@@ -101,61 +97,33 @@ func (h *Host) joinTraining(ctx context.Context, who caller, rank, slots int, ip
 		return 0, context.Cause(ctx)
 	}
 	h.mu.Lock()
-	a, p, holder := h.agents[who], h.rulesOf(who), h.ranks[rank]
+	c, err := h.reg.claim(time.Now(), who, rank, slots, ip)
 	round := h.worlds.last
 	h.check.over(who.id)
-	again := a != nil && a.node.Rank == rank && (a.works || a.node.Slots == slots && a.node.IP == ip)
-	another := a != nil && a.node.Rank != rank && !a.exited
-	double := holder != nil && holder != a && holder.who.id >= who.id && !holder.exited && !holder.silent(time.Now())
 	h.mu.Unlock()
 	switch {
-	case p == nil:
-		return 0, fmt.Errorf("agents: the rules of the run are not known: node %d was here before this master; "+
-			"start its pod again", who.id)
-	case again:
-		return round, h.rejoin(ctx, a, slots, ip)
-	case another:
-		return 0, fmt.Errorf("agents: two agents with NODE_ID=%d, of node ranks %d and %d: every one needs a NODE_ID of "+
-			"its own", who.id, a.node.Rank, rank)
-	case double:
-		return 0, fmt.Errorf("agents: two agents with NODE_RANK=%d, of NODE_ID %d and %d: every one needs a NODE_RANK of "+
-			"its own, and the pod that takes another's place a larger NODE_ID", rank, holder.who.id, who.id)
-	case a != nil:
-		h.leave(ctx, a, rendezvous.Leave{Reason: "another agent has its NODE_ID", Killed: true})
-	case holder != nil:
-		h.leave(ctx, holder, rendezvous.Leave{Reason: fmt.Sprintf("replaced by node %d", who.id), Killed: true})
+	case err != nil:
+		return 0, err
+	case c.again != nil:
+		return round, h.rejoin(ctx, c.again, slots, ip)
+	case c.former != nil:
+		h.leave(ctx, c.former, rendezvous.Leave{Reason: c.why, Killed: true})
 	}
-	return round, h.arrive(ctx, who, *p, rank, slots, ip)
-}
-
-// rulesOf are the rules that the agent has sent; an agent that returns does not send them again.
-func (h *Host) rulesOf(who caller) *rendezvous.Params {
-	if p, ok := h.params[who]; ok {
-		return &p
-	}
-	return h.last
+	return round, h.arrive(ctx, who, c.params, rank, slots, ip)
 }
 
 // arrive makes a node of an agent. It is registered before it joins: its join may seal a world, of which others hear at
 // once.
 func (h *Host) arrive(ctx context.Context, who caller, p rendezvous.Params, rank, slots int, ip string) error {
-	name := nodeName(who)
 	h.mu.Lock()
 	if err := h.ctx.Err(); err != nil {
 		h.mu.Unlock()
 		return err
 	}
-	h.count++
-	a := &agent{who: who, params: p, seen: time.Now(), node: rendezvous.Node{
-		ID: fmt.Sprintf("%s@%s.%d", name, strconv.FormatInt(time.Now().UnixNano(), 36), h.count), Name: name, Rank: rank,
-		Generation: who.id, Addr: ip, IP: ip, Slots: slots, Agent: rendezvous.AgentDLRover,
-		Machine: h.places[who],
-	}}
+	a := h.reg.add(time.Now(), who, p, rank, slots, ip)
 	var watching context.Context
 	watching, a.cancel = context.WithCancel(h.ctx)
 	ev := rendezvous.Join{Node: a.node, Params: p}
-	h.agents[who], h.names[name], h.ranks[rank] = a, a, a
-	delete(h.astray, who)
 	h.mu.Unlock()
 	if err := h.cfg.Service.Join(ctx, h.cfg.Run, ev); err != nil {
 		h.forget(a)
@@ -181,7 +149,7 @@ func (h *Host) rejoin(ctx context.Context, a *agent, slots int, ip string) error
 	worked, told, epoch := a.works && !a.over(), a.dir.Kind == job.Stop, a.worked
 	a.works, a.done, a.moved, a.exited = false, false, false, false
 	if worked {
-		a.node.Slots, a.node.Addr, a.node.IP, a.node.Machine = slots, ip, ip, h.places[a.who]
+		a.node.Slots, a.node.Addr, a.node.IP, a.node.Machine = slots, ip, ip, h.reg.places[a.who]
 		a.ended = a.worked
 	}
 	h.mu.Unlock()
@@ -189,7 +157,7 @@ func (h *Host) rejoin(ctx context.Context, a *agent, slots int, ip string) error
 		return nil
 	}
 	if !told { // it restarts by itself
-		_ = h.report(ctx, rendezvous.Failing{ID: a.node.ID, EpochID: epoch, Decision: rendezvous.RestartFree})
+		_ = h.cfg.report(ctx, rendezvous.Failing{ID: a.node.ID, EpochID: epoch, Decision: rendezvous.RestartFree})
 	}
 	return h.rejoinHub(ctx, a)
 }
@@ -231,49 +199,50 @@ func (h *Host) follow(ctx context.Context, a *agent) {
 // take keeps a directive for the agent's next poll, and carries out the part that needs no agent.
 func (h *Host) take(ctx context.Context, a *agent, d rendezvous.Directive) {
 	h.mu.Lock()
-	if h.agents[a.who] != a {
+	if h.reg.agents[a.who] != a {
 		h.mu.Unlock()
 		return
 	}
-	h.waitsBy(a, -1)
-	a.dir = d
-	h.waitsBy(a, 1)
-	var then func()
-	switch {
-	case d.Kind == job.Stop:
-		then = h.stop(ctx, a, d)
-	case d.Kind == job.Done && !a.exited:
-		h.release(a)
-	case d.Kind == job.Done:
-		then = func() { h.leave(ctx, a, rendezvous.Leave{Reason: "done"}) }
-	case d.Kind == job.Fail && a.exited:
-		then = func() { h.leave(ctx, a, rendezvous.Leave{Reason: "the job failed"}) }
+	h.reg.direct(a, d)
+	e := a.react(d)
+	if e.release {
+		h.store.release(h.worlds.numbers[a.worked])
 	}
 	h.mu.Unlock()
-	if then != nil {
-		then()
+	if e.leave != "" {
+		h.leave(ctx, a, rendezvous.Leave{Reason: e.leave})
+	}
+	if e.rejoin {
+		_ = h.rejoinHub(ctx, a) // if the Round is gone, the agent's next poll reports it
 	}
 }
 
-// waitsBy keeps the number of agents that wait for others.
-func (h *Host) waitsBy(a *agent, n int) {
-	if a.dir.Kind == job.Wait {
-		h.waits += n
-	}
+// effect is the part of a directive that needs no agent.
+type effect struct {
+	release bool   // end the barrier in which it waits for others
+	leave   string // why its node leaves the run; "": it stays
+	rejoin  bool
 }
 
-// stop handles a Stop. An agent without workers joins again at once. One whose workers have succeeded waits for others
-// in a barrier of its own, and cannot be called back: it ends, and the world goes on without it.
-func (h *Host) stop(ctx context.Context, a *agent, d rendezvous.Directive) func() {
-	switch {
-	case a.done && a.worked == d.EpochID:
-		h.release(a)
-		return func() { h.leave(ctx, a, rendezvous.Leave{Reason: noWayBack}) }
-	case a.works && a.worked == d.EpochID:
-		return nil // its polls report waiting nodes
+// react returns the effect of a directive. On a Stop an agent without workers joins again at once. One whose workers
+// have succeeded waits for others in a barrier of its own, and cannot be called back: it ends, and the world goes on
+// without it.
+func (a *agent) react(d rendezvous.Directive) effect {
+	switch here := a.worked == d.EpochID; {
+	case d.Kind == job.Stop && a.done && here:
+		return effect{release: true, leave: noWayBack}
+	case d.Kind == job.Stop && a.works && here: // its polls report waiting nodes
+	case d.Kind == job.Stop:
+		a.ended = d.EpochID
+		return effect{rejoin: true}
+	case d.Kind == job.Done && !a.exited:
+		return effect{release: true}
+	case d.Kind == job.Done:
+		return effect{leave: "done"}
+	case d.Kind == job.Fail && a.exited:
+		return effect{leave: "the job failed"}
 	}
-	a.ended = d.EpochID
-	return func() { _ = h.rejoinHub(ctx, a) } // if the Round is gone, the agent's next poll reports it
+	return effect{}
 }
 
 const noWayBack = "its workers had succeeded, and agents of DLRover do not go back"
@@ -283,12 +252,12 @@ const noWayBack = "its workers had succeeded, and agents of DLRover do not go ba
 func (h *Host) waiting(who caller, name string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	a := h.agents[who]
+	a := h.reg.agents[who]
 	switch {
 	case a == nil && name == checking:
-		return max(h.check.waitingNum(), h.strayed(who))
+		return max(h.check.waitingNum(), h.reg.strayed(who))
 	case a == nil:
-		return h.strayed(who)
+		return h.reg.strayed(who)
 	case a.over() && !a.works:
 		return -1
 	case a.over() && a.dir.Kind != job.Done:
@@ -306,37 +275,12 @@ func stopped(a *agent) int {
 	return 0
 }
 
-// strayed calls back an agent that has been here before. Either its node is gone, or its workers run since before this
-// master and others wait for it.
-func (h *Host) strayed(who caller) int {
-	if h.astray[who] || h.waits > 0 {
-		return 1
-	}
-	return 0
-}
-
-// stray notes, h locked, that an agent is in no node any more, and does not know it.
-func (h *Host) stray(who caller) {
-	if len(h.astray) >= maxCallers {
-		clear(h.astray) // an agent that polls is noted again
-	}
-	h.astray[who] = true
-}
-
-func (h *Host) report(ctx context.Context, ev rendezvous.Event) error {
-	err := h.cfg.Service.Report(ctx, h.cfg.Run, ev)
-	if errors.Is(err, rendezvous.ErrUnknownNode) {
-		return nil // its next poll reports it
-	}
-	return err
-}
-
 // failed reports an agent's failure to the run.
 func (h *Host) failed(ctx context.Context, who caller, m *pyproto.Message) error {
 	text, level := m.Str("error_data"), m.Str("level")
 	h.mu.Lock()
-	a := h.agents[who]
-	takesPart, machine := a != nil || h.check.has(who.id), h.places[who]
+	a := h.reg.agents[who]
+	takesPart, machine := a != nil || h.check.has(who.id), h.reg.places[who]
 	ev, at := rendezvous.Failing{Decision: rendezvous.RestartFree}, job.Place{}
 	if a != nil {
 		ev.ID, ev.EpochID = a.node.ID, a.worked
@@ -348,10 +292,10 @@ func (h *Host) failed(ctx context.Context, who caller, m *pyproto.Message) error
 	name := nodeName(who)
 	switch {
 	case level == nodeError && !takesPart:
-		h.once("node error of a stranger", func() {
+		if h.said.first("node error of a stranger") {
 			h.cfg.Log.Warn("an agent that has joined neither the run nor a check tells that its node is at fault, which is "+
 				"not heeded; this is said once", "node", name, "text", line(text))
-		})
+		}
 	case level == nodeError:
 		h.cfg.Note(job.EventNodeError, name, machine, line(text))
 		if a != nil {
@@ -359,7 +303,7 @@ func (h *Host) failed(ctx context.Context, who caller, m *pyproto.Message) error
 		}
 	case level == processError && a != nil && !strings.Contains(text, ofSaver):
 		ev.Failures = failures(name, at, text)
-		return h.report(ctx, ev)
+		return h.cfg.report(ctx, ev)
 	default:
 		h.cfg.Log.Info("an agent tells", "node", name, "level", level, "text", fmt.Sprintf("%.300q", text))
 	}
@@ -450,7 +394,7 @@ func (h *Host) event(ctx context.Context, who caller, m *pyproto.Message) error 
 // exit: the agent ends. One that has succeeded stays in the run until the run knows how it ends.
 func (h *Host) exit(ctx context.Context, who caller, succeeded bool) error {
 	h.mu.Lock()
-	a := h.agents[who]
+	a := h.reg.agents[who]
 	if a == nil {
 		h.check.goneID(who.id)
 		h.mu.Unlock()
@@ -480,7 +424,7 @@ func (h *Host) succeeded(ctx context.Context, a *agent) error {
 	late := a.dir.Kind == job.Stop && a.dir.EpochID == epoch
 	a.done = true
 	if late {
-		h.release(a)
+		h.store.release(h.worlds.numbers[a.worked])
 	}
 	h.mu.Unlock()
 	switch {
@@ -490,13 +434,13 @@ func (h *Host) succeeded(ctx context.Context, a *agent) error {
 		h.leave(ctx, a, rendezvous.Leave{Reason: noWayBack})
 		return nil
 	}
-	return h.report(ctx, rendezvous.Success{ID: a.node.ID, EpochID: epoch})
+	return h.cfg.report(ctx, rendezvous.Success{ID: a.node.ID, EpochID: epoch})
 }
 
 // stepped: the first step of an epoch.
 func (h *Host) stepped(ctx context.Context, who caller) error {
 	h.mu.Lock()
-	a := h.agents[who]
+	a := h.reg.agents[who]
 	news := a != nil && a.works && !a.moved
 	var ev rendezvous.Stepped
 	if news {
@@ -506,7 +450,7 @@ func (h *Host) stepped(ctx context.Context, who caller) error {
 	if !news {
 		return nil
 	}
-	return h.report(ctx, ev)
+	return h.cfg.report(ctx, ev)
 }
 
 // leave takes an agent's node out of the run.
@@ -523,8 +467,8 @@ func (h *Host) lose(a *agent) {
 	h.forget(a)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.agents[a.who] == nil {
-		h.stray(a.who)
+	if h.reg.agents[a.who] == nil {
+		h.reg.stray(a.who)
 	}
 }
 
@@ -532,19 +476,10 @@ func (h *Host) forget(a *agent) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	a.cancel()
-	if h.agents[a.who] != a {
+	if !h.reg.remove(a) {
 		return
 	}
-	delete(h.agents, a.who)
-	if h.names[a.node.Name] == a {
-		delete(h.names, a.node.Name)
-	}
-	if h.ranks[a.node.Rank] == a {
-		delete(h.ranks, a.node.Rank)
-	}
-	delete(h.steps, a.who)
-	h.ports.forget(a.who, len(h.agents) == 0)
-	h.waitsBy(a, -1)
+	h.ports.forget(a.who, len(h.reg.agents) == 0)
 	h.check.gone(a.node.Rank, a.who.id)
 }
 
@@ -560,8 +495,9 @@ func (h *Host) listen() {
 		}
 		h.mu.Lock()
 		h.check.dropSilent(time.Now())
+		silent := h.reg.silent(time.Now())
 		h.mu.Unlock()
-		for _, a := range h.silent(time.Now()) {
+		for _, a := range silent {
 			h.lose(a)
 			h.leave(h.ctx, a, rendezvous.Leave{
 				Reason: fmt.Sprintf("its agent has given no sign of life for %s", silence), Killed: true,
@@ -571,14 +507,3 @@ func (h *Host) listen() {
 }
 
 func (a *agent) silent(now time.Time) bool { return now.Sub(a.seen) > silence }
-
-func (h *Host) silent(now time.Time) (as []*agent) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, a := range h.agents {
-		if !a.exited && a.silent(now) {
-			as = append(as, a)
-		}
-	}
-	return as
-}

@@ -58,8 +58,8 @@ func (h *Host) syncPort(who caller, m *pyproto.Message) *pyproto.Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	need := 1
-	if h.last != nil {
-		need = h.last.Min
+	if h.reg.last != nil {
+		need = h.reg.last.Min
 	}
 	offered := m.Int("port")
 	port, next := h.ports.ask(time.Now(), who, offered, need)

@@ -147,7 +147,7 @@ func (s *store) full(key string, more int) bool {
 // wrote handles the keys by which agents announce their progress to each other.
 func (h *Host) wrote(ctx context.Context, who caller, key string) error {
 	h.mu.Lock()
-	a := h.agents[who]
+	a := h.reg.agents[who]
 	if a == nil || !a.works {
 		h.mu.Unlock()
 		return nil
@@ -155,10 +155,15 @@ func (h *Host) wrote(ctx context.Context, who caller, key string) error {
 	number, ours := h.worlds.numbers[a.worked]
 	name, below := strings.CutPrefix(key, prefix(number))
 	mine, leads := ours && below, a.dir.Kind == job.Lead
+	addr, port, err := h.store.meeting(number)
+	ev := rendezvous.Ready{ID: a.node.ID, EpochID: a.worked, Addr: addr, Port: port}
 	h.mu.Unlock()
 	switch {
 	case mine && leads && (name == masterAddr || name == masterPort):
-		return h.ready(ctx, a, number)
+		if err != nil || port == 0 {
+			return err
+		}
+		return h.cfg.report(ctx, ev)
 	case mine && (name == numMembers || isArrival(name)):
 		return h.succeeded(ctx, a)
 	}
@@ -172,31 +177,21 @@ func isArrival(name string) bool {
 	return ok && err == nil
 }
 
-// ready: the leader's agent has published where its first worker will serve the store. It writes address and port
-// separately.
-func (h *Host) ready(ctx context.Context, a *agent, number int) error {
-	h.mu.Lock()
-	addr := string(pyproto.BytesOf(h.store.values[prefix(number)+masterAddr]))
-	digits := string(pyproto.BytesOf(h.store.values[prefix(number)+masterPort]))
-	ev := rendezvous.Ready{ID: a.node.ID, EpochID: a.worked, Addr: addr}
-	h.mu.Unlock()
-	if addr == "" || digits == "" {
-		return nil
-	}
-	port, err := strconv.Atoi(digits)
-	if err != nil || port < 1 || port > 65535 || len(addr) > rendezvous.MaxName || !text.Printable(addr) {
-		return fmt.Errorf("agents: the leader's address is %.100q and its port %.20q: need one from 1 to 65535", addr, digits)
-	}
-	ev.Port = port
-	return h.report(ctx, ev)
-}
-
 // pair answers a question about one key: its value, or the sum after something was added.
 func (h *Host) pair(ctx context.Context, who caller, m *pyproto.Message) *pyproto.Message {
 	key := m.Str("key")
 	var value any
 	if m.Str("op") == "add" {
-		value = h.add(ctx, who, key, m.Int("value"))
+		h.mu.Lock()
+		sum, err := h.store.add(key, m.Int("value"))
+		h.mu.Unlock()
+		if err == nil {
+			err = h.wrote(ctx, who, key)
+		}
+		if err != nil {
+			h.cfg.Log.Warn("an agent's count is lost", "err", err)
+		}
+		value = sum
 	} else {
 		h.mu.Lock()
 		value = h.store.get(key)
@@ -218,30 +213,69 @@ func (s *store) get(key string) any {
 }
 
 // add counts. A value that is no number counts as 0.
-func (h *Host) add(ctx context.Context, who caller, key string, n int) int {
-	h.mu.Lock()
-	sum := n
-	switch v := h.store.values[key].(type) {
+func (s *store) add(key string, n int) (sum int, err error) {
+	sum = n
+	switch v := s.values[key].(type) {
 	case int64:
 		sum += int(v)
 	case []byte, string:
 		old, _ := strconv.Atoi(string(pyproto.BytesOf(v)))
 		sum += old
 	}
-	err := h.store.set(key, int64(sum))
-	h.mu.Unlock()
-	if err == nil {
-		err = h.wrote(ctx, who, key)
+	return sum, s.set(key, int64(sum))
+}
+
+// all returns nothing if one key has no value.
+func (s *store) all(keys []string) (found []pyproto.Pair) {
+	for _, key := range keys {
+		v, ok := s.values[key]
+		if b := pyproto.BytesOf(v); !ok || b != nil && len(b) == 0 {
+			return nil
+		}
+		found = append(found, pyproto.Pair{Key: key, Value: v})
 	}
-	if err != nil {
-		h.cfg.Log.Warn("an agent's count is lost", "err", err)
+	return found
+}
+
+// release ends the barrier in which the agents of a world wait for others: that of DLRover and of later versions of
+// torch, and that of torch to 1.13, which has two keys for every node: that it is there, and that it has seen all
+// others, for which the agent of the first one waits.
+func (s *store) release(number int) {
+	size := s.sizes[number]
+	if size == 0 { // no agent has received it, or it is done
+		return
 	}
-	return sum
+	delete(s.sizes, number)
+	p := prefix(number) + terminalState
+	s.put(p+"/last_member", []byte("<val_ignored>"))
+	for i := range size {
+		own := p + strconv.Itoa(i)
+		s.put(own, []byte(strconv.Itoa(i)))
+		s.put(own+".FIN", []byte("FIN"))
+	}
+}
+
+// meeting is where the first worker of a world will serve the workers' store, as its agent has published it; port 0:
+// nothing yet. Agents write address and port separately.
+func (s *store) meeting(number int) (addr string, port int, err error) {
+	addr = string(pyproto.BytesOf(s.values[prefix(number)+masterAddr]))
+	digits := string(pyproto.BytesOf(s.values[prefix(number)+masterPort]))
+	if addr == "" || digits == "" {
+		return "", 0, nil
+	}
+	port, err = strconv.Atoi(digits)
+	if err != nil || port < 1 || port > 65535 || len(addr) > rendezvous.MaxName || !text.Printable(addr) {
+		return "", 0, fmt.Errorf("agents: the leader's address is %.100q and its port %.20q: need one from 1 to 65535", addr,
+			digits)
+	}
+	return addr, port, nil
 }
 
 // pairs answers with all keys, each once, or with none if one is missing.
 func (h *Host) pairs(m *pyproto.Message) *pyproto.Message {
-	found := h.lookUp(keysOf(m.Dict("kvs")))
+	h.mu.Lock()
+	found := h.store.all(keysOf(m.Dict("kvs")))
+	h.mu.Unlock()
 	return pyproto.DialectOf(m).New("KeyValuePairs", pyproto.Field{Name: "kvs", Value: &pyproto.Dict{Pairs: found}},
 		pyproto.Field{Name: "op", Value: ""})
 }
@@ -256,18 +290,4 @@ func keysOf(d *pyproto.Dict) (keys []string) {
 		}
 	}
 	return keys
-}
-
-// lookUp returns nothing if one key has no value.
-func (h *Host) lookUp(keys []string) (found []pyproto.Pair) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, key := range keys {
-		v, ok := h.store.values[key]
-		if b := pyproto.BytesOf(v); !ok || b != nil && len(b) == 0 {
-			return nil
-		}
-		found = append(found, pyproto.Pair{Key: key, Value: v})
-	}
-	return found
 }

@@ -58,14 +58,14 @@ func prefix(number int) string {
 // counts as having workers from then on.
 func (h *Host) commWorld(ctx context.Context, who caller, d pyproto.Dialect) ([]byte, error) {
 	h.mu.Lock()
-	a := h.agents[who]
+	a := h.reg.agents[who]
 	if a == nil || !a.mayRun() {
-		if a == nil && h.last != nil {
-			h.stray(who)
+		if a == nil && h.reg.last != nil {
+			h.reg.stray(who)
 		}
 		why, known := a.idle(), h.worlds.last > 0
 		h.mu.Unlock()
-		if why == aside || why == gathering && (known || h.sealed(ctx)) {
+		if why == aside || why == gathering && (known || h.cfg.sealed(ctx)) {
 			return elsewhere[d], nil
 		}
 		return numbered(d, 0), nil
@@ -119,12 +119,6 @@ func (a *agent) idle() idle {
 	}
 }
 
-// sealed: the run has had a world, by which it is known whether there are enough nodes.
-func (h *Host) sealed(ctx context.Context) bool {
-	world, err := h.cfg.Service.World(ctx, h.cfg.Run)
-	return err == nil && len(world) > 0
-}
-
 // elsewhere are the answers with a world that no agent is in. An agent that gets one waits; without, it gives up after
 // its join timeout.
 var elsewhere = func() map[pyproto.Dialect][]byte {
@@ -151,7 +145,7 @@ func (h *Host) worldOf(world []job.Member, a *agent, dir rendezvous.Directive, k
 	ours := false
 	for i, m := range world {
 		rank := rendezvous.MaxNodes + i // a launcher of ours: no agent has this rank
-		if a := h.names[m.Node]; a != nil && m.Agent != "" {
+		if a := h.reg.names[m.Node]; a != nil && m.Agent != "" {
 			rank = a.node.Rank
 		}
 		ours = ours || i == 0 && rank >= rendezvous.MaxNodes
@@ -159,7 +153,7 @@ func (h *Host) worldOf(world []job.Member, a *agent, dir rendezvous.Directive, k
 	}
 	h.store.forget(training, h.worlds.last-1)
 	h.store.sizes[key.number] = len(world)
-	h.seed(world, ours, dir.Place, key)
+	h.store.seed(world, ours, dir.Place, key)
 	answer := pickle.Encode(rendezvousState(key.dialect, dict, 0, key.number, 0))
 	h.worlds.answers[key] = answer
 	return answer
@@ -167,41 +161,22 @@ func (h *Host) worldOf(world []job.Member, a *agent, dir rendezvous.Directive, k
 
 // seed writes the keys that our launchers do not write themselves: the workers' meeting place, if one of them leads.
 // Agents of 0.4 with torch 2.4 or later also exchange ranks before their leader publishes the place. The others hear of
-// the world only then, so seed writes their ranks. h is locked.
-func (h *Host) seed(world []job.Member, ours bool, place *job.Place, key answerKey) {
+// the world only then, so seed writes their ranks.
+func (s *store) seed(world []job.Member, ours bool, place *job.Place, key answerKey) {
 	p := prefix(key.number)
 	if ours && place.MasterPort > 0 {
-		h.store.put(p+masterAddr, []byte(place.MasterAddr))
-		h.store.put(p+masterPort, []byte(strconv.Itoa(place.MasterPort)))
+		s.put(p+masterAddr, []byte(place.MasterAddr))
+		s.put(p+masterPort, []byte(strconv.Itoa(place.MasterPort)))
 	}
 	if key.dialect != pyproto.Grpc {
 		return
 	}
 	for i, m := range world {
 		info, _ := json.Marshal(map[string]any{"role": "dlrover-trainer", "rank": i, "local_world_size": m.Slots})
-		h.store.put(p+roleInfo+strconv.Itoa(i), info)
+		s.put(p+roleInfo+strconv.Itoa(i), info)
 		if ours {
 			assigned, _ := json.Marshal([]int{m.RankBase, place.WorldSize, m.RankBase, place.WorldSize})
-			h.store.put(p+assignedRanks+strconv.Itoa(i), assigned)
+			s.put(p+assignedRanks+strconv.Itoa(i), assigned)
 		}
-	}
-}
-
-// release ends the barrier in which an agent waits for others, h locked: that of DLRover and of later versions of
-// torch, and that of torch to 1.13, which has two keys for every node: that it is there, and that it has seen all
-// others, for which the agent of the first one waits.
-func (h *Host) release(a *agent) {
-	number, ok := h.worlds.numbers[a.worked]
-	size := h.store.sizes[number]
-	if !ok || size == 0 { // no agent has received it, or it is done
-		return
-	}
-	delete(h.store.sizes, number)
-	p := prefix(number) + terminalState
-	h.store.put(p+"/last_member", []byte("<val_ignored>"))
-	for i := range size {
-		own := p + strconv.Itoa(i)
-		h.store.put(own, []byte(strconv.Itoa(i)))
-		h.store.put(own+".FIN", []byte("FIN"))
 	}
 }
