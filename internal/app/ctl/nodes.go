@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/app/marks"
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/table"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
@@ -111,14 +111,14 @@ func action(level string, d *marks.ActionRecord) string {
 	switch {
 	case d == nil:
 		return "-"
-	case d.Do == nodes.Remove:
+	case d.Do == nodehealth.Remove:
 		return string(d.Do) + ": " + string(d.State)
 	}
 	return level + ": " + string(d.State)
 }
 
 // machineRow prints one machine: its mark, or its other records, and the newest of them.
-func machineRow(t table.Table, now time.Time, n nodes.Node, action string) {
+func machineRow(t table.Table, now time.Time, n nodehealth.Node, action string) {
 	mark, since, until, by, why := "-", "-", "-", "-", newest(n)
 	switch {
 	case n.Mark != nil:
@@ -140,7 +140,7 @@ func machineRow(t table.Table, now time.Time, n nodes.Node, action string) {
 }
 
 // newest is the newest finding, with its age.
-func newest(n nodes.Node) string {
+func newest(n nodehealth.Node) string {
 	if len(n.Findings) == 0 {
 		return ""
 	}

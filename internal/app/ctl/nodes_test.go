@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/app/marks"
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/app/service"
 )
 
@@ -44,13 +44,13 @@ func TestMachines(t *testing.T) {
 	d, k := servedWithMarks(t)
 	require.Contains(t, d.ok("nodes"), "knows nothing against any node")
 	k.Size("r", []string{"gpu-01", "gpu-02", "gpu-03", "gpu-04"})
-	k.Find(nodes.Finding{Node: "gpu-01", Run: "r", Kind: nodes.CheckFailed, Text: "its link is slow"})
-	k.Find(nodes.Finding{Node: "gpu-02", Run: "r", Kind: nodes.Hang, Text: "rank 2 hung"})
+	k.Find(nodehealth.Finding{Node: "gpu-01", Run: "r", Kind: nodehealth.CheckFailed, Text: "its link is slow"})
+	k.Find(nodehealth.Finding{Node: "gpu-02", Run: "r", Kind: nodehealth.Hang, Text: "rank 2 hung"})
 	for range 3 {
 		k.Failed("r", "gpu-03", "exit code 1")
 	}
-	k.Find(nodes.Finding{Node: "gpu-04", Run: "r", Kind: nodes.ECC, Text: "row 7"})
-	k.Find(nodes.Finding{Node: "gpu-05", Run: "r", Kind: nodes.ECC, Text: "row 8"})
+	k.Find(nodehealth.Finding{Node: "gpu-04", Run: "r", Kind: nodehealth.ECC, Text: "row 7"})
+	k.Find(nodehealth.Finding{Node: "gpu-05", Run: "r", Kind: nodehealth.ECC, Text: "row 8"})
 	require.Equal(t, "node gpu-07 is marked; to end it: dlroverctl node clear gpu-07\n",
 		d.ok("node", "mark", "gpu-07", "--reason", "smoke"))
 
@@ -92,7 +92,7 @@ func TestADaemonThatKeepsNothingOfMachines(t *testing.T) {
 // stubborn is an Actor to whom one machine is not known.
 type stubborn struct{}
 
-func (stubborn) Apply(_ context.Context, m nodes.Mark) error {
+func (stubborn) Apply(_ context.Context, m nodehealth.Mark) error {
 	switch m.Node {
 	case "gpu-08":
 		return errors.New("the cluster is away")
@@ -102,7 +102,9 @@ func (stubborn) Apply(_ context.Context, m nodes.Mark) error {
 	return nil
 }
 
-func (stubborn) Remove(context.Context, nodes.Mark) error { return errors.New("the cluster is away") }
+func (stubborn) Remove(context.Context, nodehealth.Mark) error {
+	return errors.New("the cluster is away")
+}
 
 func (stubborn) Sweep(context.Context, func(string) bool) error {
 	return errors.New("no right to look")

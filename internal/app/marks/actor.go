@@ -8,16 +8,16 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 )
 
 // Actor carries out marks somewhere. Its methods must be idempotent; their ctx ends after a minute, and calls never
 // overlap. An error that is ErrFinal is not retried, every other one is.
 type Actor interface {
 	// Apply marks m.Node, or brings its mark up to date.
-	Apply(ctx context.Context, m nodes.Mark) error
+	Apply(ctx context.Context, m nodehealth.Mark) error
 	// Remove removes the mark m, and nothing of others.
-	Remove(ctx context.Context, m nodes.Mark) error
+	Remove(ctx context.Context, m nodehealth.Mark) error
 }
 
 // Sweeper is an Actor that can remove the marks of earlier daemons: all but those of known machines. It is called at
@@ -37,9 +37,9 @@ var ErrFinal = errors.New("it is not tried again")
 
 // Bounds of the queue of an Actor.
 const (
-	maxPending = nodes.MaxNodes // machines
-	actBudget  = time.Minute    // of one call
-	firstPause = time.Second    // after a call that has failed; it doubles
+	maxPending = nodehealth.MaxNodes // machines
+	actBudget  = time.Minute         // of one call
+	firstPause = time.Second         // after a call that has failed; it doubles
 	lastPause  = 2 * time.Minute
 	sweepEvery = time.Hour // also the last pause of a sweep
 )
@@ -52,10 +52,10 @@ const (
 
 // ActionRecord is how far an Actor is with a machine.
 type ActionRecord struct {
-	Do    nodes.Do `json:"do"`
-	State State    `json:"state"`
-	Why   string   `json:"why,omitempty"` // the newest error
-	said  string   // the newest error that was logged
+	Do    nodehealth.Do `json:"do"`
+	State State         `json:"state"`
+	Why   string        `json:"why,omitempty"` // the newest error
+	said  string        // the newest error that was logged
 }
 
 // State is that of an ActionRecord.
@@ -85,7 +85,7 @@ type actor struct {
 // pending is the newest task of one machine, or one of the others.
 type pending struct {
 	key   string
-	what  nodes.Do // "" of a task about no machine
+	what  nodehealth.Do // "" of a task about no machine
 	run   func(context.Context) error
 	due   time.Time
 	pause time.Duration // before the next attempt
@@ -99,9 +99,9 @@ func newActor(k *Keeper) *actor {
 }
 
 // begin enqueues the tasks of the start: an earlier daemon may have left them undone.
-func (a *actor) begin(marks []nodes.Mark) {
+func (a *actor) begin(marks []nodehealth.Mark) {
 	for _, m := range marks {
-		a.enqueue(nodes.Act{Do: nodes.Apply, Mark: m})
+		a.enqueue(nodehealth.Act{Do: nodehealth.Apply, Mark: m})
 	}
 	if s, ok := a.do.(Sweeper); ok {
 		a.put(&pending{key: sweepTask, run: func(ctx context.Context) error { return s.Sweep(ctx, a.known) }})
@@ -110,9 +110,9 @@ func (a *actor) begin(marks []nodes.Mark) {
 }
 
 // enqueue replaces the machine's pending task.
-func (a *actor) enqueue(act nodes.Act) {
+func (a *actor) enqueue(act nodehealth.Act) {
 	m, f := act.Mark, a.do.Apply
-	if act.Do == nodes.Remove {
+	if act.Do == nodehealth.Remove {
 		f = a.do.Remove
 	}
 	a.put(&pending{key: m.Node, what: act.Do, run: func(ctx context.Context) error { return f(ctx, m) }})
@@ -209,9 +209,9 @@ func (a *actor) attempt(ctx context.Context, p *pending) {
 	case newer:
 	case errors.Is(err, ErrFinal):
 		delete(a.pending, p.key)
-		a.records[p.key] = ActionRecord{p.what, Given, nodes.Line(err.Error()), p.said}
+		a.records[p.key] = ActionRecord{p.what, Given, nodehealth.Line(err.Error()), p.said}
 	default:
-		p.why = nodes.Line(err.Error())
+		p.why = nodehealth.Line(err.Error())
 		p.due = time.Now().Add(p.pause)
 		p.pause = min(2*p.pause, p.longest())
 	}
@@ -228,9 +228,9 @@ func (p *pending) longest() time.Duration {
 // succeeded records a task that was carried out. The lock is held.
 func (a *actor) succeeded(p *pending, newer bool) {
 	switch p.what {
-	case nodes.Apply:
+	case nodehealth.Apply:
 		a.records[p.key] = ActionRecord{Do: p.what, State: Applied}
-	case nodes.Remove:
+	case nodehealth.Remove:
 		delete(a.records, p.key)
 	}
 	if newer {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 )
 
 // cluster is an Actor that remembers marks, and that fails as it is told.
@@ -38,7 +38,7 @@ func (c *cluster) call(f func()) error {
 	return nil
 }
 
-func (c *cluster) Apply(_ context.Context, m nodes.Mark) error {
+func (c *cluster) Apply(_ context.Context, m nodehealth.Mark) error {
 	return c.call(func() {
 		c.marks[m.Node] = true
 		if c.until == nil {
@@ -48,7 +48,7 @@ func (c *cluster) Apply(_ context.Context, m nodes.Mark) error {
 	})
 }
 
-func (c *cluster) Remove(_ context.Context, m nodes.Mark) error {
+func (c *cluster) Remove(_ context.Context, m nodehealth.Mark) error {
 	return c.call(func() { delete(c.marks, m.Node) })
 }
 
@@ -111,7 +111,7 @@ func TestMarksEndSoonerWhereTheyMayLastLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir, c := t.TempDir(), &cluster{marks: map[string]bool{}}
 		start := func(expiry time.Duration) *Keeper {
-			k := open(t, Config{Dir: dir, Actor: c, Policy: nodes.Config{Expiry: expiry}})
+			k := open(t, Config{Dir: dir, Actor: c, Policy: nodehealth.Config{Expiry: expiry}})
 			synctest.Wait()
 			return k
 		}
@@ -158,8 +158,8 @@ func TestAnActorThatFailsIsShownAndLoggedOnce(t *testing.T) {
 		require.NoError(t, err)
 		synctest.Wait()
 		list = k.List()
-		require.Equal(t, Machine{nodes.Node{Name: "n1"}, list.Nodes[0].Record}, list.Nodes[0])
-		require.Equal(t, nodes.Remove, list.Nodes[0].Record.Do)
+		require.Equal(t, Machine{nodehealth.Node{Name: "n1"}, list.Nodes[0].Record}, list.Nodes[0])
+		require.Equal(t, nodehealth.Remove, list.Nodes[0].Record.Do)
 
 		c.failing(nil)
 		time.Sleep(sweepEvery)

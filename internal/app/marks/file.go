@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/openfile"
 )
 
@@ -56,14 +56,14 @@ func (f *file) close() { _ = f.lock.Close() }
 func (f *file) path() string { return filepath.Join(f.dir, fileName) }
 
 // load reads the Book, a new one if there is no file.
-func (f *file) load(policy nodes.Config) (*nodes.Book, error) {
-	data, err := openfile.Read(f.path(), nodes.MaxSnapshot)
+func (f *file) load(policy nodehealth.Config) (*nodehealth.Book, error) {
+	data, err := openfile.Read(f.path(), nodehealth.MaxSnapshot)
 	if errors.Is(err, os.ErrNotExist) {
-		return nodes.NewBook(policy), nil
+		return nodehealth.NewBook(policy), nil
 	}
-	var book *nodes.Book
+	var book *nodehealth.Book
 	if err == nil {
-		book, err = nodes.Restore(policy, data)
+		book, err = nodehealth.Restore(policy, data)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w; nothing was changed: move the file away to begin anew, or put a good one there",

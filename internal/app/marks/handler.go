@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"time"
 
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/httperr"
 	"dlrover-run/internal/text"
 )
@@ -95,8 +95,8 @@ func (k *Keeper) serveChange(req *http.Request) (any, error) {
 // checkChange reports an invalid change.
 func checkChange(node string, c Change) error {
 	for _, s := range []string{c.Reason, c.By} {
-		if len(s) > nodes.MaxText/2 || !text.Printable(s) {
-			return fmt.Errorf("reason or by %.100q: %s, at most %d bytes", s, text.PrintableRule, nodes.MaxText/2)
+		if len(s) > nodehealth.MaxText/2 || !text.Printable(s) {
+			return fmt.Errorf("reason or by %.100q: %s, at most %d bytes", s, text.PrintableRule, nodehealth.MaxText/2)
 		}
 	}
 	if c.Action != "mark" && c.Action != "clear" {
@@ -105,7 +105,7 @@ func checkChange(node string, c Change) error {
 	if c.Action == "mark" && c.Reason == "" {
 		return errors.New("a mark needs a reason: others will ask why")
 	}
-	return nodes.CheckName(node)
+	return nodehealth.CheckName(node)
 }
 
 func kept(err error) error {

@@ -1,5 +1,5 @@
-// Package marks keeps one nodes.Book for a daemon: with its file, its clock, the handlers below /v1/nodes, and an Actor
-// that applies marks elsewhere, such as to a cluster. Follow adds the findings of a service about machines.
+// Package marks keeps one nodehealth.Book for a daemon: with its file, its clock, the handlers below /v1/nodes, and an
+// Actor that applies marks elsewhere, such as to a cluster. Follow adds the findings of a service about machines.
 //
 // Goroutines, until Close: one that keeps the file and the time, one that acts if there is an Actor, and one that
 // listens after Follow.
@@ -15,7 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/job"
 )
@@ -28,7 +28,7 @@ type Config struct {
 	DryRun bool  // log the calls of an Actor instead of making them
 	// Action names the Actor's effect on a machine, for people, such as "taint".
 	Action string
-	Policy nodes.Config
+	Policy nodehealth.Config
 	Log    *slog.Logger
 	// Annotate adds a line to the timeline of a run, which may be over; nil adds none.
 	Annotate func(run string, event job.Event, node, text string)
@@ -49,7 +49,7 @@ type Keeper struct {
 	wg      sync.WaitGroup
 
 	mu      sync.Mutex
-	book    *nodes.Book
+	book    *nodehealth.Book
 	waiting []chan error // for the next write
 	failed  error        // of the last write
 
@@ -62,7 +62,7 @@ func Open(cfg Config) (*Keeper, error) {
 	if cfg.Settle == 0 {
 		cfg.Settle = time.Second
 	}
-	k := &Keeper{cfg: cfg, book: nodes.NewBook(cfg.Policy), dirty: make(chan struct{}, 1),
+	k := &Keeper{cfg: cfg, book: nodehealth.NewBook(cfg.Policy), dirty: make(chan struct{}, 1),
 		urgent: make(chan struct{}, 1)}
 	if cfg.Dir != "" {
 		f, err := openFile(cfg.Dir)
@@ -80,7 +80,7 @@ func Open(cfg Config) (*Keeper, error) {
 	if cfg.Actor != nil && !cfg.DryRun {
 		k.actor = newActor(k)
 	}
-	k.change((*nodes.Book).Tick, true) // the policy may allow marks less time than that of the daemon before
+	k.change((*nodehealth.Book).Tick, true) // the policy may allow marks less time than that of the daemon before
 	if k.actor != nil {
 		k.actor.begin(k.book.Marks())
 		k.wg.Go(func() { k.actor.work(ctx) })
@@ -151,7 +151,7 @@ const longestTurn = time.Hour
 // tick lets marks expire. It runs even if none is due: after the clock was set back, the due times are far away, and
 // only a Tick bounds them. It returns the timer of the next tick, and a function that stops it.
 func (k *Keeper) tick() (<-chan time.Time, func()) {
-	k.change((*nodes.Book).Tick, false)
+	k.change((*nodehealth.Book).Tick, false)
 	k.mu.Lock()
 	next := k.book.Next()
 	k.mu.Unlock()
@@ -172,13 +172,13 @@ func signal(c chan struct{}) {
 
 // change changes the Book, and carries out the acts that follow. touched means that there is a change even without
 // acts.
-func (k *Keeper) change(f func(b *nodes.Book, now time.Time) []nodes.Act, touched bool) {
+func (k *Keeper) change(f func(b *nodehealth.Book, now time.Time) []nodehealth.Act, touched bool) {
 	k.mu.Lock()
 	acts := f(k.book, time.Now())
 	for _, a := range acts {
 		k.carryOut(a)
 	}
-	if k.actor != nil && slices.ContainsFunc(acts, func(a nodes.Act) bool { return a.Do != nodes.Hold }) {
+	if k.actor != nil && slices.ContainsFunc(acts, func(a nodehealth.Act) bool { return a.Do != nodehealth.Hold }) {
 		k.actor.avoid()
 	}
 	k.mu.Unlock()
@@ -193,9 +193,9 @@ func (k *Keeper) change(f func(b *nodes.Book, now time.Time) []nodes.Act, touche
 }
 
 // carryOut has the actor do it. The lock is held, so that acts come in order.
-func (k *Keeper) carryOut(a nodes.Act) {
+func (k *Keeper) carryOut(a nodehealth.Act) {
 	switch {
-	case a.Do == nodes.Hold:
+	case a.Do == nodehealth.Hold:
 	case k.cfg.DryRun:
 		k.cfg.Log.Info("dry run: this would be done", "action", string(a.Do), "node", a.Mark.Node,
 			"level", k.cfg.Action, "text", a.Text)
@@ -205,12 +205,14 @@ func (k *Keeper) carryOut(a nodes.Act) {
 }
 
 // events are the names of acts in the timeline.
-var events = map[nodes.Do]job.Event{
-	nodes.Apply: job.EventNodeMarked, nodes.Remove: job.EventNodeUnmarked, nodes.Hold: job.EventNodeMarkHeld,
+var events = map[nodehealth.Do]job.Event{
+	nodehealth.Apply:  job.EventNodeMarked,
+	nodehealth.Remove: job.EventNodeUnmarked,
+	nodehealth.Hold:   job.EventNodeMarkHeld,
 }
 
 // tell adds an act to the timeline of its run and of all runs in which the machine takes part.
-func (k *Keeper) tell(a nodes.Act) {
+func (k *Keeper) tell(a nodehealth.Act) {
 	event, node := events[a.Do], a.Mark.Node
 	k.cfg.Log.Warn(string(event), "node", node, "run_id", a.Run, "kind", string(a.Mark.Kind), "text", a.Text)
 	if k.cfg.Annotate == nil {
@@ -267,29 +269,29 @@ func (k *Keeper) durable(ctx context.Context) error {
 	}
 }
 
-// Find records and judges findings, as nodes.Book does. So do Failed, Passed and Size.
-func (k *Keeper) Find(found ...nodes.Finding) {
-	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Find(now, found...) }, true)
+// Find records and judges findings, as nodehealth.Book does. So do Failed, Passed and Size.
+func (k *Keeper) Find(found ...nodehealth.Finding) {
+	k.change(func(b *nodehealth.Book, now time.Time) []nodehealth.Act { return b.Find(now, found...) }, true)
 }
 
 // Failed records how an epoch of a run has ended.
 func (k *Keeper) Failed(run, culprit, text string) {
-	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Failed(now, run, culprit, text) }, true)
+	k.change(func(b *nodehealth.Book, now time.Time) []nodehealth.Act { return b.Failed(now, run, culprit, text) }, true)
 }
 
 // Passed records the aspects of a machine that a check has found to be sound.
 func (k *Keeper) Passed(node string, covered ...string) {
-	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Passed(now, node, covered...) }, true)
+	k.change(func(b *nodehealth.Book, now time.Time) []nodehealth.Act { return b.Passed(now, node, covered...) }, true)
 }
 
 // Size sets the machines that take part in a run now; none: it is over.
 func (k *Keeper) Size(run string, machines []string) {
-	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { b.Size(now, run, machines); return nil }, true)
+	k.change(func(b *nodehealth.Book, now time.Time) []nodehealth.Act { b.Size(now, run, machines); return nil }, true)
 }
 
 // Mark marks a machine in the name of an operator. It returns once the mark is on disk.
 func (k *Keeper) Mark(ctx context.Context, node, by, why string) (err error) {
-	k.change(func(b *nodes.Book, now time.Time) (acts []nodes.Act) {
+	k.change(func(b *nodehealth.Book, now time.Time) (acts []nodehealth.Act) {
 		acts, err = b.SetMark(now, node, by, why, time.Time{})
 		return acts
 	}, false)
@@ -302,10 +304,10 @@ func (k *Keeper) Mark(ctx context.Context, node, by, why string) (err error) {
 // Clear removes every mark of a machine, and forgets its findings, in the name of an operator. It returns once that is
 // on disk; known is false if there was nothing.
 func (k *Keeper) Clear(ctx context.Context, node, by, why string) (known bool, err error) {
-	if err := nodes.CheckName(node); err != nil {
+	if err := nodehealth.CheckName(node); err != nil {
 		return false, err
 	}
-	k.change(func(b *nodes.Book, now time.Time) (acts []nodes.Act) {
+	k.change(func(b *nodehealth.Book, now time.Time) (acts []nodehealth.Act) {
 		acts, known = b.Clear(now, node, by, why)
 		return acts
 	}, true)
@@ -328,19 +330,19 @@ func (k *Keeper) List() Known {
 	known.Troubles = troubles
 	for _, name := range busy { // such as a mark that could not be removed yet
 		if !slices.ContainsFunc(known.Nodes, func(m Machine) bool { return m.Name == name }) {
-			known.Nodes = append(known.Nodes, Machine{nodes.Node{Name: name}, k.actor.record(name)})
+			known.Nodes = append(known.Nodes, Machine{nodehealth.Node{Name: name}, k.actor.record(name)})
 		}
 	}
 	slices.SortFunc(known.Nodes, func(a, b Machine) int { return strings.Compare(a.Name, b.Name) })
 	return known
 }
 
-func (k *Keeper) record(n nodes.Node) *ActionRecord {
+func (k *Keeper) record(n nodehealth.Node) *ActionRecord {
 	switch {
 	case k.actor != nil:
 		return k.actor.record(n.Name)
 	case k.cfg.DryRun && n.Mark != nil:
-		return &ActionRecord{Do: nodes.Apply, State: Dry}
+		return &ActionRecord{Do: nodehealth.Apply, State: Dry}
 	}
 	return nil
 }
@@ -358,7 +360,7 @@ type Known struct {
 
 // Machine is the record of one machine, and the Actor's progress.
 type Machine struct {
-	nodes.Node
+	nodehealth.Node
 	Record *ActionRecord `json:"action,omitempty"`
 }
 

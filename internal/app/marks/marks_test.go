@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/job"
 )
 
@@ -57,8 +57,8 @@ func open(t *testing.T, cfg Config) *Keeper {
 	return k
 }
 
-func broken(node string) nodes.Finding {
-	return nodes.Finding{Node: node, Run: "r", Kind: nodes.CheckFailed, Text: "its link is slow"}
+func broken(node string) nodehealth.Finding {
+	return nodehealth.Finding{Node: node, Run: "r", Kind: nodehealth.CheckFailed, Text: "its link is slow"}
 }
 
 // names are those of the machines that are marked.
@@ -155,7 +155,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 		}, "data directory"},
 		"huge": {func(t *testing.T, dir string) {
 			require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), nil, 0o600))
-			require.NoError(t, os.Truncate(filepath.Join(dir, fileName), nodes.MaxSnapshot+1))
+			require.NoError(t, os.Truncate(filepath.Join(dir, fileName), nodehealth.MaxSnapshot+1))
 		}, "at most"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -229,7 +229,7 @@ func (o *told) annotate(run string, event job.Event, node, _ string) {
 	o.add("%s: %s %s", run, event, node)
 }
 
-func (o *told) act(what string, m nodes.Mark) error {
+func (o *told) act(what string, m nodehealth.Mark) error {
 	o.mu.Lock()
 	fail := o.fail > 0
 	o.fail--
@@ -242,8 +242,8 @@ func (o *told) act(what string, m nodes.Mark) error {
 	return nil
 }
 
-func (o *told) Apply(_ context.Context, m nodes.Mark) error  { return o.act("apply", m) }
-func (o *told) Remove(_ context.Context, m nodes.Mark) error { return o.act("remove", m) }
+func (o *told) Apply(_ context.Context, m nodehealth.Mark) error  { return o.act("apply", m) }
+func (o *told) Remove(_ context.Context, m nodehealth.Mark) error { return o.act("remove", m) }
 
 func TestMarksAreToldCarriedOutAndExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -271,7 +271,7 @@ func TestMarksAreToldCarriedOutAndExpire(t *testing.T) {
 // A clock that was a year ahead, and is set back while the daemon runs, leaves no mark for a year.
 func TestAClockThatIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := nodes.NewBook(nodes.Config{})
+		b := nodehealth.NewBook(nodehealth.Config{})
 		b.Find(time.Now().Add(365*24*time.Hour), broken("n1"))
 		k := open(t, Config{})
 		k.mu.Lock()
@@ -299,7 +299,7 @@ func TestATurnComesEveryHour(t *testing.T) {
 		k := open(t, Config{Dir: dir})
 		time.Sleep(2 * gather) // what the start has changed is written
 		synctest.Wait()
-		b := nodes.NewBook(nodes.Config{})
+		b := nodehealth.NewBook(nodehealth.Config{})
 		b.Find(now.Add(365*24*time.Hour), broken("n1"))
 		k.mu.Lock()
 		k.book = b // and nothing else wakes the Keeper

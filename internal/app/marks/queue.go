@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
@@ -43,7 +43,7 @@ type said struct {
 const (
 	passed   = "passed"
 	maxSaid  = 1 << 16 // of one run in one piece; the rest is not heard
-	maxCover = 16      // aspects of one node, of nodes.MaxKind bytes
+	maxCover = 16      // aspects of one node, of nodehealth.MaxKind bytes
 
 )
 
@@ -90,7 +90,7 @@ func (k *Keeper) Cleared(run, id string, covered []string) {
 // bounded drops unknown aspects.
 func bounded(covered []string) []string {
 	covered = slices.Clone(covered[:min(len(covered), maxCover)])
-	return slices.DeleteFunc(covered, func(a string) bool { return len(a) > nodes.MaxKind })
+	return slices.DeleteFunc(covered, func(a string) bool { return len(a) > nodehealth.MaxKind })
 }
 
 func (h *heard) say(s said) {
@@ -211,7 +211,7 @@ func (l *listener) hear(run string, h *heard) {
 
 // forget drops the machines of nodes that have gone when there are many.
 func (r *known) forget(here []rendezvous.NodeStatus) {
-	if len(r.machines) < 2*len(here)+nodes.MaxPerNode*64 {
+	if len(r.machines) < 2*len(here)+nodehealth.MaxPerNode*64 {
 		return
 	}
 	clear(r.machines)
@@ -238,7 +238,7 @@ func (r *known) places(ns []rendezvous.NodeStatus) []string {
 
 // find hands over findings, all at once, and then which machines have passed a check since.
 func (l *listener) find(run string, r *known, all []said, bars map[string]job.Cause) {
-	var found []nodes.Finding
+	var found []nodehealth.Finding
 	ok := map[string][]string{} // aspects, by machine
 	for _, s := range all {
 		if s.event == passed {
@@ -251,10 +251,10 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]job.Ca
 			continue
 		}
 		m := r.machine(s.node)
-		if kind != nodes.LogRule {
+		if kind != nodehealth.LogRule {
 			delete(ok, m)
 		}
-		found = append(found, nodes.Finding{Node: m, Run: run, Kind: kind, Text: text, Aspect: s.aspect})
+		found = append(found, nodehealth.Finding{Node: m, Run: run, Kind: kind, Text: text, Aspect: s.aspect})
 	}
 	if len(found) > 0 {
 		l.k.Find(found...)
@@ -266,17 +266,17 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]job.Ca
 
 // kindOf returns the meaning of a note about a node, and its text; "" is no meaning. Launchers whose workers survive
 // SIGKILL have their own names barred because of a hang.
-func kindOf(s said, bars map[string]job.Cause) (nodes.Kind, string) {
+func kindOf(s said, bars map[string]job.Cause) (nodehealth.Kind, string) {
 	what, rest, _ := strings.Cut(s.text, ": ")
 	switch {
 	case s.event == job.EventDeviceFault:
-		return nodes.Kind(what), rest
+		return nodehealth.Kind(what), rest
 	case s.event == job.EventLogRule:
-		return nodes.LogRule, s.text
+		return nodehealth.LogRule, s.text
 	case s.event == job.EventBarred || s.event == job.EventLateCheck || s.event == job.EventNodeError:
-		return nodes.CheckFailed, s.text
+		return nodehealth.CheckFailed, s.text
 	case what == string(rendezvous.OrderBar) && bars[s.node].Kind == job.CauseHang:
-		return nodes.Unkillable, s.text
+		return nodehealth.Unkillable, s.text
 	}
 	return "", ""
 }
@@ -308,7 +308,7 @@ func (l *listener) judge(run string, r *known) {
 
 // blame records the end of an epoch: its culprit, and the findings about machines.
 func (l *listener) blame(run string, r *known, e rendezvous.EpochEvidence, v service.Verdict) {
-	culprit, kind := "", nodes.Kind("")
+	culprit, kind := "", nodehealth.Kind("")
 	switch {
 	case v.Rule == verdict.WasHung:
 		culprit = l.hung(run, r, v)
@@ -316,7 +316,7 @@ func (l *listener) blame(run string, r *known, e rendezvous.EpochEvidence, v ser
 		if !silent(e, v.RootNode) {
 			return // it has left on purpose
 		}
-		culprit, kind = v.RootNode, nodes.Silent
+		culprit, kind = v.RootNode, nodehealth.Silent
 	case v.RootRank != nil && !programs(v.Class):
 		culprit, kind = v.RootNode, deviceKind(v)
 	}
@@ -324,7 +324,7 @@ func (l *listener) blame(run string, r *known, e rendezvous.EpochEvidence, v ser
 		culprit = r.machine(culprit)
 	}
 	if kind != "" && culprit != "" {
-		l.k.Find(nodes.Finding{Node: culprit, Run: run, Kind: kind, Text: v.Line})
+		l.k.Find(nodehealth.Finding{Node: culprit, Run: run, Kind: kind, Text: v.Line})
 	}
 	l.k.Failed(run, culprit, v.Line)
 }
@@ -335,9 +335,9 @@ func (l *listener) hung(run string, r *known, v service.Verdict) string {
 	if v.Hang == nil || v.Hang.Confidence == hang.Low {
 		return ""
 	}
-	var found []nodes.Finding
+	var found []nodehealth.Finding
 	for _, s := range v.Hang.Suspects {
-		found = append(found, nodes.Finding{Node: r.machine(s.Node), Run: run, Kind: nodes.Hang, Text: v.Hang.Line})
+		found = append(found, nodehealth.Finding{Node: r.machine(s.Node), Run: run, Kind: nodehealth.Hang, Text: v.Hang.Line})
 	}
 	l.k.Find(found...)
 	return v.RootNode
@@ -357,14 +357,14 @@ func programs(c verdict.Class) bool {
 }
 
 // deviceKind is the kind of a failure that the worker's device is to blame for, "" for others.
-func deviceKind(v service.Verdict) nodes.Kind {
+func deviceKind(v service.Verdict) nodehealth.Kind {
 	switch {
 	case v.Class == verdict.DeviceError:
-		return nodes.Device
+		return nodehealth.Device
 	case v.Class != verdict.Hardware:
 		return ""
 	case strings.Contains(strings.ToLower(v.Line), "ecc"):
-		return nodes.ECC
+		return nodehealth.ECC
 	}
-	return nodes.Xid
+	return nodehealth.Xid
 }

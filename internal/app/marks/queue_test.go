@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
@@ -75,7 +75,7 @@ func TestABarredNodeIsMarkedAndACheckThatPassesClearsIt(t *testing.T) {
 		j.settle()
 		require.Equal(t, []string{"m1"}, names(j.k))
 		m := j.k.List().Nodes[0].Mark
-		require.Equal(t, nodes.CheckFailed, m.Kind)
+		require.Equal(t, nodehealth.CheckFailed, m.Kind)
 		require.Equal(t, "its link is slow", m.Evidence)
 		require.Equal(t, []string{"r: node-marked m1"}, j.notes.take())
 		es, err := j.s.Hub.Events(t.Context(), "r", 0)
@@ -140,14 +140,14 @@ func TestFindingsOfLogRules(t *testing.T) {
 		j.settle()
 		require.Equal(t, []string{"m1"}, names(j.k))
 		list := j.k.List().Nodes
-		require.Equal(t, nodes.LogRule, list[0].Findings[0].Kind)
+		require.Equal(t, nodehealth.LogRule, list[0].Findings[0].Kind)
 		require.Nil(t, list[0].Mark)
 		m := list[1].Mark
-		require.Equal(t, nodes.Xid, m.Kind)
+		require.Equal(t, nodehealth.Xid, m.Kind)
 		require.Equal(t, `rank 1: log rule gpu: it says "NVRM: Xid (PCI:0000:3b:00): 79, pid=7"`, m.Evidence)
 		find("n2", "uncorrectable ECC error encountered")
 		j.settle()
-		require.Equal(t, nodes.ECC, j.k.List().Nodes[2].Mark.Kind)
+		require.Equal(t, nodehealth.ECC, j.k.List().Nodes[2].Mark.Kind)
 	})
 }
 
@@ -204,7 +204,7 @@ func TestUnkillableWorkers(t *testing.T) {
 		require.Empty(t, names(j.k), "an operator's bar is of this run alone")
 		order("n1", job.CauseHang)
 		require.Equal(t, []string{"m1"}, names(j.k))
-		require.Equal(t, nodes.Unkillable, j.k.List().Nodes[0].Mark.Kind)
+		require.Equal(t, nodehealth.Unkillable, j.k.List().Nodes[0].Mark.Kind)
 	})
 }
 
@@ -248,7 +248,7 @@ func TestTheEndsOfEpochsAreJudged(t *testing.T) {
 		list := j.k.List().Nodes
 		require.Len(t, list, 1)
 		require.Equal(t, "m1", list[0].Name)
-		require.Equal(t, nodes.Device, list[0].Findings[0].Kind)
+		require.Equal(t, nodehealth.Device, list[0].Findings[0].Kind)
 		require.False(t, j.k.Suspect("m1"))
 		j.fail("n1", 1, "RuntimeError: shape mismatch")
 		require.True(t, j.k.Suspect("m1"))
@@ -286,18 +286,19 @@ func TestWhomTheEndOfAnEpochBlames(t *testing.T) {
 	for name, c := range map[string]struct {
 		e    rendezvous.EpochEvidence
 		v    service.Verdict
-		want map[string][]nodes.Kind // findings after three ends like it
+		want map[string][]nodehealth.Kind // findings after three ends like it
 	}{
 		"a silent loss": {lost(true), service.Verdict{Rule: verdict.NodeLost, RootNode: "n1", Line: "silent"},
-			map[string][]nodes.Kind{"m1": {nodes.Repeated, nodes.Silent}}},
-		"a good-bye": {lost(false), service.Verdict{Rule: verdict.NodeLost, RootNode: "n1"}, map[string][]nodes.Kind{}},
+			map[string][]nodehealth.Kind{"m1": {nodehealth.Repeated, nodehealth.Silent}}},
+		"a good-bye": {lost(false), service.Verdict{Rule: verdict.NodeLost, RootNode: "n1"}, map[string][]nodehealth.Kind{}},
 		"a hang": {v: hung(hang.High),
-			want: map[string][]nodes.Kind{"m1": {nodes.Repeated, nodes.Hang}, "n2": {nodes.Hang}}},
-		"perhaps a hang":       {v: hung(hang.Low), want: map[string][]nodes.Kind{}},
-		"a hang, as was heard": {v: service.Verdict{Rule: verdict.WasHung}, want: map[string][]nodes.Kind{}},
-		"a worker":             {v: worker(verdict.Segfault), want: map[string][]nodes.Kind{"m1": {nodes.Repeated}}},
-		"the command line":     {v: worker(verdict.UsageError), want: map[string][]nodes.Kind{}},
-		"nobody":               {v: service.Verdict{Rule: verdict.NoCause}, want: map[string][]nodes.Kind{}},
+			want: map[string][]nodehealth.Kind{"m1": {nodehealth.Repeated, nodehealth.Hang}, "n2": {nodehealth.Hang}}},
+		"perhaps a hang":       {v: hung(hang.Low), want: map[string][]nodehealth.Kind{}},
+		"a hang, as was heard": {v: service.Verdict{Rule: verdict.WasHung}, want: map[string][]nodehealth.Kind{}},
+		"a worker": {v: worker(verdict.Segfault),
+			want: map[string][]nodehealth.Kind{"m1": {nodehealth.Repeated}}},
+		"the command line": {v: worker(verdict.UsageError), want: map[string][]nodehealth.Kind{}},
+		"nobody":           {v: service.Verdict{Rule: verdict.NoCause}, want: map[string][]nodehealth.Kind{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := open(t, Config{})
@@ -305,7 +306,7 @@ func TestWhomTheEndOfAnEpochBlames(t *testing.T) {
 			for range 3 {
 				l.blame("r", &known{machines: map[string]string{"n1": "m1"}}, c.e, c.v)
 			}
-			got := map[string][]nodes.Kind{}
+			got := map[string][]nodehealth.Kind{}
 			for _, n := range k.List().Nodes {
 				for _, f := range n.Findings {
 					got[n.Name] = append(got[n.Name], f.Kind)

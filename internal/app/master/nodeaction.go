@@ -15,7 +15,7 @@ import (
 
 	"dlrover-run/internal/app/kube"
 	"dlrover-run/internal/app/marks"
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/duration"
 )
 
@@ -56,7 +56,7 @@ func (d *daemon) keepMarks(c *cli.Context) error {
 		return nil
 	}
 	cfg := marks.Config{
-		Dir: dir, DryRun: dry, Log: d.log, Annotate: d.annotate, Policy: nodes.Config{Expiry: expiry},
+		Dir: dir, DryRun: dry, Log: d.log, Annotate: d.annotate, Policy: nodehealth.Config{Expiry: expiry},
 	}
 	if level != kube.None {
 		cfg.Action = string(level)
@@ -235,7 +235,7 @@ func (a *cluster) asked() marks.Actor {
 }
 
 // Apply marks a node.
-func (a *cluster) Apply(ctx context.Context, m nodes.Mark) error {
+func (a *cluster) Apply(ctx context.Context, m nodehealth.Mark) error {
 	err := a.client.Apply(ctx, a.level, kube.Mark{
 		Node: m.Node, Owner: a.owner, Reason: string(m.Kind), Evidence: evidence(m), Since: m.Since, Until: m.Until,
 	})
@@ -250,7 +250,7 @@ func (a *cluster) Apply(ctx context.Context, m nodes.Mark) error {
 }
 
 // evidence is a mark for people.
-func evidence(m nodes.Mark) string {
+func evidence(m nodehealth.Mark) string {
 	if m.Evidence == "" {
 		return m.Reason
 	}
@@ -258,7 +258,7 @@ func evidence(m nodes.Mark) string {
 }
 
 // Remove has nothing to do at level event.
-func (a *cluster) Remove(context.Context, nodes.Mark) error { return nil }
+func (a *cluster) Remove(context.Context, nodehealth.Mark) error { return nil }
 
 // cleanup acts at the levels that leave something to undo.
 type cleanup struct {
@@ -267,7 +267,7 @@ type cleanup struct {
 }
 
 // Remove removes this owner's mark, whenever it ends: only this daemon renews it.
-func (a *cleanup) Remove(ctx context.Context, m nodes.Mark) error {
+func (a *cleanup) Remove(ctx context.Context, m nodehealth.Mark) error {
 	err := a.client.Remove(ctx, kube.Mark{Node: m.Node, Owner: a.owner})
 	if errors.Is(err, kube.ErrNotFound) { // no node can have such a name
 		return nil

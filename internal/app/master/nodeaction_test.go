@@ -20,7 +20,7 @@ import (
 	"dlrover-run/internal/app/kube"
 	"dlrover-run/internal/app/kube/kubetest"
 	"dlrover-run/internal/app/marks"
-	"dlrover-run/internal/app/nodes"
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -127,7 +127,7 @@ func TestAFaultyNodeIsTaintedUntilItsMarkEnds(t *testing.T) {
 	report(t, c, rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
 	tainted(t, s, "gpu-01", true)
 	value, _ := s.Taint("gpu-01")
-	require.Equal(t, string(nodes.CheckFailed), value)
+	require.Equal(t, string(nodehealth.CheckFailed), value)
 	for _, id := range []string{"n0", "n2"} {
 		report(t, c, rendezvous.Cleared{ID: id})
 	}
@@ -198,7 +198,7 @@ func TestADryRunTouchesNothing(t *testing.T) {
 	defer end()
 	require.Nil(t, d.nodes)
 	change(t, c, "gpu-01", "mark")
-	require.Equal(t, marks.ActionRecord{Do: nodes.Apply, State: marks.Dry}, record(t, c, "gpu-01"))
+	require.Equal(t, marks.ActionRecord{Do: nodehealth.Apply, State: marks.Dry}, record(t, c, "gpu-01"))
 	k := listed(t, c)
 	require.Equal(t, "cordon", k.Action)
 	require.True(t, k.DryRun)

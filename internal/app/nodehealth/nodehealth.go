@@ -1,8 +1,8 @@
-// Package nodes is the record of machines across jobs, and the policy that marks them. A Book receives findings, such
-// as a failed check, the ends of epochs and operators' commands. It returns Acts: a machine is to be marked, a mark is
-// to be removed, or one is held back by the breaker. It is pure: no clock, no files, no goroutines. A Book is not safe
-// for use by several goroutines.
-package nodes
+// Package nodehealth is the record of machines across jobs, and the policy that marks them. A Book receives findings,
+// such as a failed check, the ends of epochs and operators' commands. It returns Acts: a machine is to be marked, a mark
+// is to be removed, or one is held back by the breaker. It is pure: no clock, no files, no goroutines. A Book is not
+// safe for use by several goroutines.
+package nodehealth
 
 import (
 	"fmt"
