@@ -6,8 +6,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,52 +17,74 @@ import (
 // Connections from or to port are left out: workers ask their store in the background. Unknown connections count
 // nothing, and neither do those in another network namespace than the caller.
 func Traffic(port uint16) func(pids []int) uint64 {
-	t := &traffic{port: port}
-	return func(pids []int) (sum uint64) {
-		carried, counted := t.newest(), map[string]bool{} // a connection may be inherited
-		for _, pid := range pids {
-			if len(carried) == 0 {
-				return 0
-			}
-			_ = eachLink("/proc/"+strconv.Itoa(pid)+"/fd", func(link string) bool {
-				if bytes, ok := carried[link]; ok && !counted[link] {
-					counted[link], sum = true, sum+bytes
-				}
-				return len(counted) < len(carried)
-			})
-		}
-		return sum
-	}
+	return newTraffic(port).of
 }
 
 // fresh is how long an answer of the kernel is used: the workers of a node are looked at one after the other.
 const fresh = 200 * time.Millisecond
 
-// traffic is the newest count of all connections, by the link to their socket.
+// maxAnswer bounds the datagrams of a dump: NETLINK_SOCK_DIAG fills no larger ones.
+const maxAnswer = 32 << 10
+
+// traffic is the newest count of all connections, by the inode of their socket. A look leaves next to no garbage: the
+// heap of an idle launcher would grow to the 4 MiB at which Go collects it for the first time.
 type traffic struct {
 	port uint16
 
 	mu      sync.Mutex
-	carried map[string]uint64 // never changed
+	carried map[uint32]uint64
 	at      time.Time
+	buf     []byte
 }
 
-func (t *traffic) newest() map[string]uint64 {
+func newTraffic(port uint16) *traffic {
+	return &traffic{port: port, carried: map[uint32]uint64{}, buf: make([]byte, maxAnswer)}
+}
+
+// of sums the bytes of processes.
+func (t *traffic) of(pids []int) (sum uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if time.Since(t.at) < fresh {
-		return t.carried
+	t.refresh()
+	counted := map[uint32]bool{} // a connection may be inherited
+	for _, pid := range pids {
+		if len(t.carried) == 0 {
+			return 0
+		}
+		_ = eachLink("/proc/"+strconv.Itoa(pid)+"/fd", func(link string) bool {
+			inode := inodeOf(link)
+			if bytes, ok := t.carried[inode]; ok && !counted[inode] {
+				counted[inode], sum = true, sum+bytes
+			}
+			return len(counted) < len(t.carried)
+		})
 	}
-	t.carried = map[string]uint64{}
+	return sum
+}
+
+// inodeOf reads the inode of socket:[123]; it is 0 for a link to anything else.
+func inodeOf(link string) uint32 {
+	digits, socket := strings.CutPrefix(link, "socket:[")
+	n, err := strconv.ParseUint(strings.TrimSuffix(digits, "]"), 10, 32)
+	if !socket || err != nil {
+		return 0
+	}
+	return uint32(n)
+}
+
+func (t *traffic) refresh() {
+	if time.Since(t.at) < fresh {
+		return
+	}
+	clear(t.carried)
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		_ = dump(family, func(c connection) { // the connections until an error
+		_ = dump(family, t.buf, func(c connection) { // the connections until an error
 			if c.local != t.port && c.remote != t.port && c.inode != 0 {
-				t.carried["socket:["+strconv.FormatUint(uint64(c.inode), 10)+"]"] = c.bytes
+				t.carried[c.inode] = c.bytes
 			}
 		})
 	}
 	t.at = time.Now()
-	return t.carried
 }
 
 // connection is the kernel's data about one by sock_diag(7).
@@ -84,7 +106,7 @@ const (
 	answerTime  = 1   // seconds
 )
 
-func dump(family byte, each func(connection)) error {
+func dump(family byte, buf []byte, each func(connection)) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
 		return err
@@ -96,7 +118,6 @@ func dump(family byte, each func(connection)) error {
 	if err := unix.Sendto(fd, request(family), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}
-	buf := make([]byte, 64<<10)
 	for {
 		n, _, err := unix.Recvfrom(fd, buf, 0)
 		if err != nil {
@@ -119,23 +140,25 @@ func request(family byte) []byte {
 	return b
 }
 
-// answer reads one datagram; done: it was the last.
+// answer reads one datagram; done: it was the last. syscall.ParseNetlinkMessage would allocate for each connection.
 func answer(b []byte, each func(connection)) (done bool, err error) {
-	messages, err := syscall.ParseNetlinkMessage(b)
-	if err != nil {
-		return false, err
-	}
-	for _, m := range messages {
-		switch m.Header.Type {
+	for len(b) >= unix.SizeofNlMsghdr {
+		length := int(binary.NativeEndian.Uint32(b))
+		if length < unix.SizeofNlMsghdr || length > len(b) {
+			return false, unix.EINVAL
+		}
+		data := b[unix.SizeofNlMsghdr:length]
+		switch binary.NativeEndian.Uint16(b[4:]) {
 		case unix.NLMSG_DONE:
 			return true, nil
 		case unix.NLMSG_ERROR:
-			return false, fmt.Errorf("sock_diag refuses: %x", m.Data[:min(len(m.Data), 4)])
+			return false, fmt.Errorf("sock_diag refuses: %x", data[:min(len(data), 4)])
 		case unix.SOCK_DIAG_BY_FAMILY:
-			if c, ok := parseAnswer(m.Data); ok {
+			if c, ok := parseAnswer(data); ok {
 				each(c)
 			}
 		}
+		b = b[min(len(b), (length+3)&^3):]
 	}
 	return false, nil
 }

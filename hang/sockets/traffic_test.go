@@ -68,10 +68,11 @@ func FuzzParseAnswer(f *testing.F) {
 // BenchmarkTraffic is one look at eight workers.
 func BenchmarkTraffic(b *testing.B) {
 	b.ReportAllocs()
+	t := newTraffic(1)
 	for b.Loop() {
-		carried := Traffic(1)
+		t.at = time.Time{}
 		for range 8 {
-			carried([]int{os.Getpid()})
+			t.of([]int{os.Getpid()})
 		}
 	}
 }
