@@ -177,6 +177,13 @@ func (e *epoch) succeeded(n *node, s Success, tolerate bool) {
 	r.rank0 = r.rank0 || slices.Contains(s.Ranks, 0) || whole && first && !tolerate
 }
 
+// complete books that all workers of n have succeeded.
+func (e *epoch) complete(n *node, m *members, out *outbox) {
+	m.become(n, succeeded)
+	e.done++
+	out.note(job.EventNodeSucceeded, n.Name, "")
+}
+
 // over: no worker is left, and some have succeeded.
 func (e *epoch) over() bool { return e.done > 0 && e.done+e.results.exhausted >= e.working }
 

@@ -87,7 +87,7 @@ func (r *Round) holdFailed(now time.Time, c *job.Cause, d time.Duration) {
 		return // it goes on when the order that paused it is taken back
 	}
 	r.out.note(job.EventHeld, c.Node, fmt.Sprintf("%s %s: %s", why, r.account.hold(now, d), c.Text))
-	r.pause(now, c)
+	r.pause(now, c, nil)
 }
 
 // overdue ends the run when its time is over.

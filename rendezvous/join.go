@@ -39,9 +39,15 @@ func (r *Round) join(now time.Time, e Join) error {
 	r.sealer.cameAt = now
 	n.differs = e.Params.WithDefaults() != *r.params
 	r.replace(now, n)
-	r.remember(now, e)
-	r.restore(now, n, e)
-	if !r.adopt(now, n, e) {
+	r.memory.learn(now, e)
+	r.orders.restoreCommand(e)
+	if c := r.memory.pause(n, e); c != nil {
+		r.pause(now, c, &e.Seen)
+	}
+	if c := r.memory.bar(now, n, e); c != nil {
+		r.barName(now, n.Name, c)
+	}
+	if !r.memory.adopt(now, n, e) {
 		r.checks.queue(now, n)
 	}
 	r.out.note(job.EventJoin, n.Name, fmt.Sprintf("%d slots", n.Slots)).Machine = n.Machine
@@ -51,25 +57,13 @@ func (r *Round) join(now time.Time, e Join) error {
 // Lacks describes the nodes that the run waits for.
 func (r *Round) Lacks() Lack { return r.shortage.lacks() }
 
-// remember takes the state that a restarted daemon has lost from a newcomer. A spare that knows of a world announces
-// others that may still run in it.
-func (r *Round) remember(now time.Time, e Join) {
-	if e.Seen.Round == 0 || e.Seen.Term == r.epoch.id.Term {
-		return
-	}
-	r.account.restore(now, e, r.epoch.fresh())
-	if r.epoch.fresh() && !r.held && e.Stopped.Round == 0 {
-		r.held, r.holdAt = true, now.Add(resumeWindow)
-	}
-}
-
 // rejoin is a Join of a node that is already here: after the Stop of the present
 // epoch, or else a repeated request that changes nothing.
 func (r *Round) rejoin(now time.Time, n *node, e Join) {
 	if e.Stopped != r.epoch.id || n.idle() || n.state == leaving {
 		return
 	}
-	if w := r.resume; w != nil {
+	if w := r.memory.rebuild; w != nil {
 		if !slices.Contains(w.stopped, n) {
 			w.stopped = append(w.stopped, n)
 		}

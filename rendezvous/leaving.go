@@ -30,9 +30,8 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 	r.out.note(job.EventLeaving, n.Name, text)
 	switch {
 	case n.idle():
-	case r.resume != nil:
-		r.resume.forgo(n)
-		r.resume.hurry(now)
+	case r.memory.rebuild != nil:
+		r.memory.rebuild.forgo(now, n)
 	default:
 		r.loseTo(now, n, reason)
 	}
@@ -80,9 +79,8 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 	if n.idle() || n.state == succeeded || n.state == leaving || r.epoch.phase == finished {
 		return // it has no work to do; the world does not need it any more
 	}
-	if r.resume != nil {
-		r.resume.forgo(n)
-		r.resume.hurry(now)
+	if r.memory.rebuild != nil {
+		r.memory.rebuild.forgo(now, n)
 		return
 	}
 	r.epoch.lose(n, job.Loss{Reason: reason, At: lossTime(now, n, kind), Silent: silent})

@@ -30,6 +30,11 @@ func (o Order) cause() *job.Cause {
 	return c
 }
 
+// cost is what the end of an epoch by o costs.
+func (o Order) cost() cost {
+	return cost{charge: o.Charge, count: o.Charge, node: o.Node, rank: -1}
+}
+
 // validate reports an invalid o, independently of a run's state.
 func (o Order) validate() error {
 	kinds := []OrderKind{OrderRestart, OrderStop, OrderBar, OrderUnbar, OrderPause, OrderResume,
@@ -55,32 +60,11 @@ func (o Order) validate() error {
 	return nil
 }
 
-// refusal is why o cannot be carried out now.
-func (r *Round) refusal(o Order) error {
-	switch {
-	case r.epoch.phase == finished:
-		return ErrFinished
-	case o.Kind == OrderRestart && r.epoch.collecting() && r.resume == nil:
-		return ErrNotRunning
-	case o.Of != (job.EpochID{}) && (o.Of != r.epoch.id || r.epoch.collecting() && r.resume == nil):
-		return fmt.Errorf("%w any more in that epoch", ErrNotRunning)
-	case o.Kind == OrderResume && r.orders.paused == nil && r.orders.hold == nil:
-		return ErrNotPaused
-	case o.Kind == OrderDrain && len(r.Named(o.Node)) == 0:
-		return fmt.Errorf("%w: no node named %q is here", ErrUnknownNode, o.Node)
-	case (o.Kind == OrderBar || o.Kind == OrderDrain) && !r.orders.roomForBar(o.Node):
-		return fmt.Errorf("%w: %d names are barred already; unbar some", ErrBadOrder, maxBars)
-	case o.Kind == OrderUnbar && r.orders.bars[o.Node] == nil && len(r.members.barredAs(o.Node)) == 0:
-		return fmt.Errorf("%w: no node named %q is barred", ErrUnknownNode, o.Node)
-	}
-	return r.members.commandRefusal(o.Command)
-}
-
 func (r *Round) order(now time.Time, o Order) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
-	if err := r.refusal(o); err != nil {
+	if err := r.orders.refusal(o, r.epoch, r.members, r.memory.rebuild != nil); err != nil {
 		return err
 	}
 	c := o.cause()
@@ -88,7 +72,11 @@ func (r *Round) order(now time.Time, o Order) error {
 	switch o.Kind {
 	case OrderRestart:
 		r.orders.setCommand(o.Command, r.out)
-		r.restart(now, o)
+		if r.memory.rebuild != nil {
+			r.memory.rebuild.restart = &o // as soon as it is complete
+		} else {
+			r.breakCharged(now, *c, o.cost())
+		}
 	case OrderStop:
 		r.finish(now, job.Failed, c)
 	case OrderBar:
@@ -98,7 +86,7 @@ func (r *Round) order(now time.Time, o Order) error {
 	case OrderPause:
 		r.orders.setCommand(o.Command, r.out)
 		r.orders.commandAhead(r.out)
-		r.pause(now, c)
+		r.pause(now, c, nil)
 	case OrderResume:
 		r.resumeRun(now, o)
 	case OrderDrain:
@@ -107,23 +95,14 @@ func (r *Round) order(now time.Time, o Order) error {
 	return nil
 }
 
-// restart has the sealed world stopped and sealed again, or one that is being rebuilt as soon as it is complete.
-func (r *Round) restart(now time.Time, o Order) {
-	if r.resume != nil {
-		r.resume.restart = &o
-	} else {
-		c := *o.cause()
-		r.breakCharged(now, c, cost{charge: o.Charge, count: o.Charge, node: o.Node, rank: -1})
-	}
-}
-
 // barName keeps every node of the name without workers, those to come, too. The world goes on without it.
 func (r *Round) barName(now time.Time, name string, c *job.Cause) {
 	r.checks.barName(name, c)
 	r.enforce(now)
 }
 
-// enforce breaks a sealed world in which someone is barred, or that is paused.
+// enforce breaks a sealed world in which someone is barred, that is paused, or that is held although the run is not any
+// more.
 func (r *Round) enforce(now time.Time) {
 	if r.epoch.collecting() {
 		return
@@ -136,12 +115,15 @@ func (r *Round) enforce(now time.Time) {
 	if r.orders.paused != nil {
 		r.breakWorld(now, *r.orders.paused)
 	}
-	r.startHeld(now)
+	if r.epoch.held && r.orders.hold == nil && !r.epoch.collecting() {
+		r.breakWorld(now, job.Cause{Kind: job.CauseOperator, Text: "the hold has ended"})
+	}
 }
 
-// pause makes a pause that nodes have brought from an earlier daemon one of this daemon: it ends with an order only.
-func (r *Round) pause(now time.Time, c *job.Cause) {
-	r.orders.pausedIn = nil
+// pause stops the workers. A pause that nodes have brought from an earlier daemon is of the epoch in, others of none:
+// they end with an order only.
+func (r *Round) pause(now time.Time, c *job.Cause, in *job.EpochID) {
+	r.orders.pausedIn = in
 	if r.orders.paused != nil {
 		return
 	}
@@ -161,55 +143,6 @@ func (r *Round) unpause(now time.Time) {
 	r.checks.requeue(now)
 }
 
-// restore takes over the orders that an earlier daemon had sent to the joining node, unless this history is newer: it
-// has orders of its own, or a newer world than the pause.
-func (r *Round) restore(now time.Time, n *node, e Join) {
-	r.orders.restoreCommand(e)
-	if e.Paused != nil {
-		r.restorePause(now, n, e)
-	}
-	if e.Barred == nil {
-		return
-	}
-	bar := bounded(*e.Barred)
-	if bar.Kind == job.CauseCheck {
-		if r.checks.mustCheck(now, n) {
-			n.bar = bar
-		}
-		return
-	}
-	if _, known := r.orders.bars[n.Name]; !known && r.orders.roomForBar(n.Name) {
-		r.barName(now, n.Name, bar)
-	}
-}
-
-// bounded is c without values that no daemon has ever sent, but a node may send all the same.
-func bounded(c job.Cause) *job.Cause {
-	kind := job.CauseKind(text.Clip(string(c.Kind), MaxName))
-	return &job.Cause{Kind: kind, Node: text.Clip(c.Node, MaxName), Text: text.Clip(c.Text, maxOrderText)}
-}
-
-func (r *Round) restorePause(now time.Time, n *node, e Join) {
-	switch {
-	case r.orders.pausedIn != nil && e.Seen.Newer(*r.orders.pausedIn):
-		r.orders.pausedIn = &e.Seen
-	case r.orders.paused != nil || r.orders.unpaused || !r.epoch.collecting():
-	case r.epoch.fresh() || r.resume != nil && !r.epoch.id.Newer(e.Seen):
-		r.out.note(job.EventOrder, n.Name, "pause: it was ordered before the rendezvous daemon was started again")
-		r.pause(now, bounded(*e.Paused))
-		r.orders.pausedIn = &e.Seen
-	}
-}
-
-// expirePause ends a pause that a node has brought when a member of a newer world comes: the pause had ended before.
-func (r *Round) expirePause(now time.Time, e job.EpochID) {
-	if r.orders.pausedIn != nil && e.Newer(*r.orders.pausedIn) {
-		r.orders.paused, r.orders.pausedIn = nil, nil
-		r.account.pauseEnds(now)
-		r.checks.requeue(now)
-	}
-}
-
 // resumeRun ends a pause, a hold, or both.
 func (r *Round) resumeRun(now time.Time, o Order) {
 	if r.orders.hold != nil {
@@ -223,12 +156,5 @@ func (r *Round) resumeRun(now time.Time, o Order) {
 		r.breakWorld(now, *o.cause())
 	} else {
 		r.out.repeat(everyNode)
-	}
-}
-
-// startHeld ends a world that runs without workers although the run is not held any more.
-func (r *Round) startHeld(now time.Time) {
-	if r.epoch.held && r.orders.hold == nil && !r.epoch.collecting() {
-		r.breakWorld(now, job.Cause{Kind: job.CauseOperator, Text: "the hold has ended"})
 	}
 }

@@ -133,3 +133,25 @@ func (m *members) commandRefusal(c *job.Command) error {
 	}
 	return nil
 }
+
+// refusal is why o cannot be carried out now.
+func (s *orders) refusal(o Order, e *epoch, m *members, rebuilding bool) error {
+	sealed := !e.collecting() || rebuilding
+	switch {
+	case e.phase == finished:
+		return ErrFinished
+	case o.Kind == OrderRestart && !sealed:
+		return ErrNotRunning
+	case o.Of != (job.EpochID{}) && (o.Of != e.id || !sealed):
+		return fmt.Errorf("%w any more in that epoch", ErrNotRunning)
+	case o.Kind == OrderResume && s.paused == nil && s.hold == nil:
+		return ErrNotPaused
+	case o.Kind == OrderDrain && len(m.named(o.Node)) == 0:
+		return fmt.Errorf("%w: no node named %q is here", ErrUnknownNode, o.Node)
+	case (o.Kind == OrderBar || o.Kind == OrderDrain) && !s.roomForBar(o.Node):
+		return fmt.Errorf("%w: %d names are barred already; unbar some", ErrBadOrder, maxBars)
+	case o.Kind == OrderUnbar && s.bars[o.Node] == nil && len(m.barredAs(o.Node)) == 0:
+		return fmt.Errorf("%w: no node named %q is barred", ErrUnknownNode, o.Node)
+	}
+	return m.commandRefusal(o.Command)
+}

@@ -113,14 +113,11 @@ type Round struct {
 	liveness *liveness
 	gate     *gate
 	sealer   *sealer
+	memory   *memory
 
-	resume     *resume // a world that an earlier daemon sealed, being rebuilt
 	finishedAt time.Time
 	ended      []NodeStatus // the nodes as they were then
 	works      []string     // Join.Work of its nodes, each once
-
-	holdAt time.Time // no world is sealed before: members of an older history may come back
-	held   bool      // that was waited for
 
 	out *outbox
 }
@@ -143,6 +140,8 @@ func New(cfg Config) *Round {
 		checks: r.checks, out: r.out}
 	r.sealer = &sealer{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, account: r.account,
 		orders: r.orders, shortage: r.shortage, checks: r.checks, gate: r.gate, out: r.out}
+	r.memory = &memory{params: r.params, members: r.members, epoch: r.epoch, account: r.account, orders: r.orders,
+		checks: r.checks, gate: r.gate, out: r.out}
 	return r
 }
 
@@ -240,9 +239,8 @@ func (r *Round) failing(now time.Time, e Failing) error {
 	r.epoch.record(e.Failures)
 	r.account.progress(e.Progress)
 	switch {
-	case r.resume != nil:
-		r.resume.failing = append(r.resume.failing, e)
-		r.resume.hurry(now)
+	case r.memory.rebuild != nil:
+		r.memory.rebuild.fail(now, e)
 		return nil
 	case r.epoch.collecting():
 		if !e.Beside {
@@ -265,21 +263,15 @@ func (r *Round) success(now time.Time, e Success) error {
 	if n == nil {
 		return ErrUnknownNode
 	}
-	if e.EpochID != r.epoch.id || n.state != member || r.epoch.phase != running && r.resume == nil {
+	if e.EpochID != r.epoch.id || n.state != member || r.epoch.phase != running && r.memory.rebuild == nil {
 		return nil
 	}
 	r.epoch.succeeded(n, e, r.params.Budget.Tolerate)
 	if len(e.Ranks) == 0 {
-		r.succeed(n)
+		r.epoch.complete(n, r.members, r.out)
 	}
 	r.checkDone(now)
 	return nil
-}
-
-func (r *Round) succeed(n *node) {
-	r.members.become(n, succeeded)
-	r.epoch.done++
-	r.out.note(job.EventNodeSucceeded, n.Name, "")
 }
 
 // checkDone ends the run when its success rule is met, or starts it anew when that is the policy and a restart is left.
@@ -339,8 +331,8 @@ func (r *Round) settle(now time.Time) {
 			r.reset() // abandoned: the next node starts afresh
 			return
 		}
-		if r.resume != nil {
-			r.settleResume(now)
+		if r.memory.rebuild != nil {
+			r.resumed(now)
 			return
 		}
 		if !r.account.failPendingAt.IsZero() {
@@ -351,7 +343,7 @@ func (r *Round) settle(now time.Time) {
 		}
 		if c := r.gate.fate(now); c != nil {
 			r.finish(now, job.Failed, c)
-		} else if c := r.sealer.form(now, r.holding(now)); c != nil {
+		} else if c := r.sealer.form(now, r.memory.holding(now)); c != nil {
 			r.finish(now, job.Failed, c)
 		}
 	case running:
@@ -396,7 +388,7 @@ func (r *Round) judge(now time.Time) {
 func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.ended = r.lastStates(o)
 	r.epoch.phase, r.epoch.outcome, r.epoch.cause, r.finishedAt = finished, o, c, now
-	r.resume, r.epoch.held = nil, false
+	r.memory.rebuild, r.epoch.held = nil, false
 	r.orders.finish()
 	r.account.failPendingAt = time.Time{}
 	r.sealer.restart()
@@ -414,4 +406,42 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 // Remark is a note about the present state of the run, from code outside of the Round.
 func (r *Round) Remark(event job.Event, nodeName, text string) Note {
 	return r.out.remark(event, nodeName, text)
+}
+
+// resumed goes on with the world of an earlier daemon when it is rebuilt.
+func (r *Round) resumed(now time.Time) {
+	w := r.memory.rebuilt(now)
+	if w == nil {
+		return
+	}
+	if w.missing > 0 {
+		r.epoch.elastic = true
+		text := fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again",
+			w.missing, len(w.world))
+		r.breakWorld(now, job.Cause{Kind: job.CauseLoss, Text: text})
+	}
+	r.carryOut(now, w)
+	if r.epoch.phase == running {
+		r.checks.askAll(now)
+	}
+	r.checkDone(now)
+}
+
+// carryOut handles events that had to wait for the world to be rebuilt.
+func (r *Round) carryOut(now time.Time, w *rebuild) {
+	for _, e := range w.failing {
+		_ = r.failing(now, e) // the node is here, or its loss has been booked
+	}
+	if w.restart != nil && r.epoch.phase == running {
+		r.breakCharged(now, *w.restart.cause(), w.restart.cost())
+	}
+	r.enforce(now)
+	if len(w.stopped) > 0 && r.epoch.phase == running {
+		r.breakWorld(now, restartedAcross())
+	}
+	for _, n := range w.stopped {
+		if n.state == pending { // and not gone meanwhile
+			r.checks.queue(now, n)
+		}
+	}
 }

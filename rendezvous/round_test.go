@@ -1148,7 +1148,7 @@ func TestNextNeverNamesThePast(t *testing.T) {
 	require.Equal(t, s.now.Add(DefaultJoinTimeout), s.r.Next(), "the hold is no join time")
 	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 1}})
 	s.must(Attach{ID: "b"})
-	require.Zero(t, s.r.holdAt, "held once")
+	require.Zero(t, s.r.memory.holdAt, "held once")
 
 	s = newSim(t, Params{Min: 1, Max: 4, LastCall: time.Minute})
 	s.join("a")
@@ -1681,7 +1681,7 @@ func (s *sim) checkCertificates() {
 		require.Equal(s.t, s.awaited[n.ID], r.Asked(n.ID), "who checks node %s knows when it shall not", n.ID)
 		require.False(s.t, n.unpaired && !n.cleared, "node %s has passed alone, and has not", n.ID)
 	}
-	if !r.gate.failAt.IsZero() && r.epoch.phase != finished && r.orders.paused == nil && r.resume == nil && r.account.failPendingAt.IsZero() {
+	if !r.gate.failAt.IsZero() && r.epoch.phase != finished && r.orders.paused == nil && r.memory.rebuild == nil && r.account.failPendingAt.IsZero() {
 		require.True(s.t, r.params.Static && r.shortage.failed() && r.members.checking > 0 && s.now.Before(r.gate.failAt), "the run should have ended")
 	}
 	if r.epoch.phase == running || r.epoch.phase == releasing {
@@ -1692,7 +1692,7 @@ func (s *sim) checkCertificates() {
 
 func (s *sim) checkNode(n *node) {
 	r := s.r
-	if r.resume != nil || r.epoch.phase == finished {
+	if r.memory.rebuild != nil || r.epoch.phase == finished {
 		return
 	}
 	out := r.orders.bars[n.Name] != nil || n.bar != nil

@@ -33,8 +33,8 @@ func (r *Round) Next() time.Time {
 // nextDecision is when time alone changes a world that is not sealed; zero when it never does.
 func (r *Round) nextDecision() time.Time {
 	switch {
-	case r.resume != nil:
-		return r.resume.until
+	case r.memory.rebuild != nil:
+		return r.memory.rebuild.until
 	case !r.account.failPendingAt.IsZero():
 		return r.account.failPendingAt
 	case !r.gate.failAt.IsZero() && r.orders.paused == nil:
@@ -43,8 +43,8 @@ func (r *Round) nextDecision() time.Time {
 		return r.gate.until
 	case r.orders.paused != nil || r.members.stopping > 0 || len(r.members.nodes) == 0:
 		return time.Time{}
-	case !r.holdAt.IsZero():
-		return r.holdAt
+	case !r.memory.holdAt.IsZero():
+		return r.memory.holdAt
 	case !r.account.backoffAt.IsZero() && !r.epoch.elastic:
 		return r.account.backoffAt
 	}
@@ -88,7 +88,7 @@ type Seat struct {
 // Seat is that of the node with the ID; ErrUnknownNode: it is not in the newest sealed world.
 func (r *Round) Seat(id string) (Seat, error) {
 	n := r.members.nodes[id]
-	if n == nil || r.resume != nil || !r.epoch.seated(n) {
+	if n == nil || r.memory.rebuild != nil || !r.epoch.seated(n) {
 		return Seat{}, ErrUnknownNode
 	}
 	return Seat{r.epoch.id, n.rank, n.Name, r.epoch.phase == running && (n.state == member || n.state == succeeded)}, nil

@@ -1,0 +1,253 @@
+package rendezvous
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
+)
+
+// resumeWindow is how long a daemon that has lost its memory waits for all members
+// of a running world to introduce themselves again.
+const resumeWindow = silentGrace
+
+// Resume is a launcher's report to a daemon that does not know it: the present or last epoch of its workers, and its
+// own place. A restarted daemon rebuilds the world from all members' reports, and no worker notices.
+type Resume struct {
+	job.EpochID
+	Place job.Place `json:"place"`
+	// Done: the workers have succeeded.
+	Done bool `json:"done,omitempty"`
+	// Hold: there are none, because the run is held.
+	Hold bool `json:"hold,omitempty"`
+	// Decision and Failures: a worker has failed, and the daemon may not know.
+	Decision Decision      `json:"decision,omitempty"`
+	Failures []job.Failure `json:"failures,omitempty"`
+	Progress job.Progress  `json:"progress,omitzero"`
+	// Stepped: the first step has been made. Ranks have succeeded, though not all.
+	Stepped bool  `json:"stepped,omitempty"`
+	Ranks   []int `json:"ranks,omitempty"`
+	// Tolerated: no worker of the node is left, which ends nothing.
+	Tolerated bool `json:"tolerated,omitempty"`
+	Beside    bool `json:"beside,omitempty"` // as Failing.Beside
+}
+
+// memory rebuilds what an earlier daemon has known, from what the nodes of its world bring.
+type memory struct {
+	params  *Params
+	members *members
+	epoch   *epoch
+	account *account
+	orders  *orders
+	checks  *checks
+	gate    *gate
+	out     *outbox
+
+	rebuild *rebuild  // a world that an earlier daemon sealed, or nil
+	holdAt  time.Time // no world is sealed before: members of an older history may come back
+	held    bool      // that was waited for
+}
+
+// rebuild is a world being rebuilt.
+type rebuild struct {
+	world   []*node // by group rank, nil for missing members
+	missing int
+	until   time.Time
+	failing []Failing // to be acted upon when the world is rebuilt
+	stopped []*node   // have ended their workers already, by a directive of the old daemon
+	restart *Order    // to be carried out when the world is rebuilt
+}
+
+// learn takes the state that a restarted daemon has lost from a newcomer. A spare that knows of a world announces
+// others that may still run in it.
+func (m *memory) learn(now time.Time, e Join) {
+	if e.Seen.Round == 0 || e.Seen.Term == m.epoch.id.Term {
+		return
+	}
+	m.account.restore(now, e, m.epoch.fresh())
+	if m.epoch.fresh() && !m.held && e.Stopped.Round == 0 {
+		m.held, m.holdAt = true, now.Add(resumeWindow)
+	}
+}
+
+// holding reports whether members of an older history may still come back, so that no world is sealed.
+func (m *memory) holding(now time.Time) bool {
+	if !m.holdAt.IsZero() && !now.Before(m.holdAt) {
+		m.holdAt, m.epoch.formingAt = time.Time{}, now
+	}
+	return !m.holdAt.IsZero()
+}
+
+// pause returns the pause that an earlier daemon had sent to the joining node, unless this history is newer: it has
+// orders of its own, or a newer world than the pause.
+func (m *memory) pause(n *node, e Join) *job.Cause {
+	o := m.orders
+	switch {
+	case e.Paused == nil:
+	case o.pausedIn != nil && e.Seen.Newer(*o.pausedIn):
+		o.pausedIn = &e.Seen
+	case o.paused != nil || o.unpaused || !m.epoch.collecting():
+	case m.epoch.fresh() || m.rebuild != nil && !m.epoch.id.Newer(e.Seen):
+		m.out.note(job.EventOrder, n.Name, "pause: it was ordered before the rendezvous daemon was started again")
+		return bounded(*e.Paused)
+	}
+	return nil
+}
+
+// bar returns the bar that an earlier daemon had ordered for the joining node's name, unless this one knows better.
+func (m *memory) bar(now time.Time, n *node, e Join) *job.Cause {
+	if e.Barred == nil {
+		return nil
+	}
+	bar := bounded(*e.Barred)
+	if bar.Kind == job.CauseCheck {
+		if m.checks.mustCheck(now, n) {
+			n.bar = bar
+		}
+		return nil
+	}
+	if _, known := m.orders.bars[n.Name]; known || !m.orders.roomForBar(n.Name) {
+		return nil
+	}
+	return bar
+}
+
+// bounded is c without values that no daemon has ever sent, but a node may send all the same.
+func bounded(c job.Cause) *job.Cause {
+	kind := job.CauseKind(text.Clip(string(c.Kind), MaxName))
+	return &job.Cause{Kind: kind, Node: text.Clip(c.Node, MaxName), Text: text.Clip(c.Text, maxOrderText)}
+}
+
+// adopt gives a node its old place back. It reports false when this daemon has a history of its own, in which the
+// node's world has no place.
+func (m *memory) adopt(now time.Time, n *node, join Join) bool {
+	e := join.Resume
+	if e == nil || !m.epoch.collecting() || (!m.epoch.fresh() && m.rebuild == nil) || !plausible(e.Place) {
+		return false
+	}
+	m.giveUpFor(now, e.EpochID)
+	m.expirePause(now, e.EpochID)
+	m.gate.leave(now)
+	if m.rebuild == nil {
+		m.begin(now, n, e)
+	}
+	w := m.rebuild
+	if m.epoch.id != e.EpochID || len(w.world) != e.Place.GroupWorldSize || w.world[e.Place.GroupRank] != nil {
+		return false
+	}
+	w.world[e.Place.GroupRank] = n
+	w.missing--
+	m.members.become(n, member)
+	n.rank, n.rankBase = e.Place.GroupRank, e.Place.RankBase
+	m.out.direct(n, Directive{Kind: job.Run, Place: &e.Place})
+	m.catchUp(n, e)
+	if join.Stopped == e.EpochID {
+		w.stopped = append(w.stopped, n)
+	}
+	return true
+}
+
+func plausible(p job.Place) bool {
+	return p.GroupWorldSize >= 1 && p.GroupWorldSize <= MaxNodes && p.GroupRank >= 0 && p.GroupRank < p.GroupWorldSize
+}
+
+// giveUpFor ends the rebuilding of a world without workers when a member of a newer one comes: the earlier members had
+// been left out of that.
+func (m *memory) giveUpFor(now time.Time, e job.EpochID) {
+	w := m.rebuild
+	if w == nil || !w.onlyStopped() || !e.Newer(m.epoch.id) {
+		return
+	}
+	m.rebuild = nil
+	for _, s := range w.stopped {
+		if m.members.here(s) {
+			m.checks.queue(now, s)
+		}
+	}
+}
+
+// expirePause ends a pause that a node has brought when a member of a newer world comes: the pause had ended before.
+func (m *memory) expirePause(now time.Time, e job.EpochID) {
+	if o := m.orders; o.pausedIn != nil && e.Newer(*o.pausedIn) {
+		o.paused, o.pausedIn = nil, nil
+		m.account.pauseEnds(now)
+		m.checks.requeue(now)
+	}
+}
+
+// begin collects the members of the world in which n has a place.
+func (m *memory) begin(now time.Time, n *node, e *Resume) {
+	size := e.Place.GroupWorldSize
+	m.rebuild, m.holdAt = &rebuild{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}, time.Time{}
+	m.epoch.id, m.epoch.workers, m.epoch.held = e.EpochID, e.Place.WorldSize, e.Hold
+	m.account.restarts = e.Place.RestartCount
+	m.out.seq = max(m.out.seq, m.epoch.id.Term)
+	m.orders.restoreHold(e.Hold)
+	m.out.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
+}
+
+// catchUp books the events of a member's workers while there was no daemon.
+func (m *memory) catchUp(n *node, e *Resume) {
+	if e.Stepped {
+		m.account.progress(job.Progress{Step: 1, Stepping: true})
+	}
+	if e.Done || len(e.Ranks) > 0 {
+		m.epoch.succeeded(n, Success{Ranks: e.Ranks}, m.params.Budget.Tolerate)
+	}
+	switch {
+	case e.Done:
+		m.epoch.complete(n, m.members, m.out)
+	case e.Decision != "":
+		m.epoch.record(e.Failures)
+		m.rebuild.failing = append(m.rebuild.failing, Failing{
+			ID: n.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures, Progress: e.Progress,
+			Tolerated: e.Tolerated, Beside: e.Beside,
+		})
+	}
+}
+
+// rebuilt ends the rebuilding when everyone is back, or when waiting is useless, and returns the world; nil: not yet.
+func (m *memory) rebuilt(now time.Time) *rebuild {
+	w := m.rebuild
+	if w.missing > 0 && now.Before(w.until) {
+		return nil
+	}
+	m.rebuild, m.epoch.adopted, m.epoch.phase, m.epoch.sealedAt, m.account.newest.ranAt = nil, true, running, now, now
+	m.epoch.setWorld(slices.DeleteFunc(slices.Clone(w.world), func(n *node) bool { return n == nil }))
+	if w.missing == 0 {
+		m.out.note(job.EventResumed, "", "the running world is complete again")
+	}
+	return w
+}
+
+// onlyStopped reports that no member with running workers has come back.
+func (w *rebuild) onlyStopped() bool { return len(w.stopped) == len(w.world)-w.missing }
+
+// fail keeps a failure until the world is rebuilt.
+func (w *rebuild) fail(now time.Time, e Failing) {
+	w.failing = append(w.failing, e)
+	w.hurry(now)
+}
+
+// hurry waits no longer than a launcher's back-off for a world that has to be formed
+// anew in any case.
+func (w *rebuild) hurry(now time.Time) {
+	if soon := now.Add(BrokenGrace); soon.Before(w.until) {
+		w.until = soon
+	}
+}
+
+// forgo takes a node out of the world.
+func (w *rebuild) forgo(now time.Time, n *node) {
+	w.world[n.rank] = nil
+	w.missing++
+	w.hurry(now)
+}
+
+// restartedAcross is the cause of an epoch that an earlier daemon had ended already.
+func restartedAcross() job.Cause {
+	return job.Cause{Kind: job.CauseFailure,
+		Text: "the workers were being restarted when the rendezvous daemon was started again"}
+}
