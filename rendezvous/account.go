@@ -35,6 +35,9 @@ func (a *account) ran(now time.Time, held bool) {
 	}
 }
 
+// stepped books a first step, which ends the wait for it.
+func (a *account) stepped() { a.progress(job.Progress{Step: 1, Stepping: true}) }
+
 // broke books that they are being stopped.
 func (a *account) broke(now time.Time) { a.newest.brokeAt, a.backoffAt = now, time.Time{} }
 
@@ -54,10 +57,15 @@ func (a *account) futile(now time.Time, c cost) bool {
 }
 
 // escalate lets a further report of an epoch that has failed count for more than the first one, as a policy wants on
-// purpose. A mere restart does not: most failures only follow the first.
-func (a *account) escalate(d Decision) {
+// purpose. It returns whether the run has to fail then. A mere restart counts no more: most failures only follow the
+// first.
+func (a *account) escalate(now time.Time, d Decision) (hopeless bool) {
+	if !oneOf(d, Permanent, Hold, RestartElsewhere, Shrink) {
+		return false
+	}
 	c := &a.newest.cost
 	c.final, c.hold, c.charge = c.final || d == Permanent, c.hold || d == Hold, c.charge || d.charged()
+	return a.hopeless(now)
 }
 
 // failPending lets the run fail soon, unless a node turns out to have died.
@@ -120,19 +128,20 @@ func (a *account) again() bool {
 	return again
 }
 
-// backOff delays the next seal, counted from the failure, and returns a text that says so; "" without a delay.
-func (a *account) backOff(now time.Time, id job.EpochID) string {
+// backOff delays the next seal, counted from the failure.
+func (a *account) backOff(now time.Time, id job.EpochID, out *outbox) {
 	if !a.newest.cost.count {
-		return ""
+		return
 	}
 	streak, _ := a.newest.streaks(now, a.spent)
 	d := a.params.Budget.backoff(streak, id)
 	if d == 0 {
-		return ""
+		return
 	}
 	a.backoffAt = now.Add(d)
-	return fmt.Sprintf("%d restarts in a row have brought no progress; the next start waits %s", streak,
-		d.Round(100*time.Microsecond))
+	out.note(job.EventBackOff, "", fmt.Sprintf(
+		"%d restarts in a row have brought no progress; the next start waits %s", streak,
+		d.Round(100*time.Microsecond)))
 }
 
 // backingOff: the next world has to wait. It does not if a node has come or gone: that explains the failure.

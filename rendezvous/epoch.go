@@ -31,13 +31,14 @@ type epoch struct {
 	workers int
 	held    bool // the members got Run without workers
 
-	done     int // members that succeeded
-	results  results
-	elastic  bool // a member went away since the last seal
-	cause    *job.Cause
-	failures []job.Failure
-	losses   []job.Loss
-	outcome  job.Outcome // of the run
+	done       int // members that succeeded
+	results    results
+	elastic    bool // a member went away since the last seal
+	cause      *job.Cause
+	failures   []job.Failure
+	losses     []job.Loss
+	outcome    job.Outcome // of the run
+	finishedAt time.Time
 }
 
 // results are the ends of an epoch's workers that do not end the epoch.
@@ -175,6 +176,22 @@ func (e *epoch) succeeded(n *node, s Success, tolerate bool) {
 	first := n.rankBase == 0 && n.Slots > 0
 	r.node0 = r.node0 || whole && first
 	r.rank0 = r.rank0 || slices.Contains(s.Ranks, 0) || whole && first && !tolerate
+}
+
+// failed reports whether the epoch has ended because of a failure.
+func (e *epoch) failed() bool { return e.cause != nil && e.cause.Kind == job.CauseFailure }
+
+// tolerate books failures of n's workers that do not stop the others of the world, and reports whether none is left on n.
+func (e *epoch) tolerate(n *node, f Failing, m *members) bool {
+	n.failed = n.failed || f.Beside && n.rankBase > 0 // node 0 decides the run's result
+	if f.Left > 0 {
+		return false
+	}
+	m.become(n, succeeded)
+	n.failed = true
+	e.results.exhausted++
+	e.results.decision = f.Decision
+	return true
 }
 
 // complete books that all workers of n have succeeded.

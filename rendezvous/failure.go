@@ -8,6 +8,52 @@ import (
 	"dlrover-run/internal/text"
 )
 
+func (r *Round) failing(now time.Time, e Failing) error {
+	n := r.members.nodes[e.ID]
+	if n == nil {
+		return ErrUnknownNode
+	}
+	if e.EpochID != r.epoch.id {
+		return nil
+	}
+	r.epoch.record(e.Failures)
+	r.account.progress(e.Progress)
+	switch {
+	case r.memory.rebuild != nil:
+		r.memory.rebuild.fail(now, e)
+		return nil
+	case r.epoch.collecting():
+		if !e.Beside && r.epoch.failed() && r.account.escalate(now, e.Decision) {
+			r.failPending(now)
+		}
+		r.evict(now, n, e.Decision, job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
+		return nil
+	case r.epoch.phase != running || n.state != member:
+		return nil // this epoch is ending already, and why is known
+	case e.Tolerated, e.Beside && r.account.futile(now, costOf(n, e.Decision, e.Failures)):
+		r.out.note(job.EventRankFailed, n.Name, firstText(e.Failures, n))
+		if r.epoch.tolerate(n, e, r.members) {
+			r.checkDone(now)
+		}
+		return nil
+	}
+	r.breakFailed(now, n, e.Decision, e.Failures)
+	return nil
+}
+
+// checkDone ends the run when its success rule is met, or starts it anew when that is the policy and a restart is left.
+func (r *Round) checkDone(now time.Time) {
+	switch {
+	case r.epoch.phase == running && r.epoch.results.exhausted >= r.epoch.working:
+		r.breakFailed(now, r.epoch.world[0], r.epoch.results.decision, r.epoch.failures[:min(len(r.epoch.failures), 1)])
+	case r.epoch.phase != running || !r.epoch.enough(r.params.Budget.Success):
+	case r.account.again():
+		r.breakWorld(now, job.Cause{Kind: job.CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
+	default:
+		r.finish(now, job.Succeeded, nil)
+	}
+}
+
 // breakFailed ends the epoch because workers of n have failed.
 func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []job.Failure) {
 	c := job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(fs, n)}
@@ -27,7 +73,8 @@ func (r *Round) evict(now time.Time, n *node, d Decision, c job.Cause) {
 		r.out.direct(n, Directive{Kind: job.Stop, Cause: &c})
 	}
 	if (d == RestartElsewhere || !n.can(CanLeave)) && r.orders.roomForBar(n.Name) {
-		r.barName(now, n.Name, &c)
+		r.checks.barName(n.Name, &c)
+		r.enforce(now)
 	}
 }
 
@@ -40,7 +87,7 @@ func (r *Round) breakCharged(now time.Time, c job.Cause, price cost) {
 	}
 	r.breakWorld(now, c)
 	if r.account.failPendingAt.IsZero() {
-		r.backOff(now)
+		r.account.backOff(now, r.epoch.id, r.out)
 	}
 }
 
@@ -52,100 +99,78 @@ func (r *Round) failPending(now time.Time) {
 	}
 }
 
-// backOff delays the next seal, counted from the failure.
-func (r *Round) backOff(from time.Time) {
-	if text := r.account.backOff(from, r.epoch.id); text != "" {
-		r.out.note(job.EventBackOff, "", text)
+// breakWorld ends the current epoch: every member has to stop its workers and join
+// again. The first cause stands; a loss replaces a failure, which it explains.
+func (r *Round) breakWorld(now time.Time, c job.Cause) {
+	broken := r.epoch.collecting()
+	if !broken {
+		r.epoch.breaks(now)
+		r.account.broke(now)
+		r.sealer.restart()
+		r.gate.reopen()
+		r.out.note(job.EventBreak, c.Node, c.Text)
 	}
+	if r.epoch.cause == nil || (c.Kind == job.CauseLoss && r.epoch.cause.Kind != job.CauseLoss) {
+		r.epoch.cause = &c
+	}
+	if broken {
+		return // everyone has the final directive
+	}
+	for _, n := range r.epoch.world {
+		if !r.members.here(n) || (n.state != member && n.state != succeeded) {
+			continue
+		}
+		r.members.become(n, pending)
+		r.out.direct(n, Directive{Kind: job.Stop, Cause: r.epoch.cause})
+		if n.suspect() {
+			r.liveness.expect(n)
+		}
+	}
+}
+
+// judge decides an epoch with a pending failure: a node that died meanwhile explains the failure and
+// costs nothing; a suspect is waited for; otherwise the run fails.
+func (r *Round) judge(now time.Time) {
+	if r.epoch.elastic {
+		r.account.failPendingAt = time.Time{}
+		return
+	}
+	if now.Before(r.account.failPendingAt) {
+		return
+	}
+	if !r.account.hopeless(now) { // others have reported progress meanwhile
+		r.account.failPendingAt = time.Time{}
+		r.account.backOff(r.account.newest.brokeAt, r.epoch.id, r.out)
+		return
+	}
+	for _, n := range r.epoch.world {
+		if n.state == pending && r.members.here(n) && n.suspect() {
+			r.account.failPendingAt = n.detached.Add(r.params.nodeTimeout()) // expire decides sooner
+			return
+		}
+	}
+	r.failRun(now)
 }
 
 // failRun ends a run with a pending failure, or pauses it if that is wanted.
 func (r *Round) failRun(now time.Time) {
-	c, price := r.epoch.cause, r.account.newest.cost
+	c, b, price := r.epoch.cause, r.params.Budget, r.account.newest.cost
+	byPolicy := price.hold && !price.final
 	if why := r.account.overrun(now); why != "" && !price.final && !price.hold {
 		c = &job.Cause{Kind: job.CauseBudget, Node: price.node, Text: why}
 	}
-	b := r.params.Budget
-	switch {
-	case price.hold && !price.final:
-		r.holdFailed(now, c, 0)
-	case b.HoldFailed:
-		r.holdFailed(now, c, b.HoldFor)
-	default:
+	if !byPolicy && !b.HoldFailed {
 		r.finish(now, job.Failed, c)
-	}
-}
-
-// holdFailed pauses a run that would fail, for d or, if that is 0, until an order.
-func (r *Round) holdFailed(now time.Time, c *job.Cause, d time.Duration) {
-	why := "the run would have failed, and is held"
-	if price := r.account.newest.cost; price.hold && !price.final {
-		why = "a policy holds the run"
+		return
 	}
 	r.account.failPendingAt, r.account.newest.cost = time.Time{}, cost{}
 	if r.orders.paused != nil {
 		return // it goes on when the order that paused it is taken back
 	}
-	r.out.note(job.EventHeld, c.Node, fmt.Sprintf("%s %s: %s", why, r.account.hold(now, d), c.Text))
+	text, d := "the run would have failed, and is held", b.HoldFor
+	if byPolicy {
+		text, d = "a policy holds the run", 0
+	}
+	r.out.note(job.EventHeld, c.Node, fmt.Sprintf("%s %s: %s", text, r.account.hold(now, d), c.Text))
 	r.pause(now, c, nil)
-}
-
-// overdue ends the run when its time is over.
-func (r *Round) overdue(now time.Time) bool {
-	if r.epoch.phase == finished || len(r.members.nodes) == 0 {
-		return false
-	}
-	at, c := r.account.limit(r.orders.paused, r.epoch.starting())
-	if at.IsZero() || now.Before(at) {
-		return false
-	}
-	r.finish(now, job.Failed, c)
-	return true
-}
-
-// stepped: a first step ends the wait for it.
-func (r *Round) stepped(e Stepped) error {
-	if r.members.nodes[e.ID] == nil {
-		return ErrUnknownNode
-	}
-	if e.EpochID == r.epoch.id {
-		r.account.progress(job.Progress{Step: 1, Stepping: true})
-	}
-	return nil
-}
-
-// tolerate books failures of workers that do not stop the others of the world.
-func (r *Round) tolerate(now time.Time, n *node, e Failing) {
-	r.out.note(job.EventRankFailed, n.Name, firstText(e.Failures, n))
-	n.failed = n.failed || e.Beside && n.rankBase > 0 // node 0 decides the run's result
-	if e.Left > 0 {
-		return
-	}
-	r.members.become(n, succeeded)
-	n.failed = true
-	r.epoch.results.exhausted++
-	r.epoch.results.decision = e.Decision
-	r.checkDone(now)
-}
-
-// breakExhausted ends an epoch whose workers have all failed, one after the other.
-func (r *Round) breakExhausted(now time.Time) {
-	n := r.epoch.world[0]
-	var fs []job.Failure
-	if len(r.epoch.failures) > 0 {
-		fs = r.epoch.failures[:1]
-	}
-	r.breakFailed(now, n, r.epoch.results.decision, fs)
-}
-
-// escalate lets a further report of an epoch that has failed count for more than the first one.
-func (r *Round) escalate(now time.Time, d Decision) {
-	failed := r.epoch.cause != nil && r.epoch.cause.Kind == job.CauseFailure
-	if !failed || !oneOf(d, Permanent, Hold, RestartElsewhere, Shrink) {
-		return
-	}
-	r.account.escalate(d)
-	if r.account.hopeless(now) {
-		r.failPending(now)
-	}
 }

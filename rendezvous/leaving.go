@@ -33,17 +33,12 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 	case r.memory.rebuild != nil:
 		r.memory.rebuild.forgo(now, n)
 	default:
-		r.loseTo(now, n, reason)
+		r.epoch.lose(n, job.Loss{Reason: reason, At: now})
+		text := fmt.Sprintf("node %d (%s) is leaving: %s", n.rank, n.Name, reason)
+		r.breakWorld(now, job.Cause{Kind: job.CauseLeave, Node: n.Name, Text: text})
 	}
 	r.members.become(n, leaving)
 	return nil
-}
-
-// loseTo ends the epoch because a member of it leaves.
-func (r *Round) loseTo(now time.Time, n *node, reason string) {
-	r.epoch.lose(n, job.Loss{Reason: reason, At: now})
-	text := fmt.Sprintf("node %d (%s) is leaving: %s", n.rank, n.Name, reason)
-	r.breakWorld(now, job.Cause{Kind: job.CauseLeave, Node: n.Name, Text: text})
 }
 
 // drain has all nodes of the name leave, and keeps others of that name without workers. A launcher that does not
@@ -56,7 +51,8 @@ func (r *Round) drain(now time.Time, name string, c *job.Cause) {
 	for _, n := range ns {
 		_ = r.beginLeave(now, Leaving{ID: n.ID, Reason: c.Text}) // it is here
 	}
-	r.barName(now, name, c)
+	r.checks.barName(name, c)
+	r.enforce(now)
 	for _, n := range ns {
 		if n.dir.Leave == nil {
 			r.out.direct(n, Directive{Kind: job.Bar, Cause: c})

@@ -40,9 +40,6 @@ type liveness struct {
 	at time.Time // earliest deadline, never too late
 }
 
-// suspect: its connection broke, and it has not come back.
-func (n *node) suspect() bool { return n.broken }
-
 // nodeTimeout is how long a node may be silent; an older launcher sends no NodeTimeout.
 func (p Params) nodeTimeout() time.Duration { return cmp.Or(p.NodeTimeout, defaultNodeTimeout) }
 

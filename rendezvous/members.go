@@ -54,6 +54,21 @@ func (m *members) leave(id string) {
 // idle is the number of nodes without workers.
 func (m *members) idle() int { return m.waiting + m.checking + m.again + m.barred }
 
+// superseded is a dead node that n replaces, or nil.
+func (m *members) superseded(n *node) *node {
+	if o := m.wisher(n.Rank); o != nil && o.supersededBy(n.Node) {
+		return o
+	}
+	return nil
+}
+
+// wish books the rank that n wishes for, unless a node of a later generation wishes for it.
+func (m *members) wish(n *node) {
+	if o := m.wisher(n.Rank); o == nil || n.Generation >= o.Generation {
+		m.wishes[n.Rank] = n
+	}
+}
+
 // possible is how many nodes a world might be chosen from.
 func (m *members) possible() int { return m.waiting + m.checking + m.again }
 
@@ -109,9 +124,6 @@ func (m *members) sorted(f func(*node) bool) []*node {
 	slices.SortFunc(ns, func(a, b *node) int { return cmp.Compare(a.arrival, b.arrival) })
 	return ns
 }
-
-// idle: it has no workers, and none that it would have to stop.
-func (n *node) idle() bool { return n.state == waiting || n.state == checking || n.state == barred }
 
 func everyNode(*node) bool { return true }
 

@@ -191,7 +191,7 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 // catchUp books the events of a member's workers while there was no daemon.
 func (m *memory) catchUp(n *node, e *Resume) {
 	if e.Stepped {
-		m.account.progress(job.Progress{Step: 1, Stepping: true})
+		m.account.stepped()
 	}
 	if e.Done || len(e.Ranks) > 0 {
 		m.epoch.succeeded(n, Success{Ranks: e.Ranks}, m.params.Budget.Tolerate)

@@ -80,7 +80,8 @@ func (r *Round) order(now time.Time, o Order) error {
 	case OrderStop:
 		r.finish(now, job.Failed, c)
 	case OrderBar:
-		r.barName(now, o.Node, c)
+		r.checks.barName(o.Node, c)
+		r.enforce(now)
 	case OrderUnbar:
 		r.checks.unbarName(now, o.Node)
 	case OrderPause:
@@ -93,12 +94,6 @@ func (r *Round) order(now time.Time, o Order) error {
 		r.drain(now, o.Node, c)
 	}
 	return nil
-}
-
-// barName keeps every node of the name without workers, those to come, too. The world goes on without it.
-func (r *Round) barName(now time.Time, name string, c *job.Cause) {
-	r.checks.barName(name, c)
-	r.enforce(now)
 }
 
 // enforce breaks a sealed world in which someone is barred, that is paused, or that is held although the run is not any
@@ -136,13 +131,6 @@ func (r *Round) pause(now time.Time, c *job.Cause, in *job.EpochID) {
 	r.checks.requeue(now)
 }
 
-func (r *Round) unpause(now time.Time) {
-	r.orders.paused, r.orders.pausedIn, r.orders.unpaused, r.epoch.formingAt = nil, nil, true, now
-	r.account.pauseEnds(now)
-	r.out.repeat(everyNode)
-	r.checks.requeue(now)
-}
-
 // resumeRun ends a pause, a hold, or both.
 func (r *Round) resumeRun(now time.Time, o Order) {
 	if r.orders.hold != nil {
@@ -151,7 +139,10 @@ func (r *Round) resumeRun(now time.Time, o Order) {
 	r.orders.setCommand(o.Command, r.out)
 	r.orders.hold, r.orders.unheld = nil, true
 	if r.orders.paused != nil {
-		r.unpause(now)
+		r.orders.paused, r.orders.pausedIn, r.orders.unpaused, r.epoch.formingAt = nil, nil, true, now
+		r.account.pauseEnds(now)
+		r.out.repeat(everyNode)
+		r.checks.requeue(now)
 	} else if !r.epoch.collecting() && r.epoch.held {
 		r.breakWorld(now, *o.cause())
 	} else {

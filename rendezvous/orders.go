@@ -41,6 +41,19 @@ func (o *orders) open(e Join, held bool) {
 	}
 }
 
+// inherit takes over the orders of an abandoned history that outlive it. A run that was held because it has failed is
+// over when everybody has left.
+func (o *orders) inherit(old *orders, finished, failed bool) {
+	o.bars = old.bars
+	if finished {
+		return
+	}
+	o.command, o.commandIn = old.command, old.commandIn
+	if !failed {
+		o.paused, o.pausedIn, o.unpaused = old.paused, old.pausedIn, old.unpaused
+	}
+}
+
 // finish drops what a run that has ended has no use for.
 func (o *orders) finish() {
 	o.paused, o.hold, o.unheld, o.command, o.commandIn, o.onResume = nil, nil, false, nil, nil, nil
@@ -134,24 +147,24 @@ func (m *members) commandRefusal(c *job.Command) error {
 	return nil
 }
 
-// refusal is why o cannot be carried out now.
-func (s *orders) refusal(o Order, e *epoch, m *members, rebuilding bool) error {
+// refusal is why an order cannot be carried out now.
+func (o *orders) refusal(by Order, e *epoch, m *members, rebuilding bool) error {
 	sealed := !e.collecting() || rebuilding
 	switch {
 	case e.phase == finished:
 		return ErrFinished
-	case o.Kind == OrderRestart && !sealed:
+	case by.Kind == OrderRestart && !sealed:
 		return ErrNotRunning
-	case o.Of != (job.EpochID{}) && (o.Of != e.id || !sealed):
+	case by.Of != (job.EpochID{}) && (by.Of != e.id || !sealed):
 		return fmt.Errorf("%w any more in that epoch", ErrNotRunning)
-	case o.Kind == OrderResume && s.paused == nil && s.hold == nil:
+	case by.Kind == OrderResume && o.paused == nil && o.hold == nil:
 		return ErrNotPaused
-	case o.Kind == OrderDrain && len(m.named(o.Node)) == 0:
-		return fmt.Errorf("%w: no node named %q is here", ErrUnknownNode, o.Node)
-	case (o.Kind == OrderBar || o.Kind == OrderDrain) && !s.roomForBar(o.Node):
+	case by.Kind == OrderDrain && len(m.named(by.Node)) == 0:
+		return fmt.Errorf("%w: no node named %q is here", ErrUnknownNode, by.Node)
+	case (by.Kind == OrderBar || by.Kind == OrderDrain) && !o.roomForBar(by.Node):
 		return fmt.Errorf("%w: %d names are barred already; unbar some", ErrBadOrder, maxBars)
-	case o.Kind == OrderUnbar && s.bars[o.Node] == nil && len(m.barredAs(o.Node)) == 0:
-		return fmt.Errorf("%w: no node named %q is barred", ErrUnknownNode, o.Node)
+	case by.Kind == OrderUnbar && o.bars[by.Node] == nil && len(m.barredAs(by.Node)) == 0:
+		return fmt.Errorf("%w: no node named %q is barred", ErrUnknownNode, by.Node)
 	}
-	return m.commandRefusal(o.Command)
+	return m.commandRefusal(by.Command)
 }

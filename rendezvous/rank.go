@@ -19,7 +19,9 @@ func choose(ws []*node, size int, suspect func(*node) bool) []*node {
 	}
 	doubt := make(map[*node]int, len(ws))
 	for _, n := range ws {
-		doubt[n] = 2 * n.owesAnswer()
+		if n.state == checking { // the gate has stopped waiting for its answer
+			doubt[n] = 2
+		}
 		if suspect(n) {
 			doubt[n]++
 		}
@@ -29,21 +31,11 @@ func choose(ws []*node, size int, suspect func(*node) bool) []*node {
 	return ws[:size]
 }
 
-func (n Node) machine() string { return cmp.Or(n.Machine, n.Name) }
-
 func seniority(a, b *node) int {
 	return cmp.Or(
 		cmp.Compare(order(a.rank), order(b.rank)),
 		cmp.Compare(order(a.Rank), order(b.Rank)),
 		cmp.Compare(a.arrival, b.arrival))
-}
-
-// owesAnswer is 1 for a node that the gate has stopped waiting for, and 0 for others.
-func (n *node) owesAnswer() int {
-	if n.state == checking {
-		return 1
-	}
-	return 0
 }
 
 // order sorts "none" (-1) behind every rank.

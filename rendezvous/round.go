@@ -33,48 +33,6 @@ type Config struct {
 	Run string
 }
 
-type nodeState string
-
-const (
-	waiting   nodeState = "waiting"   // joined, not in the world
-	checking  nodeState = "checking"  // as waiting, but a check has to clear it first
-	barred    nodeState = "barred"    // joined, and gets no workers
-	pending   nodeState = "stopping"  // member of a broken epoch that has not joined again
-	member    nodeState = "member"    // in the world that is releasing or running
-	succeeded nodeState = "succeeded" // member whose workers all exited with 0
-	leaving   nodeState = "leaving"   // it will go, and the others do not wait for it
-)
-
-type node struct {
-	Node
-	state    nodeState
-	rank     int       // group rank in the newest world it was in, or -1
-	arrival  int       // order of first arrival
-	since    time.Time // start of the launcher
-	starts   int       // worlds that were sealed with it
-	rankBase int
-	attached int // requests held open
-	detached time.Time
-	broken   bool
-	silent   bool // it broke because the host had given no sign of life
-	hungUp   bool // it was closed while no request was open
-	dir      Directive
-	differs  bool // its Params are not the run's
-	failed   bool // workers of it have, which the others outlive
-
-	cleared  bool       // its newest check has passed
-	until    time.Time  // and counts until then; zero: for good
-	domain   string     // of its newest check that has passed
-	bar      *job.Cause // a check has failed, and none has passed since
-	again    bool       // the next gate may check it again, although it is barred
-	unsure   bool       // the check that bars it has proved nothing
-	unpaired bool       // it is cleared, but had no partner
-	late     bool       // the present gate has asked it once more for that
-	asked    bool       // it has got a Check, and the answer is missing
-	optional bool       // it waits, and has a Check all the same; its answer is not waited for
-	drained  *job.Cause // it has been asked to leave
-}
-
 // Errors of Step that a launcher can act upon.
 var (
 	// ErrUnknownNode: the ID is not part of the run; the launcher has to join (again).
@@ -102,22 +60,21 @@ var (
 
 // Round is the state of one run.
 type Round struct {
-	cfg      *Config
-	params   *Params
-	members  *members
-	epoch    *epoch
-	account  *account
-	orders   *orders
-	shortage *shortage
-	checks   *checks
-	liveness *liveness
-	gate     *gate
-	sealer   *sealer
-	memory   *memory
+	cfg       *Config
+	params    *Params
+	members   *members
+	epoch     *epoch
+	account   *account
+	orders    *orders
+	shortage  *shortage
+	checks    *checks
+	liveness  *liveness
+	gate      *gate
+	sealer    *sealer
+	memory    *memory
+	admission *admission
 
-	finishedAt time.Time
-	ended      []NodeStatus // the nodes as they were then
-	works      []string     // Join.Work of its nodes, each once
+	ended []NodeStatus // the nodes as they were then
 
 	out *outbox
 }
@@ -140,6 +97,7 @@ func New(cfg Config) *Round {
 		checks: r.checks, out: r.out}
 	r.sealer = &sealer{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, account: r.account,
 		orders: r.orders, shortage: r.shortage, checks: r.checks, gate: r.gate, out: r.out}
+	r.admission = &admission{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, orders: r.orders}
 	r.memory = &memory{params: r.params, members: r.members, epoch: r.epoch, account: r.account, orders: r.orders,
 		checks: r.checks, gate: r.gate, out: r.out}
 	return r
@@ -187,7 +145,11 @@ func (r *Round) apply(now time.Time, ev Event) error {
 	case Success:
 		return r.success(now, e)
 	case Stepped:
-		return r.stepped(e)
+		_, err := r.members.find(e.ID)
+		if err == nil && e.EpochID == r.epoch.id {
+			r.account.stepped()
+		}
+		return err
 	case Cleared:
 		return r.checks.passed(now, e)
 	case Barred:
@@ -228,36 +190,6 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	return nil
 }
 
-func (r *Round) failing(now time.Time, e Failing) error {
-	n := r.members.nodes[e.ID]
-	if n == nil {
-		return ErrUnknownNode
-	}
-	if e.EpochID != r.epoch.id {
-		return nil
-	}
-	r.epoch.record(e.Failures)
-	r.account.progress(e.Progress)
-	switch {
-	case r.memory.rebuild != nil:
-		r.memory.rebuild.fail(now, e)
-		return nil
-	case r.epoch.collecting():
-		if !e.Beside {
-			r.escalate(now, e.Decision)
-		}
-		r.evict(now, n, e.Decision, job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
-		return nil
-	case r.epoch.phase != running || n.state != member:
-		return nil // this epoch is ending already, and why is known
-	case e.Tolerated, e.Beside && r.account.futile(now, costOf(n, e.Decision, e.Failures)):
-		r.tolerate(now, n, e)
-		return nil
-	}
-	r.breakFailed(now, n, e.Decision, e.Failures)
-	return nil
-}
-
 func (r *Round) success(now time.Time, e Success) error {
 	n := r.members.nodes[e.ID]
 	if n == nil {
@@ -274,55 +206,11 @@ func (r *Round) success(now time.Time, e Success) error {
 	return nil
 }
 
-// checkDone ends the run when its success rule is met, or starts it anew when that is the policy and a restart is left.
-func (r *Round) checkDone(now time.Time) {
-	switch {
-	case r.epoch.phase == running && r.epoch.results.exhausted >= r.epoch.working:
-		r.breakExhausted(now)
-	case r.epoch.phase != running || !r.epoch.enough(r.params.Budget.Success):
-	case r.account.again():
-		r.breakWorld(now, job.Cause{Kind: job.CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
-	default:
-		r.finish(now, job.Succeeded, nil)
-	}
-}
-
-// breakWorld ends the current epoch: every member has to stop its workers and join
-// again. The first cause stands; a loss replaces a failure, which it explains.
-func (r *Round) breakWorld(now time.Time, c job.Cause) {
-	broken := r.epoch.collecting()
-	if !broken {
-		r.enterForming(now, c)
-	}
-	if r.epoch.cause == nil || (c.Kind == job.CauseLoss && r.epoch.cause.Kind != job.CauseLoss) {
-		r.epoch.cause = &c
-	}
-	if broken {
-		return // everyone has the final directive
-	}
-	for _, n := range r.epoch.world {
-		if !r.members.here(n) || (n.state != member && n.state != succeeded) {
-			continue
-		}
-		r.members.become(n, pending)
-		r.out.direct(n, Directive{Kind: job.Stop, Cause: r.epoch.cause})
-		if n.suspect() {
-			r.liveness.expect(n)
-		}
-	}
-}
-
-func (r *Round) enterForming(now time.Time, c job.Cause) {
-	r.epoch.breaks(now)
-	r.account.broke(now)
-	r.sealer.restart()
-	r.gate.reopen()
-	r.out.note(job.EventBreak, c.Node, c.Text)
-}
-
 // settle makes the time-dependent decisions of the present phase.
 func (r *Round) settle(now time.Time) {
-	if r.overdue(now) {
+	at, c := r.account.limit(r.orders.paused, r.epoch.starting())
+	if r.epoch.phase != finished && len(r.members.nodes) > 0 && !at.IsZero() && !now.Before(at) {
+		r.finish(now, job.Failed, c)
 		return
 	}
 	switch r.epoch.phase {
@@ -361,33 +249,9 @@ func (r *Round) settle(now time.Time) {
 	}
 }
 
-// judge decides an epoch with a pending failure: a node that died meanwhile explains the failure and
-// costs nothing; a suspect is waited for; otherwise the run fails.
-func (r *Round) judge(now time.Time) {
-	if r.epoch.elastic {
-		r.account.failPendingAt = time.Time{}
-		return
-	}
-	if now.Before(r.account.failPendingAt) {
-		return
-	}
-	if !r.account.hopeless(now) { // others have reported progress meanwhile
-		r.account.failPendingAt = time.Time{}
-		r.backOff(r.account.newest.brokeAt)
-		return
-	}
-	for _, n := range r.epoch.world {
-		if n.state == pending && r.members.here(n) && n.suspect() {
-			r.account.failPendingAt = n.detached.Add(r.params.nodeTimeout()) // expire decides sooner
-			return
-		}
-	}
-	r.failRun(now)
-}
-
 func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.ended = r.lastStates(o)
-	r.epoch.phase, r.epoch.outcome, r.epoch.cause, r.finishedAt = finished, o, c, now
+	r.epoch.phase, r.epoch.outcome, r.epoch.cause, r.epoch.finishedAt = finished, o, c, now
 	r.memory.rebuild, r.epoch.held = nil, false
 	r.orders.finish()
 	r.account.failPendingAt = time.Time{}

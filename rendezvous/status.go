@@ -162,7 +162,7 @@ func (r *Round) Status() Status {
 	s := Status{
 		Phase: string(e.phase), Round: e.id.Round, Epoch: e.id.Epoch, Params: *r.params, Restarts: r.account.restarts,
 		Members: len(r.members.nodes) - idle, Waiting: idle, WorldSize: e.workers,
-		Outcome: string(e.outcome), Cause: e.cause, EndedAt: r.finishedAt,
+		Outcome: string(e.outcome), Cause: e.cause, EndedAt: e.finishedAt,
 		Paused: o.paused, Bars: o.barred(), Hold: o.hold, Command: o.command,
 	}
 	if !e.fresh() {
@@ -237,3 +237,6 @@ func (r *Round) Life(id string) Life {
 	}
 	return Life{}
 }
+
+// Lacks describes the nodes that the run waits for.
+func (r *Round) Lacks() Lack { return r.shortage.lacks() }

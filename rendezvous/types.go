@@ -4,7 +4,6 @@ import (
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -179,8 +178,6 @@ type Node struct {
 	// Can lists the launcher's abilities beyond the first version of the protocol, at most maxAbilities.
 	Can []Ability `json:"can,omitempty"`
 }
-
-func (n Node) can(a Ability) bool { return slices.Contains(n.Can, a) }
 
 // AgentDLRover is the Node.Agent of an agent that is DLRover's own, in Python.
 const AgentDLRover = "dlrover"
