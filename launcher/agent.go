@@ -21,23 +21,24 @@ import (
 // leaveBudget bounds the good-bye: the daemon may be gone.
 const leaveBudget = 3 * time.Second
 
-// Agent runs one node's part of a job.
+// Agent runs one node's part of a job: it receives the events, and carries out their consequences. Its components own
+// the state of one task each, and do not know the agent.
 type Agent struct {
 	cfg Config
 	log *slog.Logger
+	bg  *background
 
-	bg       *background
-	starter  starter
-	holder   holder
+	checks   checks  // before this node gets workers
+	worlds   worlds  // before their start
+	starter  starter // of workers
+	holder   holder  // in place of workers
+	reporter reporter
+	stopper  stopper
 	kept     keptSides
-	checks   checks
-	worlds   worlds
 	leaver   leaver
-	failures *failures
 
 	exits     chan exited
 	sideExits chan sideExit
-	stopped   chan stopResult
 	notices   <-chan job.Notice // nil if nothing wants them
 
 	last    Directive  // the newest epoch with started workers
@@ -49,7 +50,7 @@ type Agent struct {
 	success bool // the workers of this epoch succeeded; the others are waited for
 	result  *Result
 
-	unknown []job.Kind // of directives, that have been logged
+	unknown unknownKinds
 }
 
 func now() time.Time { return time.Now() }
@@ -63,17 +64,17 @@ func New(cfg Config) (*Agent, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	a := &Agent{
-		cfg: cfg, log: cfg.Logger, bg: newBackground(),
-		exits: make(chan exited), sideExits: make(chan sideExit),
-		stopped: make(chan stopResult),
+		cfg: cfg, log: cfg.Logger, bg: newBackground(), exits: make(chan exited), sideExits: make(chan sideExit),
 	}
-	a.failures = newFailures(&a.cfg)
-	a.starter = starter{&a.cfg, a.bg, a.exits, a.sideExits}
-	a.holder = holder{cfg: &a.cfg, bg: a.bg}
-	a.kept = keptSides{cfg: &a.cfg, bg: a.bg, ended: make(chan error)}
-	a.checks = checks{cfg: &a.cfg, bg: a.bg, done: make(chan *check)}
-	a.worlds = worlds{cfg: &a.cfg, bg: a.bg, fetched: make(chan *fetch)}
-	a.leaver = leaver{cfg: &a.cfg, bg: a.bg, announced: make(chan error)}
+	c, bg := &a.cfg, a.bg
+	a.checks = checks{cfg: c, bg: bg, done: make(chan *check)}
+	a.worlds = worlds{cfg: c, bg: bg, fetched: make(chan *fetch)}
+	a.starter = starter{c, bg, a.exits, a.sideExits}
+	a.holder = holder{cfg: c, bg: bg}
+	a.reporter = reporter{c, bg, newFailures(c)}
+	a.stopper = stopper{c, bg, make(chan stopResult)}
+	a.kept = keptSides{cfg: c, bg: bg, ended: make(chan error)}
+	a.leaver = leaver{cfg: c, bg: bg, announced: make(chan error)}
 	if len(cfg.OnNotice) > 0 {
 		a.notices = cfg.Rendezvous.Notices()
 	}
@@ -106,7 +107,7 @@ func (a *Agent) next() {
 		a.onDirective(d)
 	case e := <-a.exits:
 		a.onExit(e)
-	case s := <-a.stopped:
+	case s := <-a.stopper.stopped:
 		a.onStopped(s)
 	case e := <-a.sideExits:
 		a.onSideExit(e)
@@ -148,7 +149,7 @@ func (a *Agent) onNotice(n job.Notice, ok bool) {
 
 // onDirective applies a duty, after the workers of another epoch have ended, or the check of this node.
 func (a *Agent) onDirective(d Directive) {
-	if a.strange(d.Kind) || d.Kind == job.Run && same(d, a.last) {
+	if a.unknown.strange(d.Kind, a.log) || d.Kind == job.Run && same(d, a.last) {
 		return // a daemon that was started again confirms the running or finished workers
 	}
 	if d.Leave != "" {
@@ -186,7 +187,7 @@ func (a *Agent) onDirective(d Directive) {
 func (a *Agent) stopFor(g *group, d Directive) {
 	g.again.Store(d.restarts() && !a.leaver.leaving())
 	if d.Cause.Kind == job.CauseFailure {
-		a.stopFailed(g, verdict.Failure{}, d.Cause.Text)
+		a.stopper.stopFailed(g, a.stopOrder(syscall.SIGTERM), verdict.Failure{}, d.Cause.Text)
 		return
 	}
 	if d.Cause.Kind == job.CauseLeave && !g.stopping { // all nodes save in one step
@@ -197,6 +198,42 @@ func (a *Agent) stopFor(g *group, d Directive) {
 		return
 	}
 	a.stop(g, syscall.SIGTERM)
+}
+
+// onExit books the end of a worker.
+func (a *Agent) onExit(e exited) {
+	a.follow(e.g, a.reporter.exited(e.g, e.w, a.letRun != nil))
+}
+
+// onFault handles a failure that a part has found in the present group.
+func (a *Agent) onFault(f fault) {
+	a.follow(a.group, a.reporter.fault(a.group, f, a.letRun != nil))
+}
+
+// follow carries out the consequence of an end.
+func (a *Agent) follow(g *group, end aftermath) {
+	switch {
+	case end.succeeded:
+		a.succeed(g)
+	case end.failed != nil:
+		a.stopper.stopFailed(g, a.stopOrder(syscall.SIGTERM), *end.failed, "")
+	case end.stop:
+		a.stop(g, syscall.SIGTERM)
+	}
+}
+
+func (a *Agent) succeed(g *group) {
+	a.success = true
+	a.cfg.observe(SuccessInfo{g.epoch})
+	a.stop(g, syscall.SIGTERM) // only orphans may be left
+	d := g.epoch.Directive
+	a.bg.call("report success", func(ctx context.Context) error { return a.cfg.Rendezvous.Success(ctx, d) })
+}
+
+func (a *Agent) stop(g *group, sig syscall.Signal) { a.stopper.stop(g, a.stopOrder(sig)) }
+
+func (a *Agent) stopOrder(sig syscall.Signal) stopOrder {
+	return stopOrder{signal: sig, grace: a.leaver.grace(), keepSides: a.success || a.letRun != nil}
 }
 
 func same(a, b Directive) bool {
@@ -375,12 +412,7 @@ func (a *Agent) onWorld(f *fetch) {
 		a.begin(f.epoch)
 		return
 	}
-	failure := a.failures.ofWorld(f.epoch, f.err)
-	a.fails = append(a.fails, failure)
-	a.log.Error("cannot start the workers", "why", failure.Message)
-	a.bg.call("report the failure", func(ctx context.Context) error {
-		return a.cfg.Rendezvous.Failing(ctx, f.epoch.Directive, policy.RestartCharged, []verdict.Failure{failure.Compact()})
-	})
+	a.fails = append(a.fails, a.reporter.noWorld(f.epoch, f.err))
 }
 
 // begin starts the workers of an epoch.
@@ -396,9 +428,9 @@ func (a *Agent) begin(e Epoch) {
 		return
 	}
 	if err != nil {
-		g.failures = append(g.failures, a.failures.cannotStart(g, err))
+		g.failures = append(g.failures, a.reporter.failures.cannotStart(g, err))
 		a.log.Error("cannot start a worker", "err", err)
-		a.report(g, answerTo(err))
+		a.reporter.report(g, answerTo(err))
 		a.stop(g, syscall.SIGTERM)
 		return
 	}
@@ -437,6 +469,17 @@ func (a *Agent) leave(d Directive, reason string) {
 		ev.Hung = cmp.Or(ev.Hung, d.Cause.Text)
 	}
 	a.end(outcome{d.Cause, verdict.Judge(ev), a.fails, a.checks.failed}.result())
+}
+
+// leaveBarred ends this node's part of the job for its check. The others go on, if they are enough.
+func (a *Agent) leaveBarred() {
+	ctx, cancel := context.WithTimeout(a.bg.ctx, leaveBudget)
+	defer cancel()
+	if _, err := a.cfg.Rendezvous.Leave(ctx, "its check has not passed", nil); err != nil {
+		a.log.Debug("leave", "err", err)
+	}
+	why := "this node has not passed its check and is left out of the job: " + a.checks.failed
+	a.end(Result{Reason: policy.NodeCheckFailed, Err: errors.New(why), Verdict: why})
 }
 
 // onSignal: the first terminating signal is passed on to the workers and ends this
@@ -492,7 +535,7 @@ func (a *Agent) expelled(err error) {
 	for a.group != nil {
 		a.pending = nil
 		select {
-		case s := <-a.stopped:
+		case s := <-a.stopper.stopped:
 			a.onStopped(s)
 		case e := <-a.exits:
 			a.onExit(e)
@@ -513,28 +556,20 @@ func (a *Agent) end(r Result) {
 	}
 }
 
-// leaveBarred ends this node's part of the job for its check. The others go on, if they are enough.
-func (a *Agent) leaveBarred() {
-	ctx, cancel := context.WithTimeout(a.bg.ctx, leaveBudget)
-	defer cancel()
-	if _, err := a.cfg.Rendezvous.Leave(ctx, "its check has not passed", nil); err != nil {
-		a.log.Debug("leave", "err", err)
-	}
-	why := "this node has not passed its check and is left out of the job: " + a.checks.failed
-	a.end(Result{Reason: policy.NodeCheckFailed, Err: errors.New(why), Verdict: why})
-}
+// unknownKinds are the kinds of directives of a later version of the rendezvous that have been logged.
+type unknownKinds []job.Kind
 
 // maxStrange bounds how many unknown kinds of directives are distinguished.
 const maxStrange = 16
 
 // strange reports whether k is of a later version of the rendezvous, which is logged once. Such a duty changes nothing.
-func (a *Agent) strange(k job.Kind) bool {
+func (u *unknownKinds) strange(k job.Kind, log *slog.Logger) bool {
 	if slices.Contains([]job.Kind{job.Wait, job.Lead, job.Run, job.Stop, job.Done, job.Fail, job.Check, job.Bar}, k) {
 		return false
 	}
-	if len(a.unknown) < maxStrange && !slices.Contains(a.unknown, k) {
-		a.unknown = append(a.unknown, k)
-		a.log.Warn("the rendezvous gives a directive that this version does not know; it is ignored", "directive", string(k))
+	if len(*u) < maxStrange && !slices.Contains(*u, k) {
+		*u = append(*u, k)
+		log.Warn("the rendezvous gives a directive that this version does not know; it is ignored", "directive", string(k))
 	}
 	return true
 }

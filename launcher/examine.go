@@ -3,7 +3,6 @@ package launcher
 import (
 	"cmp"
 	"context"
-	"syscall"
 	"time"
 
 	"dlrover-run/launcher/verdict"
@@ -17,25 +16,26 @@ const (
 
 // stopFailed stops a group because a worker has failed, of this node (f) or of another one (cause). If the failure was
 // a collective that timed out, the Examiner sees the living workers first; nothing waits for any other failure.
-func (a *Agent) stopFailed(g *group, f verdict.Failure, cause string) {
-	if g.stopping || a.cfg.Examiner.Examine == nil {
-		a.stop(g, syscall.SIGTERM)
+func (s *stopper) stopFailed(g *group, o stopOrder, f verdict.Failure, cause string) {
+	if g.stopping || s.cfg.Examiner.Examine == nil {
+		s.stop(g, o)
 		return
 	}
 	why := cmp.Or(timeoutIn(cause), f.Timeout(), g.timeoutSaid())
 	pids, anyone := g.living()
 	if why == "" || !anyone {
-		a.stop(g, syscall.SIGTERM)
+		s.stop(g, o)
 		return
 	}
-	ctx, cancel := context.WithTimeout(a.bg.ctx, examineTime)
+	ctx, cancel := context.WithTimeout(s.bg.ctx, examineTime)
 	g.hurry = cancel
-	a.log.Info("looking at the workers before they are stopped: a collective has timed out", "why", why)
-	a.stopAfter(g, syscall.SIGTERM, func() {
+	s.cfg.Logger.Info("looking at the workers before they are stopped: a collective has timed out", "why", why)
+	o.first = func() {
 		defer cancel()
-		x := a.cfg.Examiner
-		a.cfg.attendFor(ctx, examineGrace, x.Name, func() { x.Examine(ctx, g.epoch, pids, why) })
-	})
+		x := s.cfg.Examiner
+		s.cfg.attendFor(ctx, examineGrace, x.Name, func() { x.Examine(ctx, g.epoch, pids, why) })
+	}
+	s.stop(g, o)
 }
 
 func timeoutIn(cause string) string {

@@ -95,16 +95,16 @@ func TestPartsAreCalledInOrder(t *testing.T) {
 
 func TestSignalIsToldEarly(t *testing.T) {
 	r := newRig(t, `: > $DIR/up.$RANK; exec sleep 60`, 0)
-	p := &stopper{}
+	p := &stops{}
 	r.cfg.Parts = []Part{p.part()}
 	r.whenUp(t, func() { r.signals <- syscall.SIGTERM })
 	r.run(t)
 	require.Equal(t, []string{"received SIGTERM true", "received SIGTERM false"}, p.read())
 }
 
-type stopper struct{ diary }
+type stops struct{ diary }
 
-func (p *stopper) part() Part {
+func (p *stops) part() Part {
 	return Part{Name: "stopper", Stop: func(r StopRequest) { p.write("%s %t", r.Reason, r.Early) }}
 }
 
@@ -120,7 +120,7 @@ func watcher(do func(ctx context.Context, r RunRequest)) Part { return Part{Name
 
 func TestFailureFromOutsideRestarts(t *testing.T) {
 	r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; exec sleep 60`, 1)
-	why := &stopper{}
+	why := &stops{}
 	r.cfg.Parts = []Part{watcher(func(ctx context.Context, r RunRequest) {
 		if r.Epoch.Epoch == 0 {
 			r.Fail(verdict.Failure{Rank: 1, LocalRank: 1, PID: r.PIDs[1], Message: "no progress for 600 s"}, policy.RestartFree)
@@ -199,9 +199,10 @@ func TestFailureAfterTheEnd(t *testing.T) {
 func TestFaultOfAGroupThatIsBeingStoppedDoesNotCount(t *testing.T) {
 	g := &group{stopping: true, faults: make(chan fault, 1)}
 	log := &lockedBuffer{}
-	a := &Agent{group: g, log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	debug := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	r := &reporter{cfg: &Config{Logger: debug}}
 	g.faults <- fault{part: "p", failure: verdict.Failure{Message: "late"}}
-	a.onFault(<-g.faultsFound())
+	require.Zero(t, r.fault(g, <-g.faultsFound(), false))
 	require.Empty(t, g.failures)
 	require.Contains(t, log.String(), "why=late")
 	g = nil
@@ -643,13 +644,14 @@ func TestUnknownDirectiveIsSaidOnceAndChangesNothing(t *testing.T) {
 }
 
 func TestUnknownDirectivesAreBounded(t *testing.T) {
-	a := &Agent{log: slog.New(slog.DiscardHandler)}
+	var u unknownKinds
+	log := slog.New(slog.DiscardHandler)
 	for i := range 1000 {
-		require.True(t, a.strange(job.Kind(fmt.Sprint(i))))
+		require.True(t, u.strange(job.Kind(fmt.Sprint(i)), log))
 	}
-	require.Len(t, a.unknown, maxStrange)
+	require.Len(t, u, maxStrange)
 	for _, k := range []job.Kind{job.Wait, job.Lead, job.Run, job.Stop, job.Done, job.Fail, job.Check, job.Bar} {
-		require.False(t, a.strange(k))
+		require.False(t, u.strange(k, log))
 	}
 }
 

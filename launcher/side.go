@@ -58,7 +58,7 @@ func (a *Agent) onSideExit(e sideExit) {
 	case exit.Code == 0: // a scheduler does so when its workers are done with it
 		a.log.Info("a process beside the workers has ended; they run on", "name", s.name)
 	default:
-		f, act := a.failures.ofSide(g, s, exit)
+		f, act := a.reporter.failures.ofSide(g, s, exit)
 		a.onFault(fault{s.name, f, act})
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"slices"
-	"syscall"
 	"time"
 
 	"dlrover-run/launcher/policy"
@@ -91,35 +89,4 @@ func (g *group) faultsFound() <-chan fault {
 		return nil
 	}
 	return g.faults
-}
-
-// onFault handles a failure from outside as the failure of a worker.
-func (a *Agent) onFault(f fault) {
-	g := a.group
-	if g.stopping {
-		ignoreFault(a.log, f)
-		return
-	}
-	if a.letRun != nil { // no failure counts, but a hung worker does not end
-		a.log.Warn("stopping what was left to run", "part", f.part, "why", f.failure.Message)
-		a.stop(g, syscall.SIGTERM)
-		return
-	}
-	if f.action == policy.Succeed {
-		f.action = policy.RestartCharged
-	}
-	a.failures.complete(g, &f.failure)
-	f.failure.Permanent = f.action == policy.Fail
-	g.failures, g.fault = append(g.failures, f.failure), f.failure.Reason()
-	a.log.Warn("ending the epoch as failed", "part", f.part, "rank", f.failure.Rank, "local_rank", f.failure.LocalRank,
-		"pid", f.failure.PID, "why", g.fault, "action", f.action.String())
-	a.cfg.observe(FaultInfo{g.epoch, f.part, f.failure, f.action})
-	a.report(g, f.action)
-	a.stopFailed(g, f.failure, "")
-}
-
-// blamed reports whether f is only the end of a worker that was stopped because a part had found it to have failed.
-func (g *group) blamed(f verdict.Failure) bool {
-	return f.Stopped && g.fault != "" && slices.ContainsFunc(g.failures,
-		func(o verdict.Failure) bool { return o.Rank == f.Rank })
 }
