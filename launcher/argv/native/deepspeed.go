@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"dlrover-run/launcher/argv"
-	"dlrover-run/launcher/hostfile"
 )
 
 // DeepSpeed's launcher starts the workers of all nodes over ssh from the one node on which it is called. Here that
@@ -106,19 +105,18 @@ func elasticOptions() []argv.Option {
 	}
 }
 
-// deepSpeedJob is the result of a command line of deepspeed, built step by step.
-type deepSpeedJob struct {
+// translation turns a command line of deepspeed into a command.
+type translation struct {
 	line *argv.Line
 	sys  *System
 	cmd  Command
+}
 
-	hosts   []hostfile.Host // of the file; nil: there is none
-	nodes   []hostfile.Node // that are used
-	place   int             // of this node among them
-	devices []string        // that are used here
-	chosen  bool            // by options or the file, and not by the variable that makes devices visible
-	lo, hi  int             // bounds of the number of nodes; 0: others may know them
-	fanOut  int             // of pdsh; 0: not given
+// deepSpeedJob is the rendezvous of a command line of deepspeed.
+type deepSpeedJob struct {
+	*translation
+	nodes  *deepSpeedNodes
+	lo, hi int // bounds of the number of nodes; 0: others may know them
 }
 
 func translateDeepSpeed(args []string, sys *System) (Command, error) {
@@ -126,29 +124,42 @@ func translateDeepSpeed(args []string, sys *System) (Command, error) {
 	if err != nil {
 		return Command{}, err
 	}
-	j := &deepSpeedJob{line: line, sys: sys}
-	if err := inOrder(j.contradictions, j.readHosts, j.chooseNodes, j.startHosts); err != nil {
+	t := &translation{line: line, sys: sys}
+	nodes := &deepSpeedNodes{translation: t}
+	j, tuner := &deepSpeedJob{translation: t, nodes: nodes}, &tuner{t, nodes}
+	if err := inOrder(t.contradictions, nodes.readHosts, nodes.chooseNodes, j.startHosts); err != nil {
 		return Command{}, err
 	}
 	switch {
-	case line.IsSet("autotuning") && j.cmd.Remote != nil:
-		err = j.tuneHosts()
+	case line.IsSet("autotuning") && t.cmd.Remote != nil:
+		err = tuner.hosts()
 	case line.IsSet("autotuning"):
-		err = inOrder(j.findPlace, j.chooseDevices, j.tune)
-	case j.cmd.Remote != nil:
-		err = inOrder(j.remote, j.replaced)
+		err = inOrder(nodes.findPlace, nodes.chooseDevices, tuner.here)
+	case t.cmd.Remote != nil:
+		err = inOrder(j.remote, t.replaced)
 	default:
-		err = inOrder(j.findPlace, j.chooseDevices, j.size, j.meet, j.script, j.output, j.bindCores, j.interpreter,
-			j.envFiles, j.replaced)
+		err = inOrder(nodes.findPlace, nodes.chooseDevices, j.size, j.meet, t.script, t.output, j.workers, j.vars,
+			t.replaced)
 	}
 	if err != nil {
 		return Command{}, err
 	}
-	if j.cmd.Remote == nil {
-		j.alone()
+	if t.cmd.Remote == nil {
+		t.alone()
 	}
-	return j.cmd, nil
+	return t.cmd, nil
 }
+
+// workers sets the cores and the interpreter of the workers.
+func (j *deepSpeedJob) workers() error {
+	if err := (&coreBinding{j.translation}).share(len(j.nodes.devices)); err != nil {
+		return err
+	}
+	return (&workerVars{j.translation}).interpreter()
+}
+
+// vars reads the variables of the workers from files.
+func (j *deepSpeedJob) vars() error { return (&workerVars{j.translation}).envFiles(j.hi) }
 
 // inOrder ends with the first error.
 func inOrder(steps ...func() error) error {
@@ -161,44 +172,44 @@ func inOrder(steps ...func() error) error {
 }
 
 // alone ends the translation of a command line for this node.
-func (j *deepSpeedJob) alone() {
-	if j.line.Bool("dry-run") {
-		j.flag("dry-run")
+func (t *translation) alone() {
+	if t.line.Bool("dry-run") {
+		t.flag("dry-run")
 	}
-	j.cmd.Args = withScript(j.cmd.Args, j.line.Args())
+	t.cmd.Args = withScript(t.cmd.Args, t.line.Args())
 }
 
 // option is --name=value.
 func option(name string, value any) string { return fmt.Sprintf("--%s=%v", name, value) }
 
-func (j *deepSpeedJob) arg(name string, value any) {
-	j.cmd.Args = append(j.cmd.Args, option(name, value))
+func (t *translation) arg(name string, value any) {
+	t.cmd.Args = append(t.cmd.Args, option(name, value))
 }
 
-func (j *deepSpeedJob) flag(name string) { j.cmd.Args = append(j.cmd.Args, "--"+name) }
+func (t *translation) flag(name string) { t.cmd.Args = append(t.cmd.Args, "--"+name) }
 
 // env gives the workers a variable.
-func (j *deepSpeedJob) env(name, value string) { j.cmd.Env = append(j.cmd.Env, name+"="+value) }
+func (t *translation) env(name, value string) { t.cmd.Env = append(t.cmd.Env, name+"="+value) }
 
 // filtered reports whether options name the hosts that are used.
-func (j *deepSpeedJob) filtered() bool {
-	return j.line.String("include") != "" || j.line.String("exclude") != ""
+func (t *translation) filtered() bool {
+	return t.line.String("include") != "" || t.line.String("exclude") != ""
 }
 
 // contradictions refuses combinations of exclusive options, and launchers that DeepSpeed does not know.
-func (j *deepSpeedJob) contradictions() error {
-	counted := j.line.Int("num_nodes") >= 0 || j.line.Int("num_gpus") >= 0
+func (t *translation) contradictions() error {
+	counted := t.line.Int("num_nodes") >= 0 || t.line.Int("num_gpus") >= 0
 	switch known := launchersOfDeepSpeed(); {
-	case j.line.String("include") != "" && j.line.String("exclude") != "":
+	case t.line.String("include") != "" && t.line.String("exclude") != "":
 		return usageErrorf("--include and --exclude contradict each other: use one of them")
-	case j.filtered() && counted:
+	case t.filtered() && counted:
 		return usageErrorf("--num_nodes and --num_gpus contradict --include and --exclude: use either")
-	case j.line.Bool("module") && j.line.Bool("no_python"):
+	case t.line.Bool("module") && t.line.Bool("no_python"):
 		return usageErrorf("--module and --no_python contradict each other: use one of them")
-	case !slices.Contains(known, strings.ToLower(j.line.String("launcher"))):
+	case !slices.Contains(known, strings.ToLower(t.line.String("launcher"))):
 		return usageErrorf("--launcher=%s is unknown: there are %s, which all mean ssh here; leave the option out",
-			j.line.String("launcher"), strings.Join(known, ", "))
-	case j.line.Bool("no_ssh") && j.line.IsSet("rsh"):
+			t.line.String("launcher"), strings.Join(known, ", "))
+	case t.line.Bool("no_ssh") && t.line.IsSet("rsh"):
 		return usageErrorf("--no_ssh and --rsh contradict each other: use one of them")
 	}
 	return nil
@@ -209,127 +220,133 @@ func launchersOfDeepSpeed() []string {
 }
 
 // script sets the program of the workers.
-func (j *deepSpeedJob) script() error {
+func (t *translation) script() error {
 	for _, f := range [][2]string{{"module", "module"}, {"no_python", "no-python"}, {"no_local_rank", "no-local-rank"}} {
-		if j.line.Bool(f[0]) {
-			j.flag(f[1])
+		if t.line.Bool(f[0]) {
+			t.flag(f[1])
 		}
 	}
 	return nil
 }
 
 // output sets the destinations of the workers' output and of the launcher's own messages.
-func (j *deepSpeedJob) output() error {
-	if dir := j.line.String("enable_each_rank_log"); dir != "None" && dir != "" {
-		j.cmd.RankLogs = &RankLogs{Dir: dir, Name: "{time}_rank{rank}.log"}
+func (t *translation) output() error {
+	if dir := t.line.String("enable_each_rank_log"); dir != "None" && dir != "" {
+		t.cmd.RankLogs = &RankLogs{Dir: dir, Name: "{time}_rank{rank}.log"}
 	}
-	if j.line.Bool("save_pid") {
+	if t.line.Bool("save_pid") {
 		pid := "{pid}"
-		if j.sys.Handed != nil {
-			pid = strconv.Itoa(j.sys.Handed.PID)
+		if t.sys.Handed != nil {
+			pid = strconv.Itoa(t.sys.Handed.PID)
 		}
-		j.cmd.PIDFiles = []string{"/tmp/" + pid + ".deepspeed", "/tmp/" + pid + ".ds"}
+		t.cmd.PIDFiles = []string{"/tmp/" + pid + ".deepspeed", "/tmp/" + pid + ".ds"}
 	}
-	if j.line.IsSet("log_level") {
-		j.cmd.LogLevel = j.line.String("log_level")
+	if t.line.IsSet("log_level") {
+		t.cmd.LogLevel = t.line.String("log_level")
 	}
-	if j.line.Bool("quiet") {
-		j.cmd.LogLevel = "error"
+	if t.line.Bool("quiet") {
+		t.cmd.LogLevel = "error"
 	}
 	return nil
 }
 
 // replaced notes the options that act in another way, or not at all.
-func (j *deepSpeedJob) replaced() error {
-	launcher := strings.ToLower(j.line.String("launcher"))
-	given := j.given(replacedSection)
-	switch remote := j.cmd.Remote; {
+func (t *translation) replaced() error {
+	launcher := strings.ToLower(t.line.String("launcher"))
+	given := t.given(replacedSection)
+	switch remote := t.cmd.Remote; {
 	case remote == nil:
-		given = append(given, j.given(remoteSection)...)
+		given = append(given, t.given(remoteSection)...)
 	case !remote.SSH:
-		given = append(given, slices.DeleteFunc(j.given(remoteSection), func(o string) bool {
+		given = append(given, slices.DeleteFunc(t.given(remoteSection), func(o string) bool {
 			return strings.HasPrefix(o, "--rsh") || o == "--force_multi"
 		})...)
 	case launcher != "pdsh" && launcher != "ssh":
-		j.cmd.Note("--launcher=%s: replaced, hosts are started over ssh", j.line.String("launcher"))
+		t.cmd.Note("--launcher=%s: replaced, hosts are started over ssh", t.line.String("launcher"))
 	}
 	given = slices.DeleteFunc(given, func(o string) bool { return o == "--no_ssh" })
-	if len(given) > 0 && j.sys.Handed == nil {
-		j.cmd.Note("without effect here: %s", strings.Join(given, " "))
+	if len(given) > 0 && t.sys.Handed == nil {
+		t.cmd.Note("without effect here: %s", strings.Join(given, " "))
 	}
 	for _, name := range []string{"min_elastic_nodes", "max_elastic_nodes"} {
-		if j.line.IsSet(name) && !j.line.Bool("elastic_training") {
-			j.cmd.Note("--%s has no effect without --elastic_training", name)
+		if t.line.IsSet(name) && !t.line.Bool("elastic_training") {
+			t.cmd.Note("--%s has no effect without --elastic_training", name)
 		}
 	}
 	return nil
 }
 
 // given are the options of a section that the line has.
-func (j *deepSpeedJob) given(section string) (given []string) {
+func (t *translation) given(section string) (given []string) {
 	for _, o := range deepSpeedOptions() {
-		if o.Category == section && j.line.IsSet(o.Name) {
-			given = append(given, strings.TrimSuffix(option(o.Name, j.line.String(o.Name)), "="))
+		if o.Category == section && t.line.IsSet(o.Name) {
+			given = append(given, strings.TrimSuffix(option(o.Name, t.line.String(o.Name)), "="))
 		}
 	}
 	return given
 }
 
-// tune leaves the node to DeepSpeed's own launcher, as its tuner starts every trial by the name deepspeed.
-func (j *deepSpeedJob) tune() error {
-	if n := len(j.nodes); n > 1 {
+// tuner leaves --autotuning to DeepSpeed's own launcher.
+type tuner struct {
+	*translation
+	nodes *deepSpeedNodes
+}
+
+// here leaves the node to DeepSpeed's own launcher, as its tuner starts every trial by the name deepspeed.
+func (u *tuner) here() error {
+	if n := len(u.nodes.used); n > 1 {
 		return usageErrorf("--autotuning=%s with %d nodes needs to start its trials on them from here: run it without "+
 			"--no_ssh and --node_rank, where there is ssh, or --rsh is given; or tune on one node, with --hostfile=%s or "+
-			"--include=%s, and train with what was found", j.line.String("autotuning"), n, noHostfile, j.nodes[0].Name)
+			"--include=%s, and train with what was found", u.line.String("autotuning"), n, noHostfile, u.nodes.used[0].Name)
 	}
-	runner := j.tuner(noHostfile, "include", "exclude")
-	if j.filtered() || j.hosts != nil && j.line.Int("num_gpus") < 1 {
-		runner = append(runner, option("include", localhost+":"+strings.Join(j.devices, ",")))
+	runner := u.runner(noHostfile, "include", "exclude")
+	if u.filtered() || u.nodes.hosts != nil && u.line.Int("num_gpus") < 1 {
+		runner = append(runner, option("include", localhost+":"+strings.Join(u.nodes.devices, ",")))
 	}
-	j.cmd.Note("--autotuning=%s: DeepSpeed's own launcher runs on this node, and starts its trials",
-		j.line.String("autotuning"))
-	j.become(runner)
+	u.cmd.Note("--autotuning=%s: DeepSpeed's own launcher runs on this node, and starts its trials",
+		u.line.String("autotuning"))
+	u.become(runner)
 	return nil
 }
 
-// tuneHosts does so for several nodes. It would ask the first one for its address over ssh, and try ssh before.
-func (j *deepSpeedJob) tuneHosts() error {
-	runner := append(j.tuner(j.sys.Abs(j.line.String("hostfile"))), "--no_ssh_check")
-	if !j.line.IsSet("master_addr") {
-		runner = append(runner, option("master_addr", j.nodes[0].Name))
+// hosts does so for several nodes. It would ask the first one for its address over ssh, and try ssh before.
+func (u *tuner) hosts() error {
+	runner := append(u.runner(u.sys.Abs(u.line.String("hostfile"))), "--no_ssh_check")
+	if !u.line.IsSet("master_addr") {
+		runner = append(runner, option("master_addr", u.nodes.used[0].Name))
 	}
-	if j.line.IsSet("rsh") {
-		j.env("PET_RSH", j.line.String("rsh"))
-	} else if j.line.IsSet("ssh_port") {
-		j.env("PDSH_SSH_ARGS_APPEND", strings.TrimSpace(j.sys.lookup("PDSH_SSH_ARGS_APPEND")+" -p "+
-			strconv.Itoa(j.line.Int("ssh_port"))))
+	if u.line.IsSet("rsh") {
+		u.env("PET_RSH", u.line.String("rsh"))
+	} else if u.line.IsSet("ssh_port") {
+		u.env("PDSH_SSH_ARGS_APPEND", strings.TrimSpace(u.sys.lookup("PDSH_SSH_ARGS_APPEND")+" -p "+
+			strconv.Itoa(u.line.Int("ssh_port"))))
 	}
-	j.cmd.Note("--autotuning=%s: DeepSpeed's own launcher runs on this node, and starts its trials on %d hosts",
-		j.line.String("autotuning"), len(j.nodes))
-	j.cmd.Remote = nil
-	j.become(runner)
+	u.cmd.Note("--autotuning=%s: DeepSpeed's own launcher runs on this node, and starts its trials on %d hosts",
+		u.line.String("autotuning"), len(u.nodes.used))
+	u.cmd.Remote = nil
+	u.become(runner)
 	return nil
 }
 
-// tuner is DeepSpeed's own launcher with the options of this line, but for some.
-func (j *deepSpeedJob) tuner(hosts string, but ...string) []string {
+// runner is DeepSpeed's own launcher with the options of this line, but for some.
+func (u *tuner) runner(hosts string, but ...string) []string {
 	runner := []string{"-u", "-m", "deepspeed.launcher.runner", option("hostfile", hosts),
-		option("autotuning", j.line.String("autotuning"))}
+		option("autotuning", u.line.String("autotuning"))}
 	for _, o := range deepSpeedOptions() {
 		switch {
-		case !j.line.IsSet(o.Name) || slices.Contains(but, o.Name):
+		case !u.line.IsSet(o.Name) || slices.Contains(but, o.Name):
 		case slices.Contains([]string{"hostfile", "autotuning", "dry-run"}, o.Name):
 		case o.Category == oldSection || o.Category == replacedSection || o.Category == remoteSection:
 		case o.Kind == argv.Flag:
 			runner = append(runner, "--"+o.Name)
 		default:
-			runner = append(runner, option(o.Name, j.line.String(o.Name)))
+			runner = append(runner, option(o.Name, u.line.String(o.Name)))
 		}
 	}
 	return runner
 }
 
-func (j *deepSpeedJob) become(runner []string) {
-	j.cmd.DryRun = j.line.Bool("dry-run")
-	j.cmd.Become = append(runner, j.line.Args()...)
+func (u *tuner) become(runner []string) {
+	u.cmd.DryRun = u.line.Bool("dry-run")
+	u.cmd.Become = append(runner, u.line.Args()...)
 }

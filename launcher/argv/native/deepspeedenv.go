@@ -14,65 +14,68 @@ import (
 
 // The cores, interpreter and variables of the workers of a deepspeed command line.
 
-// bindCores shares out cores evenly.
-func (j *deepSpeedJob) bindCores() error {
-	if !j.line.Bool("bind_cores_to_rank") {
-		if j.line.IsSet("bind_core_list") {
-			j.cmd.Note("--bind_core_list has no effect without --bind_cores_to_rank")
+// coreBinding gives each rank cores of its own.
+type coreBinding struct{ *translation }
+
+// share shares out cores evenly.
+func (c *coreBinding) share(ranks int) error {
+	if !c.line.Bool("bind_cores_to_rank") {
+		if c.line.IsSet("bind_core_list") {
+			c.cmd.Note("--bind_core_list has no effect without --bind_cores_to_rank")
 		}
 		return nil
 	}
-	if _, set := j.sys.Env("KMP_AFFINITY"); set {
+	if _, set := c.sys.Env("KMP_AFFINITY"); set {
 		return usageErrorf("--bind_cores_to_rank: $KMP_AFFINITY binds threads, too; unset it, or leave the option out")
 	}
-	cores, err := j.cores()
+	cores, err := c.cores()
 	if err != nil {
 		return err
 	}
-	n := len(cores) / len(j.devices)
+	n := len(cores) / ranks
 	if n == 0 {
 		return usageErrorf("--bind_cores_to_rank: there are %d cores (%s) for %d ranks, and each needs one; run fewer, "+
-			"or leave the option out", len(cores), numa.Format(cores), len(j.devices))
+			"or leave the option out", len(cores), numa.Format(cores), ranks)
 	}
-	for i := range j.devices {
-		j.cmd.CPUs = append(j.cmd.CPUs, cores[i*n:(i+1)*n])
+	for i := range ranks {
+		c.cmd.CPUs = append(c.cmd.CPUs, cores[i*n:(i+1)*n])
 	}
-	j.env("OMP_NUM_THREADS", strconv.Itoa(n))
+	c.env("OMP_NUM_THREADS", strconv.Itoa(n))
 	return nil
 }
 
 // cores returns the CPUs of --bind_core_list, or one CPU of each physical core that this process may use.
-func (j *deepSpeedJob) cores() ([]int, error) {
-	allowed, err := j.sys.CPUs()
+func (c *coreBinding) cores() ([]int, error) {
+	allowed, err := c.sys.CPUs()
 	if err != nil {
 		return nil, err
 	}
-	if !j.line.IsSet("bind_core_list") {
-		return j.physical(allowed), nil
+	if !c.line.IsSet("bind_core_list") {
+		return c.physical(allowed), nil
 	}
-	cores, err := numa.ParseCPUs(j.line.String("bind_core_list"))
+	cores, err := numa.ParseCPUs(c.line.String("bind_core_list"))
 	if err != nil || len(cores) == 0 {
-		return nil, usageErrorf("--bind_core_list=%s: need numbers and ranges, as in 1,3-5", j.line.String("bind_core_list"))
+		return nil, usageErrorf("--bind_core_list=%s: need numbers and ranges, as in 1,3-5", c.line.String("bind_core_list"))
 	}
-	for _, c := range cores {
-		if !slices.Contains(allowed, c) {
+	for _, cpu := range cores {
+		if !slices.Contains(allowed, cpu) {
 			return nil, usageErrorf("--bind_core_list=%s: this process may not use core %d; it may use %s",
-				j.line.String("bind_core_list"), c, numa.Format(allowed))
+				c.line.String("bind_core_list"), cpu, numa.Format(allowed))
 		}
 	}
 	return cores, nil
 }
 
 // physical leaves out the second threads of cores.
-func (j *deepSpeedJob) physical(cpus []int) []int {
+func (c *coreBinding) physical(cpus []int) []int {
 	taken := map[int]bool{}
 	var first []int
-	for _, c := range cpus {
-		if taken[c] {
+	for _, cpu := range cpus {
+		if taken[cpu] {
 			continue
 		}
-		first = append(first, c)
-		text, err := j.sys.ReadFile(fmt.Sprintf("/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", c))
+		first = append(first, cpu)
+		text, err := c.sys.ReadFile(fmt.Sprintf("/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu))
 		if err != nil {
 			continue
 		}
@@ -84,47 +87,50 @@ func (j *deepSpeedJob) physical(cpus []int) []int {
 	return first
 }
 
+// workerVars are the variables that a command line or files give to the workers.
+type workerVars struct{ *translation }
+
 // interpreter is that of the virtual environment that --venv_script activates.
-func (j *deepSpeedJob) interpreter() error {
-	script := j.line.String("venv_script")
+func (w *workerVars) interpreter() error {
+	script := w.line.String("venv_script")
 	if script == "" {
 		return nil
 	}
 	bin, name := path.Split(script)
 	if name != "activate" || path.Base(path.Clean(bin)) != "bin" {
-		j.cmd.Note("--venv_script=%[1]s is no bin/activate of a virtual environment, and is not read: source %[1]s before",
+		w.cmd.Note("--venv_script=%[1]s is no bin/activate of a virtual environment, and is not read: source %[1]s before",
 			script)
 		return nil
 	}
 	bin = path.Clean(bin)
-	j.env("PYTHON_EXEC", path.Join(bin, "python"))
-	j.env("VIRTUAL_ENV", path.Dir(bin))
-	j.env("PATH", bin+":"+j.sys.lookup("PATH"))
+	w.env("PYTHON_EXEC", path.Join(bin, "python"))
+	w.env("VIRTUAL_ENV", path.Dir(bin))
+	w.env("PATH", bin+":"+w.sys.lookup("PATH"))
 	return nil
 }
 
 // envFiles reads the variables that DeepSpeed gives to the workers of several nodes: a file in the home directory, and
 // then one in the working directory.
-func (j *deepSpeedJob) envFiles() error {
-	if j.sys.Handed != nil {
-		return j.readEnvFiles(j.sys.Handed.EnvFiles)
+func (w *workerVars) envFiles(nodes int) error {
+	if w.sys.Handed != nil {
+		return w.readEnvFiles(w.sys.Handed.EnvFiles)
 	}
-	if j.cmd.Remote == nil && j.hi < 2 && !j.line.Bool("force_multi") {
+	if w.cmd.Remote == nil && nodes < 2 && !w.line.Bool("force_multi") {
 		return nil
 	}
 	name := ".deepspeed_env"
-	text, named := j.sys.Env("DS_ENV_FILE")
+	text, named := w.sys.Env("DS_ENV_FILE")
 	if named {
 		name = text
 	}
 	files := []string{name}
-	if home := j.sys.lookup("HOME"); home != "" && !path.IsAbs(name) {
+	if home := w.sys.lookup("HOME"); home != "" && !path.IsAbs(name) {
 		files = []string{path.Join(home, name), name}
 	}
 	missing := 0
 	var found []envFile
 	for _, file := range files {
-		text, err := j.sys.ReadFile(file)
+		text, err := w.sys.ReadFile(file)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			missing++
@@ -134,19 +140,19 @@ func (j *deepSpeedJob) envFiles() error {
 			found = append(found, envFile{file, string(text)})
 		}
 	}
-	if r := j.cmd.Remote; r != nil {
+	if r := w.cmd.Remote; r != nil {
 		r.Handed.EnvFiles = found
 	}
 	if named && missing == len(files) {
-		j.cmd.Note("DS_ENV_FILE=%s: there is no %s: the workers get no variables from it", name,
+		w.cmd.Note("DS_ENV_FILE=%s: there is no %s: the workers get no variables from it", name,
 			strings.Join(files, " and no "))
 	}
-	return j.readEnvFiles(found)
+	return w.readEnvFiles(found)
 }
 
-func (j *deepSpeedJob) readEnvFiles(files []envFile) error {
+func (w *workerVars) readEnvFiles(files []envFile) error {
 	for _, file := range files {
-		if err := j.variables(file.Text); err != nil {
+		if err := w.variables(file.Text); err != nil {
 			return usageErrorf("variables of the workers in %s: %v", file.Path, err)
 		}
 	}
@@ -154,7 +160,7 @@ func (j *deepSpeedJob) readEnvFiles(files []envFile) error {
 }
 
 // variables reads lines NAME=value.
-func (j *deepSpeedJob) variables(text string) error {
+func (w *workerVars) variables(text string) error {
 	number := 0
 	for line := range strings.SplitSeq(text, "\n") {
 		number++
@@ -168,8 +174,8 @@ func (j *deepSpeedJob) variables(text string) error {
 		if strings.Contains(value, "\x00") {
 			return fmt.Errorf("line %d: a value has no NUL", number)
 		}
-		j.env(name, j.expand(unquote(strings.TrimSpace(value))))
-		j.cmd.Unshown = append(j.cmd.Unshown, name)
+		w.env(name, w.expand(unquote(strings.TrimSpace(value))))
+		w.cmd.Unshown = append(w.cmd.Unshown, name)
 	}
 	return nil
 }
@@ -182,7 +188,7 @@ func unquote(text string) string {
 }
 
 // expand puts in variables, as the shell does that reads the file on DeepSpeed's nodes.
-func (j *deepSpeedJob) expand(text string) string {
+func (w *workerVars) expand(text string) string {
 	var b strings.Builder
 	for {
 		head, rest, found := strings.Cut(text, "$")
@@ -202,18 +208,18 @@ func (j *deepSpeedJob) expand(text string) string {
 			text = rest
 			continue
 		}
-		b.WriteString(j.value(name))
+		b.WriteString(w.value(name))
 	}
 }
 
 // value is that of a variable of the workers.
-func (j *deepSpeedJob) value(name string) string {
-	for _, kv := range slices.Backward(j.cmd.Env) {
+func (w *workerVars) value(name string) string {
+	for _, kv := range slices.Backward(w.cmd.Env) {
 		if value, is := strings.CutPrefix(kv, name+"="); is {
 			return value
 		}
 	}
-	return j.sys.lookup(name)
+	return w.sys.lookup(name)
 }
 
 // identifier is the name of a variable that text begins with; "" without one.

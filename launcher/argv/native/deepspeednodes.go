@@ -21,16 +21,26 @@ type IdleError struct{ Why string }
 
 func (e *IdleError) Error() string { return e.Why }
 
+// deepSpeedNodes are the nodes of a command line, and the devices of this one.
+type deepSpeedNodes struct {
+	*translation
+	hosts   []hostfile.Host // of the file; nil: there is none
+	used    []hostfile.Node // those that take part
+	place   int             // of this node among them
+	devices []string        // that are used here
+	chosen  bool            // by options or the file, and not by the variable that makes devices visible
+}
+
 // readHosts reads the host file, if there is one.
-func (j *deepSpeedJob) readHosts() error {
-	path := j.line.String("hostfile")
+func (d *deepSpeedNodes) readHosts() error {
+	path := d.line.String("hostfile")
 	if path == noHostfile {
 		return nil
 	}
-	text, err := j.sys.readHostfile(path)
+	text, err := d.sys.readHostfile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if j.line.IsSet("hostfile") {
-			j.cmd.Note("--hostfile=%s: there is no such file, so this node trains alone, unless a scheduler names others",
+		if d.line.IsSet("hostfile") {
+			d.cmd.Note("--hostfile=%s: there is no such file, so this node trains alone, unless a scheduler names others",
 				path)
 		}
 		return nil
@@ -38,10 +48,10 @@ func (j *deepSpeedJob) readHosts() error {
 	if err != nil {
 		return usageErrorf("--hostfile: %v; give a file that can be read, or %s for none", err, noHostfile)
 	}
-	if j.hosts, err = hostfile.Parse(string(text)); err != nil {
+	if d.hosts, err = hostfile.Parse(string(text)); err != nil {
 		return usageErrorf("--hostfile=%s: %v", path, err)
 	}
-	for _, h := range j.hosts {
+	for _, h := range d.hosts {
 		if h.Slots == 0 {
 			return usageErrorf("--hostfile=%s: line %d: host %s has no number of slots; write %q",
 				path, h.Line, h.Name, h.Name+" slots=4")
@@ -51,80 +61,80 @@ func (j *deepSpeedJob) readHosts() error {
 }
 
 // chooseNodes decides which nodes are used, and which slots of theirs.
-func (j *deepSpeedJob) chooseNodes() (err error) {
-	if j.hosts != nil {
-		j.nodes, j.chosen = hostfile.Nodes(j.hosts), true
-	} else if err := j.thisNodeAlone(); err != nil {
+func (d *deepSpeedNodes) chooseNodes() (err error) {
+	if d.hosts != nil {
+		d.used, d.chosen = hostfile.Nodes(d.hosts), true
+	} else if err := d.thisNodeAlone(); err != nil {
 		return err
 	}
-	if list := j.line.String("include"); list != "" {
-		if j.nodes, err = hostfile.Include(j.nodes, list); err != nil {
+	if list := d.line.String("include"); list != "" {
+		if d.used, err = hostfile.Include(d.used, list); err != nil {
 			return usageErrorf("--include=%s: %v", list, err)
 		}
 	}
-	if list := j.line.String("exclude"); list != "" {
-		if j.nodes, err = hostfile.Exclude(j.nodes, list); err != nil {
+	if list := d.line.String("exclude"); list != "" {
+		if d.used, err = hostfile.Exclude(d.used, list); err != nil {
 			return usageErrorf("--exclude=%s: %v", list, err)
 		}
 	}
-	if n := j.line.Int("num_nodes"); n > len(j.nodes) {
-		j.cmd.Note("--num_nodes=%d: %s has %d hosts, which are all used", n, j.line.String("hostfile"), len(j.nodes))
+	if n := d.line.Int("num_nodes"); n > len(d.used) {
+		d.cmd.Note("--num_nodes=%d: %s has %d hosts, which are all used", n, d.line.String("hostfile"), len(d.used))
 	}
-	j.nodes = hostfile.First(j.nodes, j.line.Int("num_nodes"))
-	return j.firstSlots(j.line.Int("num_gpus"))
+	d.used = hostfile.First(d.used, d.line.Int("num_nodes"))
+	return d.firstSlots(d.line.Int("num_gpus"))
 }
 
 // localhost is the name of this node where there is no host file.
 const localhost = "localhost"
 
 // thisNodeAlone is this node with its visible devices. Options that choose among devices take the place of variables.
-func (j *deepSpeedJob) thisNodeAlone() error {
+func (d *deepSpeedNodes) thisNodeAlone() error {
 	for name, most := range map[string]int{"num_nodes": 1, "node_rank": 0} {
-		if n := j.line.Int(name); n > most {
+		if n := d.line.Int(name); n > most {
 			return usageErrorf("--%s=%d needs a host file, and there is no %s: write one with a line such as %q for each "+
-				"host, and name it by --hostfile", name, n, j.line.String("hostfile"), "worker-0 slots=4")
+				"host, and name it by --hostfile", name, n, d.line.String("hostfile"), "worker-0 slots=4")
 		}
 	}
-	j.chosen = j.filtered() || j.line.Int("num_gpus") > 0
-	name, list := j.visible()
-	n, _ := j.installed()
+	d.chosen = d.filtered() || d.line.Int("num_gpus") > 0
+	name, list := d.visible()
+	n, _ := d.installed()
 	switch {
-	case list != "" && !j.chosen:
-		j.devices = strings.Split(list, ",")
-		n = len(j.devices)
+	case list != "" && !d.chosen:
+		d.devices = strings.Split(list, ",")
+		n = len(d.devices)
 	case list != "":
-		j.cmd.Note("$%s=%s has no effect: options say which devices are used", name, list)
+		d.cmd.Note("$%s=%s has no effect: options say which devices are used", name, list)
 	}
 	if n > hostfile.MaxSlots {
 		return usageErrorf("$%s lists %d devices: need at most %d", name, n, hostfile.MaxSlots)
 	}
 	if n == 0 {
-		n = j.numaNodes()
+		n = d.numaNodes()
 	}
-	j.nodes = hostfile.Nodes([]hostfile.Host{{Name: localhost, Slots: n}})
+	d.used = hostfile.Nodes([]hostfile.Host{{Name: localhost, Slots: n}})
 	return nil
 }
 
 // installed is how many accelerators there are that DeepSpeed would use.
-func (j *deepSpeedJob) installed() (n int, kind string) {
-	if j.sys.lookup("DS_ACCELERATOR") == "cpu" {
+func (d *deepSpeedNodes) installed() (n int, kind string) {
+	if d.sys.lookup("DS_ACCELERATOR") == "cpu" {
 		return 0, ""
 	}
-	return j.sys.Installed()
+	return d.sys.Installed()
 }
 
 // visible is the variable that makes devices visible, and its value.
-func (j *deepSpeedJob) visible() (name, value string) {
+func (d *deepSpeedNodes) visible() (name, value string) {
 	name = "CUDA_VISIBLE_DEVICES"
-	if _, kind := j.installed(); kind == "ascend" {
+	if _, kind := d.installed(); kind == "ascend" {
 		name = "ASCEND_RT_VISIBLE_DEVICES"
 	}
-	return name, j.sys.lookup(name)
+	return name, d.sys.lookup(name)
 }
 
 // numaNodes is how many workers a node without accelerators has.
-func (j *deepSpeedJob) numaNodes() int {
-	text, err := j.sys.ReadFile("/sys/devices/system/node/has_cpu")
+func (d *deepSpeedNodes) numaNodes() int {
+	text, err := d.sys.ReadFile("/sys/devices/system/node/has_cpu")
 	if err != nil {
 		return 1
 	}
@@ -133,18 +143,18 @@ func (j *deepSpeedJob) numaNodes() int {
 }
 
 // firstSlots keeps the first n slots of each node. Without a host file the node may have that many.
-func (j *deepSpeedJob) firstSlots(n int) error {
+func (d *deepSpeedNodes) firstSlots(n int) error {
 	if n > hostfile.MaxSlots {
 		return usageErrorf("--num_gpus=%d: need at most %d", n, hostfile.MaxSlots)
 	}
-	for i := range j.nodes {
-		switch node := &j.nodes[i]; {
+	for i := range d.used {
+		switch node := &d.used[i]; {
 		case n < 1:
-		case j.hosts == nil:
+		case d.hosts == nil:
 			node.Slots = hostfile.Nodes([]hostfile.Host{{Slots: n}})[0].Slots
 		case n > len(node.Slots):
 			return usageErrorf("--num_gpus=%d: host %s has %d slots in %s; use at most as many, or correct the file",
-				n, node.Name, len(node.Slots), j.line.String("hostfile"))
+				n, node.Name, len(node.Slots), d.line.String("hostfile"))
 		default:
 			node.Slots = node.Slots[:n]
 		}
@@ -153,52 +163,52 @@ func (j *deepSpeedJob) firstSlots(n int) error {
 }
 
 // findPlace finds this node in the host file.
-func (j *deepSpeedJob) findPlace() error {
-	rank := j.line.Int("node_rank")
+func (d *deepSpeedNodes) findPlace() error {
+	rank := d.line.Int("node_rank")
 	switch {
-	case j.hosts == nil:
+	case d.hosts == nil:
 		return nil
-	case rank >= len(j.nodes):
+	case rank >= len(d.used):
 		return usageErrorf("--node_rank=%d: %d hosts are used; need a number from 0 to %d",
-			rank, len(j.nodes), len(j.nodes)-1)
+			rank, len(d.used), len(d.used)-1)
 	case rank >= 0:
-		j.place = rank
+		d.place = rank
 		return nil
 	}
-	own := j.ownNames()
+	own := d.ownNames()
 	switch len(own) {
 	case 0:
 		return usageErrorf("%s: run the command on the hosts of the file, where it starts the workers of that host; or give "+
-			"--node_rank; or --hostfile=%s, to train on this node alone", j.notInFile(), noHostfile)
+			"--node_rank; or --hostfile=%s, to train on this node alone", d.notInFile(), noHostfile)
 	case 1:
 	default:
 		return usageErrorf("%s of %s are all this node: say by --node_rank which one it is",
-			strings.Join(own, ", "), j.line.String("hostfile"))
+			strings.Join(own, ", "), d.line.String("hostfile"))
 	}
-	j.place = slices.IndexFunc(j.nodes, func(n hostfile.Node) bool { return n.Name == own[0] })
-	if j.place < 0 {
+	d.place = slices.IndexFunc(d.used, func(n hostfile.Node) bool { return n.Name == own[0] })
+	if d.place < 0 {
 		return &IdleError{fmt.Sprintf("host %s is not among those that are used: nothing to do here", own[0])}
 	}
 	return nil
 }
 
-func (j *deepSpeedJob) notInFile() string {
-	return fmt.Sprintf("this node, %s, is not in %s, which has %s", j.sys.Host, j.line.String("hostfile"),
-		hostfile.Names(hostfile.Nodes(j.hosts)))
+func (d *deepSpeedNodes) notInFile() string {
+	return fmt.Sprintf("this node, %s, is not in %s, which has %s", d.sys.Host, d.line.String("hostfile"),
+		hostfile.Names(hostfile.Nodes(d.hosts)))
 }
 
 // maxLookups bounds how many names are resolved to find this node.
 const maxLookups = 32
 
 // ownNames returns this node's names in the host file: one, unless it is not in the file, or more than once.
-func (j *deepSpeedJob) ownNames() (own []string) {
-	names := []string{j.sys.lookup("POD_NAME"), j.sys.Host, j.sys.lookup("POD_IP"), j.sys.lookup("NODE_IP")}
-	if i := hostfile.Find(j.hosts, names...); i >= 0 {
-		return []string{j.hosts[i].Name}
+func (d *deepSpeedNodes) ownNames() (own []string) {
+	names := []string{d.sys.lookup("POD_NAME"), d.sys.Host, d.sys.lookup("POD_IP"), d.sys.lookup("NODE_IP")}
+	if i := hostfile.Find(d.hosts, names...); i >= 0 {
+		return []string{d.hosts[i].Name}
 	}
-	for _, h := range j.hosts {
+	for _, h := range d.hosts {
 		_, err := netip.ParseAddr(h.Name)
-		if (err == nil || len(j.hosts) <= maxLookups) && j.sys.Owns(h.Name) {
+		if (err == nil || len(d.hosts) <= maxLookups) && d.sys.Owns(h.Name) {
 			own = append(own, h.Name)
 		}
 	}
@@ -206,15 +216,15 @@ func (j *deepSpeedJob) ownNames() (own []string) {
 }
 
 // chooseDevices checks that this node has the devices of its slots, and chooses them.
-func (j *deepSpeedJob) chooseDevices() error {
-	if !j.chosen && j.devices != nil {
+func (d *deepSpeedNodes) chooseDevices() error {
+	if !d.chosen && d.devices != nil {
 		return nil
 	}
-	node := j.nodes[j.place]
+	node := d.used[d.place]
 	for _, slot := range node.Slots {
-		j.devices = append(j.devices, strconv.Itoa(slot))
+		d.devices = append(d.devices, strconv.Itoa(slot))
 	}
-	n, kind := j.installed()
+	n, kind := d.installed()
 	if last := slices.Max(node.Slots); n > 0 && last >= n {
 		return usageErrorf("slot %d of %s is to be used, and this node has %d devices (%s): need slots from 0 to %d; "+
 			"correct the host file or --num_gpus", last, node.Name, n, kind, n-1)
@@ -224,23 +234,23 @@ func (j *deepSpeedJob) chooseDevices() error {
 
 // size is how many nodes there are, and how many workers on this one.
 func (j *deepSpeedJob) size() error {
-	for _, n := range j.nodes {
+	for _, n := range j.nodes.used {
 		j.cmd.Hosts = append(j.cmd.Hosts, n.Name)
 	}
 	j.arg("preset", deepSpeed)
-	j.arg("nproc-per-node", len(j.devices))
-	if name, _ := j.visible(); j.chosen {
-		j.env(name, strings.Join(j.devices, ","))
+	j.arg("nproc-per-node", len(j.nodes.devices))
+	if name, _ := j.nodes.visible(); j.nodes.chosen {
+		j.env(name, strings.Join(j.nodes.devices, ","))
 	}
-	j.lo, j.hi = len(j.nodes), len(j.nodes)
+	j.lo, j.hi = len(j.nodes.used), len(j.nodes.used)
 	text := j.sys.lookup("PET_NNODES")
 	switch {
 	case j.line.Bool("elastic_training"):
 		return j.elastic()
-	case j.hosts == nil && !j.filtered() && j.line.Int("num_nodes") < 1:
+	case j.nodes.hosts == nil && !j.filtered() && j.line.Int("num_nodes") < 1:
 		j.lo, j.hi = 0, 0 // a scheduler, or $PET_NNODES, may know of other nodes
 		return nil
-	case j.hosts != nil && text != "":
+	case j.nodes.hosts != nil && text != "":
 		var err error
 		if j.lo, j.hi, err = argv.ParseNNodes(text); err != nil {
 			return usageErrorf("$PET_NNODES: %v", err)
@@ -283,7 +293,7 @@ func (j *deepSpeedJob) meet() error {
 	case j.hi <= 1:
 		j.meetAlone(port)
 	case j.sys.lookup("PET_RDZV_BACKEND")+j.sys.lookup("PET_RDZV_ENDPOINT")+j.sys.lookup("DLROVER_MASTER_ADDR") != "":
-		j.arg("node-rank", j.place)
+		j.arg("node-rank", j.nodes.place)
 		j.cmd.Note("the nodes meet as PET_RDZV_ variables or DLROVER_MASTER_ADDR say")
 	default:
 		if err := j.meetAt(port); err != nil {
@@ -319,7 +329,7 @@ func (j *deepSpeedJob) meetAlone(port int) {
 func (j *deepSpeedJob) meetAt(port int) error {
 	addr := j.line.String("master_addr")
 	if addr == "" {
-		addr = j.nodes[0].Name
+		addr = j.nodes.used[0].Name
 	}
 	if j.lo == j.hi {
 		j.arg("rdzv-backend", "static")
@@ -329,8 +339,8 @@ func (j *deepSpeedJob) meetAt(port int) error {
 		j.arg("rdzv-backend", "c10d")
 		j.arg("rdzv-endpoint", netJoin(addr, port))
 	}
-	j.arg("node-rank", j.place)
-	j.cmd.Note("node %d of %s; the nodes meet at %s", j.place, j.line.String("hostfile"), netJoin(addr, port))
+	j.arg("node-rank", j.nodes.place)
+	j.cmd.Note("node %d of %s; the nodes meet at %s", j.nodes.place, j.line.String("hostfile"), netJoin(addr, port))
 	return j.secret(addr, port)
 }
 

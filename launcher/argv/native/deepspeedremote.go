@@ -49,32 +49,33 @@ type envFile struct{ Path, Text string }
 
 // startHosts decides whether this process is to start the launchers of all hosts.
 func (j *deepSpeedJob) startHosts() (err error) {
-	if j.hosts == nil || j.sys.Handed != nil || j.line.Int("node_rank") >= 0 || j.line.Bool("no_ssh") {
+	if j.nodes.hosts == nil || j.sys.Handed != nil || j.line.Int("node_rank") >= 0 || j.line.Bool("no_ssh") {
 		return nil
 	}
-	own := j.ownNames()
+	own := j.nodes.ownNames()
 	here := -1
 	if len(own) == 1 {
-		here = slices.IndexFunc(j.nodes, func(n hostfile.Node) bool { return n.Name == own[0] })
+		here = slices.IndexFunc(j.nodes.used, func(n hostfile.Node) bool { return n.Name == own[0] })
 	}
-	if here >= 0 && len(j.nodes) == 1 && !j.line.Bool("force_multi") {
+	if here >= 0 && len(j.nodes.used) == 1 && !j.line.Bool("force_multi") {
 		return nil
 	}
 	if by := j.rankedBy(); by != "" {
 		j.cmd.Note("%s says which node this is: every node is expected to run this command", by)
 		return nil
 	}
-	shell, ssh, err := j.remoteShell()
+	remote := remoteShell{translation: j.translation}
+	shell, ssh, err := remote.find()
 	switch {
 	case err != nil:
 		return err
 	case shell != nil:
-		j.cmd.Remote = &Remote{Here: here, Shell: shell, SSH: ssh, FanOut: j.fanOut,
+		j.cmd.Remote = &Remote{Here: here, Shell: shell, SSH: ssh, FanOut: remote.fanOut,
 			Forced: j.line.Bool("force_multi")}
 	case len(own) == 0:
 		return usageErrorf("%s: to start the job there from here needs ssh, which is not in PATH: install it (package "+
 			"openssh-client), or give another remote shell by --rsh; or run the command on every host of the file, with "+
-			"--no_ssh", j.notInFile())
+			"--no_ssh", j.nodes.notInFile())
 	default:
 		j.cmd.Note("there is no ssh in PATH to start other hosts: every node is expected to run this command, as with " +
 			"--no_ssh")
@@ -98,22 +99,22 @@ func (j *deepSpeedJob) rankedBy() string {
 // remote ends the translation of a command line that starts hosts. The launchers find out about their nodes.
 func (j *deepSpeedJob) remote() error {
 	r := j.cmd.Remote
-	for _, step := range []func() error{j.size, j.checkPort, j.envFiles, j.output} {
+	for _, step := range []func() error{j.size, j.checkPort, j.vars, j.output} {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	r.Hosts, r.Least = j.cmd.Hosts, min(max(j.lo, 1), len(j.nodes))
+	r.Hosts, r.Least = j.cmd.Hosts, min(max(j.lo, 1), len(j.nodes.used))
 	for _, host := range r.Hosts {
 		if strings.HasPrefix(host, "-") {
 			return usageErrorf("host %s of %s: a name does not begin with -; correct the file", host, j.line.String("hostfile"))
 		}
 	}
 	r.Args = slices.Concat([]string{"--no_ssh"}, withScript(j.forwarded(), j.line.Args()))
-	r.Handed.Hostfile = hostfile.Format(j.hosts)
+	r.Handed.Hostfile = hostfile.Format(j.nodes.hosts)
 	j.cmd.Args, j.cmd.Env = nil, nil // they are the launchers' to find
 	j.cmd.DryRun = j.line.Bool("dry-run")
-	j.cmd.Note("starting %d hosts over %s: %s", len(r.Hosts), r.Shell[0], hostfile.Names(j.nodes))
+	j.cmd.Note("starting %d hosts over %s: %s", len(r.Hosts), r.Shell[0], hostfile.Names(j.nodes.used))
 	return nil
 }
 
@@ -131,29 +132,35 @@ func (j *deepSpeedJob) forwarded() (args []string) {
 	return args
 }
 
-// remoteShell is the words of the remote shell, nil without one.
-func (j *deepSpeedJob) remoteShell() (words []string, ssh bool, err error) {
-	if text := cmp.Or(j.line.String("rsh"), j.sys.lookup("PET_RSH")); text != "" {
-		words, err = j.template(text)
+// remoteShell is how hosts are reached.
+type remoteShell struct {
+	*translation
+	fanOut int // of pdsh; 0: not given
+}
+
+// find returns the words of the remote shell, nil without one.
+func (r *remoteShell) find() (words []string, ssh bool, err error) {
+	if text := cmp.Or(r.line.String("rsh"), r.sys.lookup("PET_RSH")); text != "" {
+		words, err = r.template(text)
 		return words, false, err
 	}
-	if kind := cmp.Or(j.sys.lookup("PDSH_RCMD_TYPE"), "ssh"); kind != "ssh" {
-		return nil, false, j.noRcmd("$PDSH_RCMD_TYPE=" + kind)
+	if kind := cmp.Or(r.sys.lookup("PDSH_RCMD_TYPE"), "ssh"); kind != "ssh" {
+		return nil, false, r.noRcmd("$PDSH_RCMD_TYPE=" + kind)
 	}
-	if !j.sys.has("ssh") {
+	if !r.sys.has("ssh") {
 		return nil, true, nil
 	}
-	words, err = j.ssh()
+	words, err = r.ssh()
 	return words, true, err
 }
 
-func (j *deepSpeedJob) noRcmd(what string) error {
+func (r *remoteShell) noRcmd(what string) error {
 	return usageErrorf("%s: hosts are started over ssh; give another remote shell by --rsh, as in --rsh='rsh {host}'",
 		what)
 }
 
 // template is the value of --rsh.
-func (j *deepSpeedJob) template(text string) ([]string, error) {
+func (r *remoteShell) template(text string) ([]string, error) {
 	words, err := argv.Words(text)
 	switch {
 	case err != nil:
@@ -161,7 +168,7 @@ func (j *deepSpeedJob) template(text string) ([]string, error) {
 	case !strings.Contains(text, "{host}") || len(words) == 0:
 		return nil, usageErrorf("--rsh=%s: nothing says to which host: write {host} in its place, as in "+
 			"--rsh='kubectl exec -i {host} --'", text)
-	case !j.sys.has(words[0]):
+	case !r.sys.has(words[0]):
 		return nil, usageErrorf("--rsh=%s: there is no program %s that can be executed; install it, or give its path",
 			text, words[0])
 	}
@@ -169,28 +176,28 @@ func (j *deepSpeedJob) template(text string) ([]string, error) {
 }
 
 // ssh is its words. Of an option that is given twice the first counts: the user's come before ours.
-func (j *deepSpeedJob) ssh() ([]string, error) {
+func (r *remoteShell) ssh() ([]string, error) {
 	words := []string{"ssh"}
-	more, err := j.words("PDSH_SSH_ARGS_APPEND", j.sys.lookup("PDSH_SSH_ARGS_APPEND"))
+	more, err := r.words("PDSH_SSH_ARGS_APPEND", r.sys.lookup("PDSH_SSH_ARGS_APPEND"))
 	if err != nil {
 		return nil, err
 	}
 	words = append(words, more...)
-	if more, err = j.launcherArgs(); err != nil {
+	if more, err = r.launcherArgs(); err != nil {
 		return nil, err
 	}
 	words = append(words, more...)
-	if j.line.IsSet("ssh_port") {
-		port := j.line.Int("ssh_port")
+	if r.line.IsSet("ssh_port") {
+		port := r.line.Int("ssh_port")
 		if port < 1 || port > 65535 {
 			return nil, usageErrorf("--ssh_port=%d: need a port from 1 to 65535", port)
 		}
 		words = append(words, "-p", strconv.Itoa(port))
 	}
-	if more, err = j.words("PDSH_SSH_ARGS", cmp.Or(j.sys.lookup("PDSH_SSH_ARGS"), "-a -x")); err != nil {
+	if more, err = r.words("PDSH_SSH_ARGS", cmp.Or(r.sys.lookup("PDSH_SSH_ARGS"), "-a -x")); err != nil {
 		return nil, err
 	}
-	fill := strings.NewReplacer("%h", "{host}", "%u", j.sys.lookup("USER"), "%n", "{rank}")
+	fill := strings.NewReplacer("%h", "{host}", "%u", r.sys.lookup("USER"), "%n", "{rank}")
 	for _, w := range more {
 		if w != "%h" && w != "-2" { // the host is the last word; the protocol is the only one
 			words = append(words, fill.Replace(w))
@@ -200,7 +207,7 @@ func (j *deepSpeedJob) ssh() ([]string, error) {
 		"-o", "ServerAliveCountMax=6", "{host}"), nil
 }
 
-func (j *deepSpeedJob) words(name, text string) ([]string, error) {
+func (r *remoteShell) words(name, text string) ([]string, error) {
 	words, err := argv.Words(text)
 	if err != nil {
 		return nil, usageErrorf("%s=%s: %v; write it as a shell would read it", name, text, err)
@@ -209,27 +216,27 @@ func (j *deepSpeedJob) words(name, text string) ([]string, error) {
 }
 
 // launcherArgs are --launcher_args as arguments of ssh. It drops those of other launchers.
-func (j *deepSpeedJob) launcherArgs() (ssh []string, err error) {
-	text := j.line.String("launcher_args")
-	words, err := j.words("--launcher_args", text)
+func (r *remoteShell) launcherArgs() (ssh []string, err error) {
+	text := r.line.String("launcher_args")
+	words, err := r.words("--launcher_args", text)
 	if err != nil {
 		return nil, err
 	}
-	switch launcher := strings.ToLower(j.line.String("launcher")); launcher {
+	switch launcher := strings.ToLower(r.line.String("launcher")); launcher {
 	case "ssh":
 		return words, nil
 	case "pdsh":
-		return j.pdshArgs(words)
+		return r.pdshArgs(words)
 	default:
 		if text != "" {
-			j.cmd.Note("--launcher_args=%s has no effect: they are %s's, and hosts are started over ssh", text, launcher)
+			r.cmd.Note("--launcher_args=%s has no effect: they are %s's, and hosts are started over ssh", text, launcher)
 		}
 	}
 	return nil, nil
 }
 
 // pdshArgs translates arguments of pdsh to those of ssh.
-func (j *deepSpeedJob) pdshArgs(words []string) (ssh []string, err error) {
+func (r *remoteShell) pdshArgs(words []string) (ssh []string, err error) {
 	for len(words) > 0 {
 		name, value := words[0], ""
 		words = words[1:]
@@ -245,13 +252,13 @@ func (j *deepSpeedJob) pdshArgs(words []string) (ssh []string, err error) {
 		switch {
 		case name == "-R" && value == "ssh":
 		case name == "-R":
-			return nil, j.noRcmd("--launcher_args=-R " + value)
+			return nil, r.noRcmd("--launcher_args=-R " + value)
 		case name == "-l" && value != "":
 			ssh = append(ssh, "-l", value)
 		case name == "-t" && bad == nil && number > 0:
 			ssh = append(ssh, "-o", "ConnectTimeout="+value)
 		case name == "-f" && bad == nil && number > 0:
-			j.fanOut = number
+			r.fanOut = number
 		default:
 			return nil, usageErrorf("--launcher_args: pdsh's %q is not understood; there are -l USER, -t SECONDS, -f N and "+
 				"-R ssh, and --launcher=ssh takes the arguments of ssh", strings.TrimSpace(name+" "+value))
