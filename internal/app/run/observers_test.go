@@ -81,7 +81,7 @@ var told = map[string][]launcher.Event{
 // everyEvent has w write every event that there is.
 func everyEvent(t *testing.T, w eventWriter) {
 	t.Helper()
-	src, err := os.ReadFile("../../launcher/observer.go")
+	src, err := os.ReadFile("../../launcher/event.go")
 	require.NoError(t, err)
 	types := regexp.MustCompile(`(?m)^type (\w+) struct`).FindAllStringSubmatch(string(src), -1)
 	require.Len(t, types, len(told))
