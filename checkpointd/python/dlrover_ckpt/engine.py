@@ -180,7 +180,7 @@ class Engine:
             raise ValueError('want must be "memory-first", "memory" or "disk", not %r' % want)
         self._check_process()
         wanted = Wanted(self.dir, self.framework, self.shard, self.shards, self.resize, self.reshards)
-        search = Search(wanted, self._ranks, self._runtime, self._pool, self._daemon, self._inline.turn)
+        search = Search(wanted, self._ranks, self._runtime, self._pool, self._daemon, self._inline.directory_lock)
         found = search.newest(want)
         self._incarnation = search.incarnation or self._incarnation
         if found is not None:

@@ -16,7 +16,7 @@ from .image import Image
 
 log = logging.getLogger("dlrover.ckpt")
 
-_TURN_PATIENCE = 30.0  # seconds that the daemon may take to complete another save of the directory
+_LOCK_PATIENCE = 30.0  # seconds that the daemon may take to complete another save of the directory
 
 Gather = Callable[[Any], List[Any]]
 
@@ -28,7 +28,7 @@ class InlineWriter:
         """runtime: the daemon's directory, "" without a daemon."""
         self._dir = dir
         self._runtime = runtime
-        self._ground: Optional[Dict[str, Tuple[int, int]]] = None  # of the directory, once a save was committed
+        self._mount: Optional[Dict[str, Tuple[int, int]]] = None  # of the directory, once a save was committed
 
     def write(self, meta: Dict[str, Any], images: Sequence[Image], gather: Optional[Gather]) -> None:
         """Returns when the save is committed: durable, and named by the trackers. Raises sync.SaveFailed otherwise.
@@ -36,22 +36,22 @@ class InlineWriter:
         gather: the collective of all ranks when all write together; None: this rank writes the whole save.
         """
         files: List[Dict[str, Any]] = []
-        error, ground = "", self._ground
+        error, mount = "", self._mount
         with self._at_work(meta):
             if meta["primary"]:
                 try:
-                    if self._ground is not None:
-                        sync.still_there(self._dir, self._ground)
+                    if self._mount is not None:
+                        sync.still_there(self._dir, self._mount)
                     files = sync.write_shard(meta, images)
-                    ground = sync.ground(self._dir)
+                    mount = sync.mount_identity(self._dir)
                 except (OSError, ValueError) as e:
                     error = "rank %d: %s" % (meta["rank"], e)
             self.commit(meta, files, error, gather)
-        self._ground = ground
+        self._mount = mount
 
     def commit(self, meta: Dict[str, Any], files: List[Dict[str, Any]], error: str, gather: Optional[Gather]) -> None:
         """Commits the written files. error: the reason of a failed write, "" = it worked. Raises sync.SaveFailed."""
-        sync.commit(meta, files, error, gather, self.turn)
+        sync.commit(meta, files, error, gather, self.directory_lock)
 
     @contextlib.contextmanager
     def _at_work(self, meta: Dict[str, Any]) -> Iterator[None]:
@@ -74,7 +74,7 @@ class InlineWriter:
                 os.close(fd)
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def directory_lock(self) -> Iterator[None]:
         """The lock against other saves of the directory on this node: each reads the trackers, and may then move them.
         It ends with the process. A process that is stopped is waited for only so long."""
         if not self._runtime:  # then rank 0 alone completes saves
@@ -88,7 +88,7 @@ class InlineWriter:
             yield
             return
         try:
-            deadline = time.monotonic() + _TURN_PATIENCE
+            deadline = time.monotonic() + _LOCK_PATIENCE
             while not _locked(fd) and time.monotonic() < deadline:
                 time.sleep(0.01)
             yield

@@ -63,14 +63,14 @@ class Search:
     """One search for the newest save. All ranks make one, and call newest() together."""
 
     def __init__(self, wanted: Wanted, ranks: Ranks, runtime: str, pool: Optional[Pool], daemon: Optional[Daemon],
-                 turn: Callable[[], ContextManager[Any]]) -> None:
-        """runtime: the directory of the segments, "" = there is none. turn: see sync.commit."""
+                 lock: Callable[[], ContextManager[Any]]) -> None:
+        """runtime: the directory of the segments, "" = there is none. lock: see sync.commit."""
         self._wanted = wanted
         self._ranks = ranks
         self._runtime = runtime
         self._pool = pool
         self._daemon = daemon
-        self._turn = turn
+        self._lock = lock
         self._notes: List[str] = []  # why it is not something newer
         self.incarnation = ""  # rank 0's word for this incarnation of the workers; "" = the ranks could not agree
 
@@ -206,7 +206,7 @@ class Search:
         dir = self._wanted.dir
         if not self._ranks.all(in_order):
             if self._ranks.info.rank == 0:
-                with self._turn():
+                with self._lock():
                     self._notes.extend(sync.recover(dir))
             self._ranks.gather(None)  # the others look when it is done
         ms, bad = sync.manifests(dir)

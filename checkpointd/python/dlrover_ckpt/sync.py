@@ -133,7 +133,7 @@ def temporary(path: str, save: str) -> str:
     return os.path.join(head, ".%s.%s.tmp" % (base, save))
 
 
-def ground(dir: str) -> Dict[str, Tuple[int, int]]:
+def mount_identity(dir: str) -> Dict[str, Tuple[int, int]]:
     """The mount identity of a directory: the inodes of it and of the directories above it, by path."""
     out: Dict[str, Tuple[int, int]] = {}
     path = os.path.realpath(dir)
@@ -153,7 +153,7 @@ def still_there(dir: str, before: Dict[str, Tuple[int, int]]) -> None:
     """OSError: the commits of the directory are gone, and another directory is in its place, as when its storage is no
     longer mounted. A directory that was deleted is created again: the rest of its path has the same inodes."""
     own = os.path.join(dir, _OWN)
-    now = ground(dir)
+    now = mount_identity(dir)
     nearest = max(now, key=len)
     if not os.path.isdir(own) and before.get(nearest) != now[nearest]:
         raise OSError(errno.ENOENT, "%s has none of the checkpoints that were committed to it: mount it, or make %s to "
@@ -231,13 +231,13 @@ def _crc(fd: int, off: int, n: int) -> int:
 
 def commit(meta: Dict[str, Any], files: List[Dict[str, Any]], write_error: str,
            agree: Optional[Callable[[Any], List[Any]]],
-           turn: Callable[[], ContextManager[Any]] = contextlib.nullcontext) -> None:
+           lock: Callable[[], ContextManager[Any]] = contextlib.nullcontext) -> None:
     """Takes a written shard to its final name and, as shard 0, publishes the save. SaveFailed: it is aborted.
 
     files: this shard's entries, empty for a process that writes no shard.
     write_error: why they could not be written, "" = they are.
     agree: gathers a value from all processes; None: this one writes the whole save.
-    turn: the lock under which this node publishes one save of the directory at a time.
+    lock: the lock under which this node publishes one save of the directory at a time.
     """
     dir, save, writer = meta["dir"], meta["save"], meta["primary"]
     lead = writer and meta["shard"] == 0
@@ -261,7 +261,7 @@ def commit(meta: Dict[str, Any], files: List[Dict[str, Any]], write_error: str,
         place(dir, save, files)
     meet(None)
     if lead:
-        with turn():
+        with lock():
             publish(dir, m)
             retain(dir)
     meet(None)

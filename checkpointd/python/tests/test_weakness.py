@@ -95,7 +95,7 @@ class Turns(core.One):
                 self.save(e, 1, DISK)
             self.assertEqual(kept, [True])
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)  # and then it has its turn
-            with mock.patch("dlrover_ckpt.inline._TURN_PATIENCE", 0.1), self.assertLogs("dlrover.ckpt", "WARNING"):
+            with mock.patch("dlrover_ckpt.inline._LOCK_PATIENCE", 0.1), self.assertLogs("dlrover.ckpt", "WARNING"):
                 self.save(e, 2, DISK)
         self.assertEqual(sync.tracked(self.dir), 2, "one that is stopped is waited for only so long")
 
