@@ -163,7 +163,25 @@ func (old replicaSlot) reuse(size int64) *shm.Incoming {
 // Published implements replica.Store.
 func (s replicaStore) Published(seg *shm.Segment) { s.segs.adopt(seg) }
 
-// Copy implements replica.Store.
+// Copy implements replica.Store. rank is anyRank for a save that every rank can load.
 func (s replicaStore) Copy(rank int, save string) (*shm.Pinned, error) {
-	return s.segs.copyOf(rank, save)
+	names, err := s.segs.dir.Names()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		seg, err := s.segs.open(name)
+		if err != nil {
+			continue
+		}
+		p, err := seg.seg.Pin()
+		if err != nil {
+			continue
+		}
+		if p.Meta.Save == save && (p.Meta.Rank == rank || rank == anyRank) {
+			return p, nil
+		}
+		p.Release()
+	}
+	return nil, fmt.Errorf("rank %d of save %s is not held here", rank, save)
 }

@@ -225,29 +225,6 @@ func (g *segments) restorable(r request) []restorable {
 	return out
 }
 
-// copyOf pins the shard of a rank, anyRank for all, of a save.
-func (g *segments) copyOf(rank int, save string) (*shm.Pinned, error) {
-	names, err := g.dir.Names()
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		seg, err := g.open(name)
-		if err != nil {
-			continue
-		}
-		p, err := seg.seg.Pin()
-		if err != nil {
-			continue
-		}
-		if p.Meta.Save == save && (p.Meta.Rank == rank || rank == anyRank) {
-			return p, nil
-		}
-		p.Release()
-	}
-	return nil, fmt.Errorf("rank %d of save %s is not held here", rank, save)
-}
-
 // adopt keeps the segment of a received copy open: its memory is mapped already.
 func (g *segments) adopt(seg *shm.Segment) {
 	g.mu.Lock()
