@@ -63,12 +63,12 @@ type trial struct {
 
 // sample is one direction of one lane in one trial. Rates are in 10^6 bit/s.
 type sample struct {
-	mbps, low, p50 float32
-	loss           float32
-	mtu            int32 // the largest packet that came through; 0 is unknown
-	cpu            bool  // a low rate is no evidence
-	result         outcome
-	lossy          bool // result is fail because of losses
+	mbps, p50 float32
+	loss      float32
+	mtu       int32 // the largest packet that came through; 0 is unknown
+	cpu       bool  // a low rate is no evidence
+	result    outcome
+	lossy     bool // result is fail because of losses
 }
 
 // lane identifies comparable samples across trials: the i-th rail of all nodes, by one means.
@@ -126,7 +126,7 @@ func (t *trial) flow(s *stage, end int, f *Flow) {
 		l.kind = f.Kind
 	}
 	in := t.sample(s, 1-end, l)
-	in.mbps, in.low, in.p50 = positive(f.Mbps), positive(f.Low), positive(f.P50)
+	in.mbps, in.p50 = positive(f.Mbps), positive(f.P50)
 	in.cpu = in.cpu || f.CPUBound
 	in.mtu = int32(min(max(f.MTU, 0), math.MaxInt32))
 	out := t.sample(s, end, l) // after in: either may have moved the slice

@@ -167,23 +167,15 @@ type Flow struct {
 	NIC  string `json:"nic"`
 	Kind string `json:"kind,omitempty"` // "" TCP, "rdma"
 	// Received by this end.
-	Mbps    float64   `json:"mbps,omitempty"`    // mean after the warm-up
-	Low     float64   `json:"low,omitempty"`     // of the worst 100 ms
-	Mid     float64   `json:"mid,omitempty"`     // median of the 100 ms intervals
-	Stalls  int       `json:"stalls,omitempty"`  // intervals without a byte
-	Streams []float64 `json:"streams,omitempty"` // by stream
+	Mbps float64 `json:"mbps,omitempty"` // mean after the warm-up
 	// About the data that this end has sent.
 	Retrans  float64 `json:"retrans,omitempty"` // share of segments that were sent again, 0 to 1
 	Segments int     `json:"segments,omitempty"`
-	RwndLim  float64 `json:"rwnd_lim,omitempty"`  // share of the time in which the receiver's window was full
 	CPUBound bool    `json:"cpu_bound,omitempty"` // this end's CPU was the limit, not the link
-	CC       string  `json:"cc,omitempty"`        // congestion control
-	// Latencies of 64 bytes there and back, in microseconds, and the largest datagram of the ladder that went through
+	// Median latency of 64 bytes there and back, in microseconds, and the largest datagram of the ladder that went through
 	// undivided, in bytes (0: not tested).
-	P50  float64 `json:"p50,omitempty"`
-	P99  float64 `json:"p99,omitempty"`
-	P999 float64 `json:"p999,omitempty"`
-	MTU  int     `json:"mtu,omitempty"`
+	P50 float64 `json:"p50,omitempty"`
+	MTU int     `json:"mtu,omitempty"`
 }
 
 // TorchResult is the result of PyTorch's tests on one node.

@@ -1,7 +1,6 @@
 package probe
 
 import (
-	"math"
 	"slices"
 	"time"
 
@@ -101,25 +100,15 @@ func (m *meter) flow(f *netcheck.Flow) {
 	if len(m.samples) < 2 {
 		return
 	}
-	first, last, rates := m.samples[0], m.samples[len(m.samples)-1], m.rates()
+	first, last := m.samples[0], m.samples[len(m.samples)-1]
 	f.Mbps = mbps(last.total()-first.total(), last.at-first.at)
-	for i := range last.bytes {
-		f.Streams = append(f.Streams, mbps(last.bytes[i]-first.bytes[i], last.at-first.at))
-	}
-	slices.Sort(rates)
-	f.Low, f.Mid = rates[0], quantile(rates, 0.5)
-	f.Stalls = 0
-	for _, r := range rates {
-		if r == 0 {
-			f.Stalls++
-		}
-	}
 }
 
-// quantile is the smallest of sorted values that at least the share q of them does not exceed.
-func quantile(sorted []float64, q float64) float64 {
-	if len(sorted) == 0 {
+// median is the lower one of two, 0 of none.
+func median(values []float64) float64 {
+	if len(values) == 0 {
 		return 0
 	}
-	return sorted[max(int(math.Ceil(q*float64(len(sorted))))-1, 0)]
+	slices.Sort(values)
+	return values[(len(values)-1)/2]
 }

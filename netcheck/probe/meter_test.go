@@ -29,11 +29,6 @@ func TestMeter(t *testing.T) {
 	m := metered(100e3, 200e3, 0, 100e3)
 	m.flow(&f)
 	require.InDelta(t, 32, f.Mbps, 1e-9, "400 kB of each of four streams in 0.4 s")
-	require.Equal(t, 1, f.Stalls)
-	require.Zero(t, f.Low)
-	require.InDelta(t, 32, f.Mid, 1e-9)
-	require.Len(t, f.Streams, streams)
-	require.InDelta(t, f.Mbps, f.Streams[0]*streams, 1e-9)
 
 	var none netcheck.Flow
 	metered().flow(&none)
@@ -60,10 +55,8 @@ func TestEarlyEnd(t *testing.T) {
 	}
 }
 
-func TestQuantile(t *testing.T) {
-	values := []float64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
-	require.Equal(t, 5.0, quantile(values, 0.5))
-	require.Equal(t, 10.0, quantile(values, 0.99))
-	require.Equal(t, 1.0, quantile(values, 0))
-	require.Zero(t, quantile(nil, 0.5))
+func TestMedian(t *testing.T) {
+	require.Equal(t, 5.0, median([]float64{10, 9, 8, 7, 6, 5, 4, 3, 2, 1}))
+	require.Equal(t, 2.0, median([]float64{3, 1, 2}))
+	require.Zero(t, median(nil))
 }

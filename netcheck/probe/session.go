@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -216,8 +215,7 @@ func (s *session) ping() error {
 		}
 		micros = append(micros, float64(time.Since(sent).Nanoseconds())/1e3)
 	}
-	slices.Sort(micros)
-	s.flow.P50, s.flow.P99, s.flow.P999 = quantile(micros, 0.5), quantile(micros, 0.99), quantile(micros, 0.999)
+	s.flow.P50 = median(micros)
 	if err := s.ctl.send(kindPing, nil); err != nil {
 		return asFault(err, "measuring latency")
 	}
@@ -235,7 +233,7 @@ func (s *session) send() error {
 		pumps sync.WaitGroup
 		done  = make(chan struct{})
 	)
-	usage, before, began := startUsage(), infoOf(s.streams), time.Now()
+	usage, before := startUsage(), infoOf(s.streams)
 	for _, c := range s.streams {
 		pumps.Go(func() {
 			if err := pump(c, &sent); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -250,7 +248,7 @@ func (s *session) send() error {
 	}
 	close(done)
 	pumps.Wait()
-	s.sentFlow(before, infoOf(s.streams), time.Since(began))
+	s.sentFlow(before, infoOf(s.streams))
 	s.busy = max(s.busy, usage.share())
 	if err != nil {
 		return s.explain(err, "sending")
@@ -298,15 +296,13 @@ func (s *session) watch(sent *atomic.Int64, done chan struct{}) {
 }
 
 // sentFlow fills in this end's knowledge of the sent data.
-func (s *session) sentFlow(before, after tcpInfo, d time.Duration) {
-	s.flow.CC = after.cc
+func (s *session) sentFlow(before, after tcpInfo) {
 	segments := after.segments - before.segments
 	if segments == 0 {
 		return
 	}
 	s.flow.Segments = int(segments)
 	s.flow.Retrans = min(float64(after.retrans-before.retrans)/float64(segments), 1)
-	s.flow.RwndLim = min(float64(after.rwndLimited-before.rwndLimited)/float64(d)/streams, 1)
 }
 
 // receive requests data, counts it, and sends stop.

@@ -35,10 +35,6 @@ func congestionControl() string {
 	}
 	defer unix.Close(fd)
 	pin(fd)
-	return congestionOf(fd)
-}
-
-func congestionOf(fd int) string {
 	cc, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
 	if err != nil {
 		return ""
@@ -152,11 +148,7 @@ func (o outlet) packets(ctx context.Context) (*net.UDPConn, error) {
 }
 
 // tcpInfo adds up the kernel's statistics of connections.
-type tcpInfo struct {
-	retrans, segments uint64
-	rwndLimited       time.Duration
-	cc                string
-}
+type tcpInfo struct{ retrans, segments uint64 }
 
 func infoOf(conns []*net.TCPConn) tcpInfo {
 	var sum tcpInfo
@@ -166,11 +158,9 @@ func infoOf(conns []*net.TCPConn) tcpInfo {
 			continue
 		}
 		_ = raw.Control(func(fd uintptr) {
-			sum.cc = congestionOf(int(fd))
 			if i, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
 				sum.retrans += uint64(i.Total_retrans)
 				sum.segments += uint64(i.Data_segs_out)
-				sum.rwndLimited += time.Duration(i.Rwnd_limited) * time.Microsecond
 			}
 		})
 	}

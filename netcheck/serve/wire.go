@@ -50,7 +50,6 @@ const (
 	MaxLine     = 1024
 	maxName     = 512 // of an ID, a name, an address: rendezvous.MaxName
 	maxWord     = 128 // of everything short
-	maxStreams  = 64
 	maxAspects  = 16
 	maxFlows    = 4 * maxRails
 	maxDevices  = 4096
@@ -242,16 +241,9 @@ func (b *bounds) flow(f netcheck.Flow) {
 	b.number("rail", float64(f.Rail), 0, maxRails-1)
 	b.text("nic", f.NIC, 0, maxWord)
 	b.that(f.Kind == "" || f.Kind == "rdma", "kind %.60q of a flow: need \"\" or rdma", f.Kind)
-	b.text("cc", f.CC, 0, maxWord)
-	b.most("streams", len(f.Streams), maxStreams)
-	for _, rates := range [][]float64{{f.Mbps, f.Low, f.Mid}, f.Streams} {
-		for _, v := range rates {
-			b.number("rate", v, 0, maxMbps)
-		}
-	}
+	b.number("rate", f.Mbps, 0, maxMbps)
 	b.number("retrans", f.Retrans, 0, 1)
-	b.number("rwnd_lim", f.RwndLim, 0, 1)
-	for _, v := range []float64{f.P50, f.P99, f.P999, float64(f.Stalls), float64(f.Segments), float64(f.MTU)} {
+	for _, v := range []float64{f.P50, float64(f.Segments), float64(f.MTU)} {
 		b.number("a figure of a flow", v, 0, 1e12)
 	}
 }

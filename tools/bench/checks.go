@@ -148,8 +148,7 @@ func measured(ctx context.Context) netcheck.Result {
 	}
 	mbps := 90_000 + 5000*rand.Float64()
 	return netcheck.Result{Flows: []netcheck.Flow{{
-		NIC: "eth0", Mbps: mbps, Low: mbps * 0.97, Mid: mbps, Streams: []float64{mbps / 4, mbps / 4, mbps / 4, mbps / 4},
-		Segments: 1_000_000, Retrans: 1e-6, CC: "cubic", P50: 20, P99: 45, P999: 80, MTU: 9000,
+		NIC: "eth0", Mbps: mbps, Segments: 1_000_000, Retrans: 1e-6, P50: 20, MTU: 9000,
 	}}}
 }
 

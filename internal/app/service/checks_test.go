@@ -53,7 +53,7 @@ func (w wire) Dial(ctx context.Context, a netcheck.Assignment) netcheck.Result {
 	if mbps == 0 {
 		return netcheck.Result{Class: netcheck.Stalled, Text: "no data for 2 s"}
 	}
-	return netcheck.Result{Flows: []netcheck.Flow{{NIC: "eth0", Mbps: mbps, Low: mbps, Mid: mbps, P50: 50}}}
+	return netcheck.Result{Flows: []netcheck.Flow{{NIC: "eth0", Mbps: mbps, P50: 50}}}
 }
 
 // launchers are nodes n0 ... of a run that check themselves when they are told to, until they have their places.
