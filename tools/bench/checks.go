@@ -17,7 +17,7 @@ import (
 const (
 	benchRun = "bench"
 	// hostRounds is how often every node of a large healthy run is tested.
-	hostRounds = 2
+	hostRounds = 3
 	// testTime is the duration of a simulated test, which takes half as much again at most.
 	testTime = time.Second
 )
