@@ -9,41 +9,40 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// numaAffinity implements DLRover's --numa-affinity: every worker gets the CPUs of its accelerator's NUMA node, and
+// near implements DLRover's --numa-affinity: every worker gets the CPUs of its accelerator's NUMA node, and
 // its memory comes from there. A worker that cannot be bound is reported, and runs as it would without the option.
-func (r *resolver) numaAffinity() error {
-	if !r.c.Bool("numa-affinity") {
-		if r.c.IsSet("membind-policy") {
-			r.warn("--membind-policy=%s has no effect without --numa-affinity", r.c.String("membind-policy"))
+func (b *binding) near(o *options, slots int) {
+	if !o.Bool("numa-affinity") {
+		if o.IsSet("membind-policy") {
+			o.Warn("--membind-policy=%s has no effect without --numa-affinity", o.String("membind-policy"))
 		}
-		return nil
+		return
 	}
-	if r.s.slots == 0 {
-		return nil
+	if slots == 0 {
+		return
 	}
-	places, err := r.places()
+	places, err := places(o, slots)
 	if err != nil {
-		r.warn("--numa-affinity: workers are not bound: %s", err)
-		return nil
+		o.Warn("--numa-affinity: workers are not bound: %s", err)
+		return
 	}
-	r.tellUnbound(places)
-	if r.s.cpus == nil { // else --numa-binding has decided
-		r.s.cpus = func(localRank int) []int { return places[localRank].CPUs }
+	warnUnbound(o, places)
+	if b.cpus == nil { // else --numa-binding has decided
+		b.cpus = func(localRank int) []int { return places[localRank].CPUs }
 	}
-	r.bindMemory(places)
-	return nil
+	b.bindMemory(o, places)
 }
 
-func (r *resolver) places() ([]numa.Place, error) {
-	devices, allowed, err := r.bindable()
+func places(o *options, slots int) ([]numa.Place, error) {
+	devices, allowed, err := bindable(o)
 	if err != nil {
 		return nil, err
 	}
-	return numa.Near(r.host.root, devices, r.s.slots, allowed)
+	return numa.Near(o.host.root, devices, slots, allowed)
 }
 
-// tellUnbound names the workers without a known place, and the reason for the first one.
-func (r *resolver) tellUnbound(places []numa.Place) {
+// warnUnbound names the workers without a known place, and the reason for the first one.
+func warnUnbound(o *options, places []numa.Place) {
 	var ranks []int
 	for i, p := range places {
 		if p.Err != nil {
@@ -51,19 +50,19 @@ func (r *resolver) tellUnbound(places []numa.Place) {
 		}
 	}
 	if len(ranks) > 0 {
-		r.warn("--numa-affinity: local ranks %s are not bound; that of %d: %s", numa.Format(ranks), ranks[0],
+		o.Warn("--numa-affinity: local ranks %s are not bound; that of %d: %s", numa.Format(ranks), ranks[0],
 			places[ranks[0]].Err)
 	}
 }
 
 // bindMemory implements --membind-policy. As in DLRover, every word except bind and preferred binds CPUs only.
-func (r *resolver) bindMemory(places []numa.Place) {
-	word := r.c.String("membind-policy")
+func (b *binding) bindMemory(o *options, places []numa.Place) {
+	word := o.String("membind-policy")
 	modes := map[string]proc.MemoryMode{"bind": proc.BindNode, "preferred": proc.PreferNode}
 	mode, known := modes[word]
 	if !known {
 		if word != "none" {
-			r.warn("--membind-policy=%s is neither bind, preferred nor none: only CPUs are bound", word)
+			o.Warn("--membind-policy=%s is neither bind, preferred nor none: only CPUs are bound", word)
 		}
 		return
 	}
@@ -76,12 +75,12 @@ func (r *resolver) bindMemory(places []numa.Place) {
 		policy := &proc.MemoryPolicy{Mode: mode, Node: p.Node}
 		if err := policy.Try(); err != nil {
 			refused[p.Node] = true
-			r.warn("--membind-policy=%s: only CPUs are bound: %s%s", word, err, whyNoMemory(err))
+			o.Warn("--membind-policy=%s: only CPUs are bound: %s%s", word, err, whyNoMemory(err))
 			continue
 		}
 		policies[i] = policy
 	}
-	r.s.memory = func(localRank int) *proc.MemoryPolicy { return policies[localRank] }
+	b.memory = func(localRank int) *proc.MemoryPolicy { return policies[localRank] }
 }
 
 func whyNoMemory(err error) string {
@@ -92,17 +91,4 @@ func whyNoMemory(err error) string {
 		return ": the node has no memory, or none for this container"
 	}
 	return ""
-}
-
-// withoutEffect names options of DLRover that are accepted and do nothing.
-func (r *resolver) withoutEffect() error {
-	if r.c.IsSet("ucp-device-type") {
-		r.warn("--ucp-device-type=%s has no effect, as in DLRover itself, which converts universal checkpoints on the CPU",
-			r.c.String("ucp-device-type"))
-	}
-	if r.c.Bool("auto-tunning") {
-		r.warn("--auto-tunning has no effect: the settings of the data loader come from the tuner in DLRover's Python " +
-			"master, and the rendezvous of this job has none")
-	}
-	return nil
 }

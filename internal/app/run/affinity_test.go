@@ -49,15 +49,15 @@ func TestNUMAAffinity(t *testing.T) {
 	require.NoError(t, err)
 	cpus, err := affinity()
 	require.NoError(t, err)
-	require.Equal(t, cpus, s.cpus(0))
-	require.Nil(t, s.cpus(1), "nobody knows where it is")
+	require.Equal(t, cpus, s.binding.cpus(0))
+	require.Nil(t, s.binding.cpus(1), "nobody knows where it is")
 	require.Len(t, s.about("--numa-affinity"), 1)
 	require.Contains(t, s.about("--numa-affinity")[0], "local ranks 1 are not bound; that of 1: its accelerator is 0000:")
-	require.Nil(t, s.memory(1))
+	require.Nil(t, s.binding.memory(1))
 	if err := (proc.MemoryPolicy{Mode: proc.BindNode}).Try(); err != nil {
 		t.Skipf("SKIPPED: MEMORY POLICIES ARE NOT TESTED: this process may not set a memory policy: %s", err)
 	}
-	require.Equal(t, proc.MemoryPolicy{Mode: proc.BindNode}, *s.memory(0))
+	require.Equal(t, proc.MemoryPolicy{Mode: proc.BindNode}, *s.binding.memory(0))
 	require.Empty(t, s.about("membind"))
 	p, err := makePlan(&s, testHost())
 	require.NoError(t, err)
@@ -79,13 +79,13 @@ func TestMembindPolicy(t *testing.T) {
 			require.Empty(t, s.about("membind-policy"))
 		} else {
 			require.Contains(t, strings.Join(s.about("membind-policy"), "\n"), want)
-			require.Nil(t, s.memory)
+			require.Nil(t, s.binding.memory)
 		}
 	}
 	s, err := resolvedOn(t, gpuHost(t), "--numa-affinity train.py", nil)
 	require.NoError(t, err, "a job without GPUs runs")
 	require.Contains(t, s.about("numa")[0], "--numa-affinity: workers are not bound: ")
-	require.Nil(t, s.cpus)
+	require.Nil(t, s.binding.cpus)
 }
 
 // The node of a GPU may have no memory, or none for this container.
@@ -96,8 +96,8 @@ func TestNUMAAffinityWithoutMemory(t *testing.T) {
 	h.root.(fstest.MapFS)["sys/devices/system/node/node1000/cpulist"] = &fstest.MapFile{Data: []byte(numa.Format(cpus))}
 	s, err := resolvedOn(t, h, "--numa-affinity train.py", nil)
 	require.NoError(t, err)
-	require.Equal(t, cpus, s.cpus(0))
-	require.Nil(t, s.memory(0))
+	require.Equal(t, cpus, s.binding.cpus(0))
+	require.Nil(t, s.binding.memory(0))
 	require.Len(t, s.about("--membind-policy=preferred: only CPUs are bound"), 1)
 }
 

@@ -19,8 +19,8 @@ import (
 // become runs the workers' Python in place of a job, and passes signals on to it. The guard ends the processes that
 // it leaves behind.
 func (as *invocation) become(host hostFacts, in *inbox.Inbox, stdout io.Writer) int {
-	r := resolver{env: as.variables(os.LookupEnv), host: host}
-	python, err := r.python()
+	o := options{env: as.variables(os.LookupEnv), host: host}
+	python, err := o.Python()
 	if err != nil {
 		console.Complain(os.Stderr, as.Name, err)
 		return policy.CannotExecute.Code(policy.TorchrunCodes, policy.Nobody)

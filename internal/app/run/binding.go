@@ -2,54 +2,58 @@ package run
 
 import (
 	"fmt"
-	"io/fs"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/launcher/numa"
+	"dlrover-run/launcher/proc"
 )
 
-// binding implements torchrun's --numa-binding: it decides the CPU set of every worker now.
-func (r *resolver) binding() error {
-	if sets := r.s.called.command.CPUs; len(sets) > 0 {
-		r.s.cpus = func(localRank int) []int {
+// binding is the CPUs and the memory of each worker. A nil function binds none.
+type binding struct {
+	cpus   func(localRank int) []int
+	memory func(localRank int) *proc.MemoryPolicy
+}
+
+// assign implements torchrun's --numa-binding: it decides the CPU set of every worker now. Without the option, the
+// workers get sets.
+func (b *binding) assign(o *options, sets [][]int, slots int) error {
+	if len(sets) > 0 {
+		b.cpus = func(localRank int) []int {
 			if localRank >= len(sets) {
 				return nil
 			}
 			return sets[localRank]
 		}
 	}
-	text := r.c.String("numa-binding")
+	text := o.String("numa-binding")
 	if text == "" {
 		return nil
 	}
 	mode, err := numa.ParseMode(text)
-	if err != nil {
+	if err != nil || slots == 0 {
 		return err
 	}
-	if r.s.slots == 0 {
-		return nil
-	}
-	sets, err := r.cpuSets(mode)
+	planned, err := cpuSets(o, mode, slots)
 	if err != nil {
 		return fmt.Errorf("--numa-binding=%s: %w", mode, err)
 	}
-	r.s.cpus = func(localRank int) []int { return sets[localRank] }
+	b.cpus = func(localRank int) []int { return planned[localRank] }
 	return nil
 }
 
-func (r *resolver) cpuSets(mode numa.Mode) ([][]int, error) {
-	devices, allowed, err := r.bindable()
+func cpuSets(o *options, mode numa.Mode, slots int) ([][]int, error) {
+	devices, allowed, err := bindable(o)
 	if err != nil {
 		return nil, err
 	}
-	return numa.Plan(r.host.root, mode, devices, r.s.slots, allowed)
+	return numa.Plan(o.host.root, mode, devices, slots, allowed)
 }
 
 // bindable are the devices and the CPUs that workers may use.
-func (r *resolver) bindable() (devices []string, cpus []int, err error) {
-	if devices, err = r.visibleDevices(r.host.root); err != nil {
+func bindable(o *options) (devices []string, cpus []int, err error) {
+	if devices, err = visibleDevices(o); err != nil {
 		return nil, nil, err
 	}
 	cpus, err = affinity()
@@ -58,12 +62,12 @@ func (r *resolver) bindable() (devices []string, cpus []int, err error) {
 
 // visibleDevices applies the variables by which users choose devices. ROCm's own
 // filter comes before HIP's, which stands in for CUDA's.
-func (r *resolver) visibleDevices(root fs.FS) ([]string, error) {
-	devices, err := numa.Devices(root)
+func visibleDevices(o *options) ([]string, error) {
+	devices, err := numa.Devices(o.host.root)
 	for _, names := range [][]string{{"ROCR_VISIBLE_DEVICES"}, {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}} {
-		i := slices.IndexFunc(names, func(name string) bool { _, set := r.env(name); return set })
+		i := slices.IndexFunc(names, func(name string) bool { _, set := o.env(name); return set })
 		if err == nil && i >= 0 {
-			devices, err = numa.Select(devices, names[i], r.lookup(names[i]))
+			devices, err = numa.Select(devices, names[i], o.Lookup(names[i]))
 		}
 	}
 	return devices, err

@@ -19,8 +19,12 @@ import (
 func budgetFeature() feature {
 	var b rendezvous.Budget
 	return feature{
-		name:     "budget",
-		settings: func(r *resolver) (err error) { b, err = r.budget(); r.s.params.Budget = b; return err },
+		name: "budget",
+		settings: func(o *options, s *settings) (err error) {
+			b, err = readBudget(o, s.params.Budget, s.framework.preset.Success)
+			s.params.Budget = b
+			return err
+		},
 		plan: func(p *plan) {
 			if b != defaultBudget() {
 				p.Features["budget"] = b.String()
@@ -37,38 +41,39 @@ func budgetFeature() feature {
 
 func defaultBudget() rendezvous.Budget { return rendezvous.Params{}.WithDefaults().Budget }
 
-// budget reads the options.
-func (r *resolver) budget() (b rendezvous.Budget, err error) {
+// readBudget reads the options. given is the budget of --policy, success the rule of the preset.
+func readBudget(o *options, given rendezvous.Budget, success string) (b rendezvous.Budget, err error) {
 	b = rendezvous.Budget{
-		BackoffLimit: r.c.Int("backoff-limit"), SameFailures: r.c.Int("same-failures"), NoProgress: r.c.Int("no-progress"),
-		Success: rendezvous.SuccessRule(r.c.String("success-rule")), CleanUp: rendezvous.CleanUp(r.c.String("clean-up")),
-		Tolerate: r.c.String("on-rank-exit") == "tolerate",
+		BackoffLimit: o.Int("backoff-limit"), SameFailures: o.Int("same-failures"), NoProgress: o.Int("no-progress"),
+		Success: rendezvous.SuccessRule(o.String("success-rule")), CleanUp: rendezvous.CleanUp(o.String("clean-up")),
+		Tolerate: o.String("on-rank-exit") == "tolerate",
 		Alone:    true,
-		Sum:      r.s.params.Budget.Sum, // of --policy
+		Sum:      given.Sum,
 	}
 	if b.BackoffLimit == 0 || b.SameFailures == 0 {
 		return b, fmt.Errorf("--backoff-limit=%d, --same-failures=%d: need numbers from 1, or -1 for no limit; "+
 			"--restart-policy=Never restarts nothing", b.BackoffLimit, b.SameFailures)
 	}
-	if b.Sum && !r.c.IsSet("same-failures") { // the limit of all restarts is the only one then
+	if b.Sum && !o.IsSet("same-failures") { // the limit of all restarts is the only one then
 		b.SameFailures = -1
 	}
-	if !r.c.IsSet("success-rule") { // --policy has one, or the preset
-		b.Success = cmp.Or(r.s.params.Budget.Success, rendezvous.SuccessRule(r.s.preset.Success), b.Success)
-		b.Alone = r.s.params.Budget.Alone
+	if !o.IsSet("success-rule") { // --policy has one, or the preset
+		b.Success = cmp.Or(given.Success, rendezvous.SuccessRule(success), b.Success)
+		b.Alone = given.Alone
 	}
 	b.Alone = b.Alone && (b.Success == rendezvous.SuccessRank0 || b.Success == rendezvous.SuccessNode0)
-	for _, step := range []func(*rendezvous.Budget) error{r.backoff, r.windows, r.deadlines, r.onFailure} {
-		if err = step(&b); err != nil {
+	for _, step := range []func(*options, *rendezvous.Budget) error{readBackoff, readWindows, readDeadlines,
+		readOnFailure} {
+		if err = step(o, &b); err != nil {
 			return b, err
 		}
 	}
 	return b, rendezvous.Params{Min: 1, Max: 1, Budget: b}.Validate()
 }
 
-// backoff reads MIN:MAX, or 0.
-func (r *resolver) backoff(b *rendezvous.Budget) (err error) {
-	text := r.c.String("restart-backoff")
+// readBackoff reads MIN:MAX, or 0.
+func readBackoff(o *options, b *rendezvous.Budget) (err error) {
+	text := o.String("restart-backoff")
 	if text == "0" {
 		b.BackoffMax = -1
 		return nil
@@ -85,10 +90,10 @@ func (r *resolver) backoff(b *rendezvous.Budget) (err error) {
 	return nil
 }
 
-// windows reads SCOPE=N/DURATION, separated by commas or by repeating the option.
-func (r *resolver) windows(b *rendezvous.Budget) error {
+// readWindows reads SCOPE=N/DURATION, separated by commas or by repeating the option.
+func readWindows(o *options, b *rendezvous.Budget) error {
 	n := 0
-	for _, value := range r.c.Strings("restart-window") {
+	for _, value := range o.Strings("restart-window") {
 		for text := range strings.SplitSeq(value, ",") {
 			w, err := parseWindow(strings.TrimSpace(text))
 			if err != nil {
@@ -121,23 +126,23 @@ func parseWindow(text string) (w rendezvous.Window, err error) {
 // maxDeadline is ten years.
 const maxDeadline = 10 * 365 * 24 * time.Hour
 
-// deadlines are 0 for no deadline.
-func (r *resolver) deadlines(b *rendezvous.Budget) (err error) {
-	if b.Deadline, err = r.duration("deadline", 0, maxDeadline); err == nil {
-		b.StartDeadline, err = r.duration("start-deadline", 0, maxDeadline)
+// readDeadlines reads durations; 0 is for no deadline.
+func readDeadlines(o *options, b *rendezvous.Budget) (err error) {
+	if b.Deadline, err = o.Within("deadline", 0, maxDeadline); err == nil {
+		b.StartDeadline, err = o.Within("start-deadline", 0, maxDeadline)
 	}
 	return err
 }
 
-// onFailure reads exit, hold or hold=DURATION.
-func (r *resolver) onFailure(b *rendezvous.Budget) (err error) {
-	what, per, timed := strings.Cut(r.c.String("on-failure"), "=")
+// readOnFailure reads exit, hold or hold=DURATION.
+func readOnFailure(o *options, b *rendezvous.Budget) (err error) {
+	what, per, timed := strings.Cut(o.String("on-failure"), "=")
 	b.HoldFailed = what == "hold"
 	if timed {
 		b.HoldFor, err = duration.Parse(per)
 	}
 	if what != "hold" && (what != "exit" || timed) || err != nil || timed && b.HoldFor <= 0 {
-		return fmt.Errorf("--on-failure=%s: need exit, hold or hold=DURATION, such as hold=2h", r.c.String("on-failure"))
+		return fmt.Errorf("--on-failure=%s: need exit, hold or hold=DURATION, such as hold=2h", o.String("on-failure"))
 	}
 	return nil
 }

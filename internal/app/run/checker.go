@@ -126,12 +126,12 @@ func (c *nodeChecks) joined(j *nodeJob) {
 		Run: j.s.runID, Spec: c.spec, Alone: j.s.params.Max == 1, Health: c.health, HealthTime: c.spec.Timeout,
 		Node: netcheck.Node{
 			ID: j.s.node.ID, Name: j.s.node.Name, Addr: j.s.node.Addr, GPUs: c.gpus, Wants: c.wants, NoTorch: c.noTorch(),
-			Bare: j.s.sideOnly(),
+			Bare: j.s.size.sideOnly(),
 			CPU:  int(100 * proc.CPUs("", "")),
 		},
 		Devices: c.devices, Env: os.Getenv, Start: j.startCommand, Final: api.Final, Log: j.log,
 	}
-	if c.spec.Level == netcheck.LevelFull && c.noPy == nil && !j.s.sideOnly() {
+	if c.spec.Level == netcheck.LevelFull && c.noPy == nil && !j.s.size.sideOnly() {
 		cfg.Torch = c.torch
 	}
 	if p := j.endpoint.python(); p != nil {
@@ -150,7 +150,7 @@ func (c *nodeChecks) joined(j *nodeJob) {
 
 func (c *nodeChecks) noTorch() string {
 	switch {
-	case c.job.s.sideOnly():
+	case c.job.s.size.sideOnly():
 		return "it has no workers"
 	case c.noPy == nil:
 		return ""
@@ -201,7 +201,9 @@ func (c *nodeChecks) configure(cfg *launcher.Config) {
 }
 
 // serves reports whether this launcher serves the rendezvous of other nodes.
-func (c *nodeChecks) serves() bool { return c.job.endpoint.served != nil && c.job.s.backend != local }
+func (c *nodeChecks) serves() bool {
+	return c.job.endpoint.served != nil && c.job.s.rdzv.backend != local
+}
 
 func (c *nodeChecks) check(ctx context.Context, _ launcher.CheckRequest) (launcher.CheckResult, error) {
 	if c.checker == nil {
@@ -249,7 +251,7 @@ func (c *nodeChecks) doubt(context.Context) string {
 
 // start prints the table with --check-only: there is nothing to start, and the job ends.
 func (c *nodeChecks) start(r *launcher.StartRequest) {
-	if c.only && r.Place.GroupRank == 0 && c.job.s.backend == master {
+	if c.only && r.Place.GroupRank == 0 && c.job.s.rdzv.backend == master {
 		c.show()
 	}
 }

@@ -24,9 +24,8 @@ func checksOf(t *testing.T, line string, host hostFacts) (k checkSettings) {
 	env := func(string) (string, bool) { return "", false }
 	c, err := parse(strings.Fields(line), env, io.Discard)
 	require.NoError(t, err)
-	table := []feature{{settings: func(r *resolver) (err error) { k, err = r.nodeChecks(); return err }}}
-	r := &resolver{c: c, env: env, host: host, s: settings{features: table}}
-	require.NoError(t, r.features())
+	k, err = readNodeChecks(&options{Line: c, env: env, host: host}, false)
+	require.NoError(t, err)
 	return k
 }
 
@@ -148,7 +147,7 @@ func TestWhoStaysWhenBarred(t *testing.T) {
 		served  bool
 		stays   bool
 	}{{c10d, true, true}, {static, true, true}, {c10d, false, false}, {master, false, false}, {local, true, false}} {
-		c.job.s.backend, c.job.endpoint = x.backend, &endpoint{}
+		c.job.s.rdzv.backend, c.job.endpoint = x.backend, &endpoint{}
 		if x.served {
 			c.job.endpoint.served = &service.Service{}
 		}

@@ -53,8 +53,12 @@ func checkpointsFeature() feature {
 	var k ckptSettings
 	var shmDir string
 	return feature{
-		name:     "checkpoints",
-		settings: func(r *resolver) (err error) { k, err = r.checkpoints(); shmDir = r.s.shmDir; return err },
+		name: "checkpoints",
+		settings: func(o *options, s *settings) (err error) {
+			k, err = readCheckpoints(o, s)
+			shmDir = s.shmDir
+			return err
+		},
 		plan: func(p *plan) {
 			if !k.off {
 				p.Checkpoints = &planCheckpoints{
@@ -72,22 +76,22 @@ func checkpointsFeature() feature {
 // maxReplicas bounds the nodes that hold a shard: more than a few only cost memory.
 const maxReplicas = 16
 
-func (r *resolver) checkpoints() (k ckptSettings, err error) {
-	k.off, k.breakpoint = r.c.String("ckpt-daemon") == "off", !r.c.Bool("no-save-at-breakpoint")
-	k.replicas, k.sidecar, k.writeRate = r.c.Int("ckpt-replicas"), r.c.String("ckpt-sidecar"),
-		r.c.String("ckpt-write-rate")
-	r.s.shmDir = r.c.String("ckpt-shm-dir")
+func readCheckpoints(o *options, s *settings) (k ckptSettings, err error) {
+	k.off, k.breakpoint = o.String("ckpt-daemon") == "off", !o.Bool("no-save-at-breakpoint")
+	k.replicas, k.sidecar, k.writeRate = o.Int("ckpt-replicas"), o.String("ckpt-sidecar"),
+		o.String("ckpt-write-rate")
+	s.shmDir = o.String("ckpt-shm-dir")
 	switch {
-	case !k.breakpoint && r.c.Bool("save-at-breakpoint"):
+	case !k.breakpoint && o.Bool("save-at-breakpoint"):
 		err = fmt.Errorf("--save-at-breakpoint and --no-save-at-breakpoint contradict each other: use one of them")
 	case k.replicas < 0 || k.replicas > maxReplicas:
 		err = fmt.Errorf("--ckpt-replicas=%d: need 0 to %d nodes", k.replicas, maxReplicas)
-	case k.replicas > 1 && r.s.backend == local:
+	case k.replicas > 1 && s.rdzv.backend == local:
 		err = fmt.Errorf("--ckpt-replicas=%d: this job has one node; leave the option out", k.replicas)
-	case !filepath.IsAbs(r.s.shmDir):
-		err = fmt.Errorf("--ckpt-shm-dir=%s: need an absolute path", r.s.shmDir)
-	case r.c.IsSet("ckpt-shm-dir") && !isDir(r.s.shmDir):
-		err = fmt.Errorf("--ckpt-shm-dir=%s: there is no such directory", r.s.shmDir)
+	case !filepath.IsAbs(s.shmDir):
+		err = fmt.Errorf("--ckpt-shm-dir=%s: need an absolute path", s.shmDir)
+	case o.IsSet("ckpt-shm-dir") && !isDir(s.shmDir):
+		err = fmt.Errorf("--ckpt-shm-dir=%s: there is no such directory", s.shmDir)
 	case k.sidecar != "" && !shm.ValidKey(k.sidecar):
 		err = fmt.Errorf("--ckpt-sidecar=%s: need 1 to 128 letters, digits and ._-, a letter, digit or _ first", k.sidecar)
 	case k.off && k.sidecar != "":
@@ -140,9 +144,9 @@ func openCheckpoints(j *nodeJob, k ckptSettings) *checkpoints {
 
 func (c *checkpoints) daemonConfig(j *nodeJob) ckptd.SupervisorConfig {
 	s := c.s
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s|%s|%s:%d", s.runID, s.backend, s.host, s.port))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s|%s|%s:%d", s.runID, s.rdzv.backend, s.rdzv.host, s.rdzv.port))
 	return ckptd.SupervisorConfig{
-		ShmDir: s.shmDir, Key: hex.EncodeToString(sum[:6]), Sidecar: c.sidecar, Run: s.runID, Token: s.token,
+		ShmDir: s.shmDir, Key: hex.EncodeToString(sum[:6]), Sidecar: c.sidecar, Run: s.runID, Token: s.auth.token,
 		Replicas: c.replicas, WriteRate: c.writeRate, LogFormat: s.logs.format, Start: j.startDaemon, Logger: j.log,
 	}
 }
@@ -197,7 +201,7 @@ func (c *checkpoints) start(r *launcher.StartRequest) {
 	p := r.Place
 	c.daemon.World(checkpointd.World{
 		Term: r.Term, Round: r.Round, Epoch: r.Epoch.Epoch, GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize,
-		RankBase: p.RankBase, WorldSize: p.WorldSize, LocalWorldSize: c.s.slots,
+		RankBase: p.RankBase, WorldSize: p.WorldSize, LocalWorldSize: c.s.size.slots,
 	})
 }
 

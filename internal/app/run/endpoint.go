@@ -70,11 +70,11 @@ type observer = func(run string, n rendezvous.Note)
 func openEndpoint(
 	ctx context.Context, s *settings, h hostFacts, log, runsLog *slog.Logger, observe observer,
 ) (*endpoint, error) {
-	g := newStoreACL(s.insecure, s.slots)
+	g := newStoreACL(s.auth.insecure, s.size.slots)
 	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent, Keep: dataShards})
-	e := &endpoint{acl: g, store: store, where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
+	e := &endpoint{acl: g, store: store, where: net.JoinHostPort(s.rdzv.host, strconv.Itoa(s.rdzv.port))}
 	var err error
-	if s.serves(h) {
+	if s.rdzv.serves(s.node.Rank, h) {
 		err = e.serve(ctx, s, log, runsLog, observe)
 		if errors.Is(err, syscall.EADDRINUSE) && s.mayBeServedByAnother() {
 			log.Debug("the endpoint's port is taken; joining whoever serves it", "endpoint", e.where)
@@ -82,15 +82,15 @@ func openEndpoint(
 			err = e.join(ctx, s, reachable(s), log)
 		}
 	} else {
-		err = e.join(ctx, s, s.host, log)
+		err = e.join(ctx, s, s.rdzv.host, log)
 	}
 	if err != nil {
 		e.close()
 		return nil, err
 	}
-	if s.addrWhy != "" && !token.Loopback(s.node.Addr) {
-		log.Info(s.addrWhy)
-		s.addrWhy = "" // this may be tried again
+	if s.rdzv.addrWhy != "" && !token.Loopback(s.node.Addr) {
+		log.Info(s.rdzv.addrWhy)
+		s.rdzv.addrWhy = "" // this may be tried again
 	}
 	return e, nil
 }
@@ -98,19 +98,15 @@ func openEndpoint(
 // mayBeServedByAnother reports whether a second launcher on the endpoint's host is an ordinary node. It is, unless
 // the user made this one the host.
 func (s *settings) mayBeServedByAnother() bool {
-	return s.backend == c10d && s.isHost == nil && s.params.Max > 1
+	return s.rdzv.backend == c10d && s.rdzv.isHost == nil && s.params.Max > 1
 }
-
-// networked reports whether a rendezvous of this job is served to other hosts. Without a token it is on loopback,
-// unless the hosts of the job are known.
-func (s *settings) networked() bool { return s.token != "" || s.insecure || len(s.peers.Names) > 0 }
 
 // reachable is the address of a launcher on the same host that serves.
 func reachable(s *settings) string {
-	if !s.networked() && !token.Loopback(s.host) {
+	if !s.auth.networked() && !token.Loopback(s.rdzv.host) {
 		return "127.0.0.1"
 	}
-	return s.host
+	return s.rdzv.host
 }
 
 // takenByStranger is the error if the endpoint's port was taken on this host all the time. err ended the node's wait
@@ -118,7 +114,8 @@ func reachable(s *settings) string {
 func (e *endpoint) takenByStranger(err error, s *settings) error {
 	return fmt.Errorf("port %d of this host is taken%s, and no rendezvous is served at %s after %s; "+
 		"end what has the port, or give all nodes another one (%w)",
-		s.port, holder(os.DirFS("/"), reachable(s), s.port), e.where, s.connect, cmp.Or(errors.Unwrap(err), err))
+		s.rdzv.port, holder(os.DirFS("/"), reachable(s), s.rdzv.port), e.where, s.rdzv.connect, cmp.Or(errors.Unwrap(err),
+			err))
 }
 
 func whyNotServed(err error) string {
@@ -130,7 +127,8 @@ func whyNotServed(err error) string {
 
 func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Logger, observe observer) error {
 	served, err := service.New(service.Config{
-		Token: s.token, Insecure: s.insecure, Name: s.host, TopologyFile: s.topology, Observe: observe, Log: runsLog,
+		Token: s.auth.token, Insecure: s.auth.insecure, Name: s.rdzv.host, TopologyFile: s.rdzv.topology, Observe: observe,
+		Log:   runsLog,
 		Peers: s.newPeers(log),
 	})
 	if err != nil {
@@ -139,7 +137,7 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 	l, err := api.Listen(ctx, e.bindAddr(s))
 	if err != nil {
 		served.Close(0)
-		if s.backend == static && s.params.Max > 1 {
+		if s.rdzv.backend == static && s.params.Max > 1 {
 			return fmt.Errorf("serve the rendezvous at %s: %w "+
 				"(node rank 0 serves it; does another launcher here have --node-rank=0, too?)", e.where, err)
 		}
@@ -147,30 +145,30 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 	}
 	l = e.limit(l, s, log)
 	e.port = l.Addr().(*net.TCPAddr).Port
-	e.where = net.JoinHostPort(s.host, strconv.Itoa(e.port))
+	e.where = net.JoinHostPort(s.rdzv.host, strconv.Itoa(e.port))
 	if l.Addr().(*net.TCPAddr).IP.IsLoopback() && !token.Loopback(s.node.Addr) {
 		s.node.Addr = "127.0.0.1" // no node reaches the workers' store by another address
 	}
 	e.served, e.svc = served, served.Hub
-	if s.backend == local && s.token == "" {
+	if s.rdzv.backend == local && s.auth.token == "" {
 		e.background(func() error { return e.store.Serve(l) })
 		return nil
 	}
 	serve := e.served.Serve
-	if s.backend == local {
+	if s.rdzv.backend == local {
 		serve = e.served.ServeRarely
 	}
 	e.background(func() error { return serve(tcpstore.Split(l, e.store)) })
-	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.token != "")
+	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.auth.token != "")
 	return nil
 }
 
 // newPeers returns nil if no peer is admitted by the name of its host.
 func (s *settings) newPeers(log *slog.Logger) *api.Peers {
-	if s.backend == local || len(s.peers.Names) == 0 {
+	if s.rdzv.backend == local || len(s.auth.peers.Names) == 0 {
 		return nil
 	}
-	return api.NewPeers(api.PeersConfig{Names: s.peers.Names, Text: s.peers.String(), Log: log})
+	return api.NewPeers(api.PeersConfig{Names: s.auth.peers.Names, Text: s.auth.peers.String(), Log: log})
 }
 
 // Descriptors that connections leave free: for the launcher's own files, and for each worker.
@@ -181,19 +179,20 @@ const (
 
 // limit reserves the descriptors that the start of workers needs.
 func (e *endpoint) limit(l net.Listener, s *settings, log *slog.Logger) net.Listener {
-	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles+filesForWorker*s.slots+len(s.node.Ports)), log)
+	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles+filesForWorker*s.size.slots+len(s.node.Ports)),
+		log)
 }
 
 // bindAddr is the address to listen on. Without a token, and without known hosts, it is on loopback.
 func (e *endpoint) bindAddr(s *settings) string {
 	host := ""
-	if s.backend == local || token.Loopback(s.host) || !s.networked() {
+	if s.rdzv.backend == local || token.Loopback(s.rdzv.host) || !s.auth.networked() {
 		host = "127.0.0.1"
 	}
-	if s.host == "::1" {
+	if s.rdzv.host == "::1" {
 		host = "::1"
 	}
-	return net.JoinHostPort(host, strconv.Itoa(s.port))
+	return net.JoinHostPort(host, strconv.Itoa(s.rdzv.port))
 }
 
 // join prepares the connection to a rendezvous elsewhere. The workers' store gets its own port, which the world uses
@@ -204,7 +203,7 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	}
 	host := ""
 	// else other nodes may join
-	if token.Loopback(s.node.Addr) && !(s.backend == master && (s.token != "" || s.insecure)) {
+	if token.Loopback(s.node.Addr) && !(s.rdzv.backend == master && (s.auth.token != "" || s.auth.insecure)) {
 		host = s.node.Addr
 	}
 	if host == "localhost" {
@@ -217,10 +216,10 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	l = e.limit(l, s, log)
 	e.port = l.Addr().(*net.TCPAddr).Port
 	e.background(func() error { return e.store.Serve(l) })
-	e.where = net.JoinHostPort(daemon, strconv.Itoa(s.port))
-	e.client = api.NewClient(e.where, s.token)
+	e.where = net.JoinHostPort(daemon, strconv.Itoa(s.rdzv.port))
+	e.client = api.NewClient(e.where, s.auth.token)
 	e.svc = e.client
-	if s.backend == master {
+	if s.rdzv.backend == master {
 		e.master = newMasterService(e.client, s, e.where, log)
 		e.svc = e.master
 	}
@@ -235,7 +234,7 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 // daemons is the address of the rendezvous that the checkpoint daemons of several nodes share, "" for one node.
 func (e *endpoint) daemons(s *settings) string {
 	switch {
-	case s.backend == local || e.python() != nil: // DLRover's master does not support our checkpoint daemons
+	case s.rdzv.backend == local || e.python() != nil: // DLRover's master does not support our checkpoint daemons
 		return ""
 	case e.served != nil:
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))

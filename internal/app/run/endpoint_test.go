@@ -23,13 +23,18 @@ func TestWhereALauncherListens(t *testing.T) {
 		s           settings
 		bind, joins string
 	}{
-		"one node":             {settings{backend: local, host: "127.0.0.1"}, "127.0.0.1:0", "127.0.0.1"},
-		"loopback":             {settings{backend: c10d, host: "localhost", port: 29400}, "127.0.0.1:29400", "localhost"},
-		"IPv6 loopback":        {settings{backend: c10d, host: "::1", port: 29400}, "[::1]:29400", "::1"},
-		"network, no token":    {settings{backend: c10d, host: "node0", port: 29400}, "127.0.0.1:29400", "127.0.0.1"},
-		"network with token":   {settings{backend: c10d, host: "node0", port: 29400, token: testToken}, ":29400", "node0"},
-		"network, insecurely":  {settings{backend: c10d, host: "node0", port: 29400, insecure: true}, ":29400", "node0"},
-		"static, with a token": {settings{backend: static, host: "node0", port: 29500, token: testToken}, ":29500", "node0"},
+		"one node": {settings{rdzv: rdzvSettings{backend: local, host: "127.0.0.1"}}, "127.0.0.1:0", "127.0.0.1"},
+		"loopback": {settings{rdzv: rdzvSettings{backend: c10d, host: "localhost", port: 29400}},
+			"127.0.0.1:29400", "localhost"},
+		"IPv6 loopback": {settings{rdzv: rdzvSettings{backend: c10d, host: "::1", port: 29400}}, "[::1]:29400", "::1"},
+		"network, no token": {settings{rdzv: rdzvSettings{backend: c10d, host: "node0", port: 29400}},
+			"127.0.0.1:29400", "127.0.0.1"},
+		"network with token": {settings{rdzv: rdzvSettings{backend: c10d, host: "node0", port: 29400},
+			auth: auth{token: testToken}}, ":29400", "node0"},
+		"network, insecurely": {settings{rdzv: rdzvSettings{backend: c10d, host: "node0", port: 29400},
+			auth: auth{insecure: true}}, ":29400", "node0"},
+		"static, with a token": {settings{rdzv: rdzvSettings{backend: static, host: "node0", port: 29500},
+			auth: auth{token: testToken}}, ":29500", "node0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, c.bind, (&endpoint{}).bindAddr(&c.s))
@@ -44,10 +49,10 @@ func TestWhoMayJoinInsteadOfServing(t *testing.T) {
 		s    settings
 		want bool
 	}{
-		{settings{backend: c10d, params: two}, true},
-		{settings{backend: c10d, params: two, isHost: &host}, false},
-		{settings{backend: c10d, params: rendezvous.Params{Min: 1, Max: 1}}, false},
-		{settings{backend: static, params: two}, false},
+		{settings{rdzv: rdzvSettings{backend: c10d}, params: two}, true},
+		{settings{rdzv: rdzvSettings{backend: c10d, isHost: &host}, params: two}, false},
+		{settings{rdzv: rdzvSettings{backend: c10d}, params: rendezvous.Params{Min: 1, Max: 1}}, false},
+		{settings{rdzv: rdzvSettings{backend: static}, params: two}, false},
 	} {
 		require.Equal(t, c.want, c.s.mayBeServedByAnother())
 	}
@@ -66,10 +71,8 @@ func openedEndpoint(t *testing.T, s *settings) (*endpoint, error) {
 }
 
 func c10dSettings(port int) *settings {
-	return &settings{
-		backend: c10d, host: "127.0.0.1", port: port, slots: 1, params: rendezvous.Params{Min: 1, Max: 2},
-		node: rendezvous.Node{Addr: "127.0.0.1"},
-	}
+	return &settings{rdzv: rdzvSettings{backend: c10d, host: "127.0.0.1", port: port}, size: size{slots: 1},
+		params: rendezvous.Params{Min: 1, Max: 2}, node: rendezvous.Node{Addr: "127.0.0.1"}}
 }
 
 func healthy(t *testing.T, addr string) string {
@@ -107,7 +110,7 @@ func TestTwoFirstNodesOfAStaticJob(t *testing.T) {
 	first, err := openedEndpoint(t, c10dSettings(0))
 	require.NoError(t, err)
 	s := c10dSettings(first.port)
-	s.backend = static
+	s.rdzv.backend = static
 	_, err = openedEndpoint(t, s)
 	require.ErrorContains(t, err, "does another launcher here have --node-rank=0, too?")
 	s.params.Min, s.params.Max = 1, 1
@@ -117,7 +120,7 @@ func TestTwoFirstNodesOfAStaticJob(t *testing.T) {
 
 func TestOneNodeServesNoRendezvous(t *testing.T) {
 	s := &settings{
-		backend: local, host: "127.0.0.1", slots: 1, params: rendezvous.Params{Min: 1, Max: 1},
+		rdzv: rdzvSettings{backend: local, host: "127.0.0.1"}, size: size{slots: 1}, params: rendezvous.Params{Min: 1, Max: 1},
 		node: rendezvous.Node{Addr: "10.0.0.1"},
 	}
 	e, err := openedEndpoint(t, s)
@@ -135,7 +138,7 @@ func TestOneNodeServesNoRendezvous(t *testing.T) {
 
 func TestAnUnusableTopologyIsAWrongOption(t *testing.T) {
 	s := c10dSettings(0)
-	s.topology = "/nowhere"
+	s.rdzv.topology = "/nowhere"
 	_, err := openedEndpoint(t, s)
 	var why *launcher.ReasonError
 	require.True(t, errors.As(err, &why))

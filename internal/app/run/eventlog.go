@@ -23,8 +23,8 @@ func eventLogFeature() feature {
 	var onConsole bool
 	return feature{
 		name: "event log",
-		settings: func(r *resolver) error {
-			path, onConsole = r.c.String("event-log"), r.c.String("event-log-handler") == "console"
+		settings: func(o *options, s *settings) error {
+			path, onConsole = o.String("event-log"), o.String("event-log-handler") == "console"
 			return nil
 		},
 		open: func(j *nodeJob) (*opened, error) {

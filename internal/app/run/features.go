@@ -12,7 +12,7 @@ import (
 type feature struct {
 	name string
 	// settings reads and checks the feature's options.
-	settings func(*resolver) error
+	settings func(*options, *settings) error
 	// plan adds to the --dry-run output.
 	plan func(*plan)
 	// open prepares everything that can fail, before any other node is contacted. It returns nil for a feature that was
@@ -68,12 +68,12 @@ func features() []feature {
 	}
 }
 
-func (r *resolver) features() error {
-	for _, f := range r.s.features {
+func (s *settings) readFeatures(o *options) error {
+	for _, f := range s.features {
 		if f.settings == nil {
 			continue
 		}
-		if err := f.settings(r); err != nil {
+		if err := f.settings(o, s); err != nil {
 			return err
 		}
 	}

@@ -26,7 +26,7 @@ func emptyFeature(steps *[]string) feature {
 	did := func(step string) { *steps = append(*steps, step) }
 	return feature{
 		name:     "empty",
-		settings: func(*resolver) error { did("settings"); return nil },
+		settings: func(*options, *settings) error { did("settings"); return nil },
 		plan:     func(p *plan) { p.Features["empty"] = true },
 		open:     func(*nodeJob) (*opened, error) { did("open"); return emptyOpened(did), nil },
 	}
@@ -167,6 +167,5 @@ func TestFeaturesThatAreOffHaveNoPart(t *testing.T) {
 }
 
 func resolveWith(table []feature, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
-	r := &resolver{c: c, env: env, host: host, s: settings{features: table, called: ownName()}}
-	return r.resolve()
+	return settings{features: table, called: ownName()}.resolve(&options{Line: c, env: env, host: host})
 }

@@ -14,11 +14,11 @@ func fileTimerFeature() feature {
 	var path string // "": one of our own
 	return feature{
 		name: "file timer",
-		settings: func(r *resolver) error {
+		settings: func(o *options, s *settings) error {
 			const enable = "TORCHELASTIC_ENABLE_FILE_TIMER"
-			text := r.lookup(enable)
-			if on, path = text == "1", r.lookup("TORCHELASTIC_TIMER_FILE"); !on && text != "" && text != "0" {
-				r.warn("$%s=%q starts no file timer; as in torchrun only 1 does", enable, text)
+			text := o.Lookup(enable)
+			if on, path = text == "1", o.Lookup("TORCHELASTIC_TIMER_FILE"); !on && text != "" && text != "0" {
+				o.Warn("$%s=%q starts no file timer; as in torchrun only 1 does", enable, text)
 			}
 			return nil
 		},

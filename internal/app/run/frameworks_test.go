@@ -16,7 +16,7 @@ import (
 
 // frameworks are started with the newest packages of PyPI, in the virtual environments below DLROVER_FRAMEWORKS, which
 // `make e2e-frameworks` makes.
-var frameworks = []framework{
+var frameworks = []frameworkCase{
 	{name: "torch", venv: "torch"},
 	{name: "deepspeed", venv: "torch", args: []string{"--zero=1"}},
 	{name: "deepspeed", venv: "torch", args: []string{"--zero=2"}, brief: true},
@@ -27,7 +27,7 @@ var frameworks = []framework{
 	{name: "paddle", venv: "paddle"},
 }
 
-type framework struct {
+type frameworkCase struct {
 	name, venv string
 	args       []string      // of its script
 	brief      bool          // start and restart only
@@ -51,7 +51,7 @@ func TestFrameworks(t *testing.T) {
 	}
 }
 
-func (f framework) python(t *testing.T) string {
+func (f frameworkCase) python(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("DLROVER_FRAMEWORKS")
 	if dir == "" {
@@ -72,7 +72,7 @@ type fwJob struct {
 	then []string // script and its arguments
 }
 
-func (f framework) train(t *testing.T, python string, args ...string) *fwJob {
+func (f frameworkCase) train(t *testing.T, python string, args ...string) *fwJob {
 	t.Helper()
 	j := &fwJob{bench: newBench(t)}
 	j.log = filepath.Join(j.dir, "log")
@@ -206,7 +206,7 @@ func (j *fwJob) restarts() (all []time.Duration) {
 // TestFrameworksDeepSpeedOverSSH has one pod start the job on two others over ssh, as Arena does; a rank fails, and
 // trains again.
 func TestFrameworksDeepSpeedOverSSH(t *testing.T) {
-	f := framework{name: "deepspeed", venv: "torch"}
+	f := frameworkCase{name: "deepspeed", venv: "torch"}
 	python := f.python(t)
 	farm := newFarm(t)
 	farm.serve(0, true)
@@ -229,7 +229,7 @@ func TestFrameworksDeepSpeedOverSSH(t *testing.T) {
 }
 
 // testRestart: one node of two ranks, one of which is killed.
-func (f framework) testRestart(t *testing.T, python string) {
+func (f frameworkCase) testRestart(t *testing.T, python string) {
 	j := f.train(t, python, "--standalone", "--nproc-per-node=2")
 	l := j.launch()
 	pids := j.trained(2, nil, l)
@@ -247,7 +247,7 @@ func (f framework) testRestart(t *testing.T, python string) {
 }
 
 // testStop: the platform ends the pod.
-func (f framework) testStop(t *testing.T, python string) {
+func (f frameworkCase) testStop(t *testing.T, python string) {
 	j := f.train(t, python, "--standalone", "--nproc-per-node=2")
 	l := j.launch()
 	j.trained(2, nil, l)
@@ -258,7 +258,7 @@ func (f framework) testStop(t *testing.T, python string) {
 }
 
 // testNodes: two nodes of two ranks, one of which exits with 9.
-func (f framework) testNodes(t *testing.T, python string) {
+func (f frameworkCase) testNodes(t *testing.T, python string) {
 	j := f.train(t, python)
 	j.args = append(j.args, j.c10d("2")...)
 	nodes := []*launched{j.launch(), j.launch()}
@@ -269,7 +269,7 @@ func (f framework) testNodes(t *testing.T, python string) {
 }
 
 // testElastic: a job of one node grows, and loses the second node.
-func (f framework) testElastic(t *testing.T, python string) {
+func (f frameworkCase) testElastic(t *testing.T, python string) {
 	j := f.train(t, python)
 	j.args = append(append(j.args, j.c10d("1:2")...), "--nproc-per-node=1")
 	first := j.launch()
@@ -284,7 +284,7 @@ func (f framework) testElastic(t *testing.T, python string) {
 // TestTorchft has two replica groups, each a job of one rank. One of them is killed: the other goes on, and the one
 // that comes back trains where that is.
 func TestTorchft(t *testing.T) {
-	f := framework{name: "torchft", venv: "torch"}
+	f := frameworkCase{name: "torchft", venv: "torch"}
 	j := f.train(t, f.python(t), "--standalone", "--nproc-per-node=1")
 	lighthouse := j.startPath(f.python(t), nil, "-c", "import time, torchft._torchft\n"+
 		"server = torchft._torchft.LighthouseServer('127.0.0.1:0', 1)\n"+

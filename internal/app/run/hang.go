@@ -39,9 +39,9 @@ func hangFeature() feature {
 	var k hangSettings
 	return feature{
 		name: "hang detection",
-		settings: func(r *resolver) (err error) {
-			if k, err = r.hangs(); err == nil && k.mode != hangOff {
-				r.s.params.Hang = hang.Spec{Action: k.action, After: k.limit}.String()
+		settings: func(o *options, s *settings) (err error) {
+			if k, err = readHangs(o, s.called.Name); err == nil && k.mode != hangOff {
+				s.params.Hang = hang.Spec{Action: k.action, After: k.limit}.String()
 			}
 			return err
 		},
@@ -60,34 +60,34 @@ func hangFeature() feature {
 	}
 }
 
-// hangs reads the options, and the variables of xpu_timer that stand for some of them.
-func (r *resolver) hangs() (k hangSettings, err error) {
-	k = hangSettings{action: hang.Action(r.c.String("hang-action"))}
-	if k.mode, k.why, err = r.hangMode(); err != nil {
+// readHangs reads the options, and the variables of xpu_timer that stand for some of them.
+func readHangs(o *options, name string) (k hangSettings, err error) {
+	k = hangSettings{action: hang.Action(o.String("hang-action"))}
+	if k.mode, k.why, err = readHangMode(o, name); err != nil {
 		return k, err
 	}
-	k.xpuTimer = k.mode != hangOff && r.xpuTimer() != ""
-	k.files = cmp.Or(r.lookup("XPU_TIMER_TIMELINE_PATH"), report.Default(r.env, k.xpuTimer))
-	if k.mode != hangAuto && r.c.IsSet("start-deadline") {
+	k.xpuTimer = k.mode != hangOff && xpuTimerSign(o, name) != ""
+	k.files = cmp.Or(o.Lookup("XPU_TIMER_TIMELINE_PATH"), report.Default(o.env, k.xpuTimer))
+	if k.mode != hangAuto && o.IsSet("start-deadline") {
 		return k, fmt.Errorf("--start-deadline needs to see steps, but hangs are found %s by %s: use --hang=auto", k.mode,
 			k.why)
 	}
-	if k.mode == hangOff && r.c.IsSet("hang-action") {
+	if k.mode == hangOff && o.IsSet("hang-action") {
 		return k, fmt.Errorf("--hang-action=%s: hang detection is off by %s: leave one of them out", k.action, k.why)
 	}
-	if text := r.lookup("XPU_TIMER_HANG_TIMEOUT"); text != "" && k.mode != hangOff {
+	if text := o.Lookup("XPU_TIMER_HANG_TIMEOUT"); text != "" && k.mode != hangOff {
 		k.limit, err = hangtell.Timeout(text)
 	}
 	return k, err
 }
 
-// hangMode is the user's choice, or the mode that other options and variables need.
-func (r *resolver) hangMode() (m hangMode, why string, err error) {
-	if r.c.IsSet("hang") {
-		m = hangMode(r.c.String("hang"))
+// readHangMode is the user's choice, or the mode that other options and variables need.
+func readHangMode(o *options, name string) (m hangMode, why string, err error) {
+	if o.IsSet("hang") {
+		m = hangMode(o.String("hang"))
 		return m, "--hang=" + string(m), nil
 	}
-	switch text := r.lookup("DLROVER_HANG"); hangMode(text) {
+	switch text := o.Lookup("DLROVER_HANG"); hangMode(text) {
 	case "":
 	case hangAuto, hangOutside, hangOff:
 		return hangMode(text), "$DLROVER_HANG", nil
@@ -95,22 +95,23 @@ func (r *resolver) hangMode() (m hangMode, why string, err error) {
 		return m, "", fmt.Errorf("$DLROVER_HANG=%q: need auto, outside or off", text)
 	}
 	for _, name := range []string{"hang-action", "start-deadline", "no-progress"} {
-		if r.c.IsSet(name) {
+		if o.IsSet(name) {
 			return hangAuto, "--" + name, nil
 		}
 	}
-	if why = r.xpuTimer(); why != "" {
+	if why = xpuTimerSign(o, name); why != "" {
 		return hangAuto, why, nil
 	}
 	return hangOutside, "", nil
 }
 
-// xpuTimer is the sign that the user means xpu_timer: its launcher's name, or one of its variables; "" for none.
-func (r *resolver) xpuTimer() string {
-	if r.s.called.Name == guarded.XPUTimerLaunch || r.c.Bool("no-python") && byXPUTimer(r.c.Args()) {
+// xpuTimerSign is the sign that the user means xpu_timer: the name of its launcher, or one of its variables; "" for
+// none.
+func xpuTimerSign(o *options, name string) string {
+	if name == guarded.XPUTimerLaunch || o.Bool("no-python") && byXPUTimer(o.Args()) {
 		return guarded.XPUTimerLaunch
 	}
-	for _, kv := range r.host.environ() {
+	for _, kv := range o.host.environ() {
 		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, xpuTimer) {
 			return "$" + name
 		}

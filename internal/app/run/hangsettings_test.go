@@ -26,7 +26,7 @@ func hangsOf(t *testing.T, line string, env map[string]string) (hangSettings, er
 		}
 		return kvs
 	}
-	return (&resolver{c: c, env: lookup, host: h}).hangs()
+	return readHangs(&options{Line: c, env: lookup, host: h}, "dlrover-run")
 }
 
 func TestHangOptions(t *testing.T) {

@@ -27,8 +27,8 @@ func liveHostfileFeature() feature {
 	var known []string
 	return feature{
 		name: "live hostfile",
-		settings: func(r *resolver) error {
-			path, known = r.c.String("live-hostfile"), r.s.called.command.Hosts
+		settings: func(o *options, s *settings) error {
+			path, known = o.String("live-hostfile"), s.called.command.Hosts
 			return nil
 		},
 		plan: func(p *plan) {

@@ -34,7 +34,7 @@ func logRulesFeature() feature {
 	var rules []logrule.Rule
 	return feature{
 		name:     "log rules",
-		settings: func(r *resolver) (err error) { rules, err = r.logRules(); return err },
+		settings: func(o *options, s *settings) (err error) { rules, err = readLogRules(o); return err },
 		plan: func(p *plan) {
 			if len(rules) > 0 {
 				p.Features["log_rules"] = planLogRules(rules)
@@ -53,16 +53,16 @@ func logRulesFeature() feature {
 // maxRulesFile bounds --log-rules, in bytes.
 const maxRulesFile = 1 << 20
 
-// logRules are the rules of the command line, then those of the file.
-func (r *resolver) logRules() (rules []logrule.Rule, err error) {
-	for _, text := range r.c.Strings("log-rule") {
+// readLogRules returns the rules of the command line, then those of the file.
+func readLogRules(o *options) (rules []logrule.Rule, err error) {
+	for _, text := range o.Strings("log-rule") {
 		one, err := logrule.Parse(text)
 		if err != nil {
 			return nil, fmt.Errorf("--log-rule: %w", err)
 		}
 		rules = append(rules, one)
 	}
-	if path := r.c.String("log-rules"); path != "" {
+	if path := o.String("log-rules"); path != "" {
 		text, err := openfile.ReadNamed(path, maxRulesFile)
 		if err != nil {
 			return nil, fmt.Errorf("--log-rules=%s: %w; give the path of a file with rules", path, err)
@@ -131,7 +131,7 @@ func (w *watchedLog) clock(t time.Time) time.Duration { return t.Sub(w.begun) }
 // start forgets the earlier workers. Their output that is still read counts as theirs.
 func (l *logRules) start(r *launcher.StartRequest) {
 	now, news := time.Now(), make(chan struct{}, 1)
-	workers := make([]*watchedLog, l.j.s.slots)
+	workers := make([]*watchedLog, l.j.s.size.slots)
 	for i := range workers {
 		workers[i] = &watchedLog{begun: now, news: news, rules: logrule.NewWorker(l.rules, r.Place.RankBase+i, 0)}
 	}

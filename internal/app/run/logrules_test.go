@@ -165,7 +165,7 @@ func TestShareOfRules(t *testing.T) {
 func TestOutputOfEarlierWorkersIsTheirs(t *testing.T) {
 	r, err := logrule.Parse("x:bad")
 	require.NoError(t, err)
-	l := &logRules{j: &nodeJob{s: &settings{slots: 1}}, rules: []logrule.Rule{r}}
+	l := &logRules{j: &nodeJob{s: &settings{size: size{slots: 1}}}, rules: []logrule.Rule{r}}
 	l.start(&launcher.StartRequest{})
 	old := l.tap(logs.WorkerID{}, logs.Stdout)
 	l.start(&launcher.StartRequest{})
@@ -181,7 +181,7 @@ func TestOutputOfEarlierWorkersIsTheirs(t *testing.T) {
 func TestTheFirstLineWakesTheWatch(t *testing.T) {
 	r, err := logrule.Parse("x:step:every=1s")
 	require.NoError(t, err)
-	l := &logRules{j: &nodeJob{s: &settings{slots: 1}}, rules: []logrule.Rule{r}}
+	l := &logRules{j: &nodeJob{s: &settings{size: size{slots: 1}}}, rules: []logrule.Rule{r}}
 	l.start(&launcher.StartRequest{})
 	tap, w := l.tap(logs.WorkerID{}, logs.Stdout), l.workers[0]
 	require.Zero(t, w.next())
@@ -211,7 +211,7 @@ func floodRules(b *testing.B, text string) {
 	if text != "" {
 		r, err := logrule.Parse(text)
 		require.NoError(b, err)
-		l := &logRules{j: &nodeJob{s: &settings{slots: 1}}, rules: []logrule.Rule{r}}
+		l := &logRules{j: &nodeJob{s: &settings{size: size{slots: 1}}}, rules: []logrule.Rule{r}}
 		l.start(&launcher.StartRequest{})
 		cfg.Tap = l.tap
 	}
@@ -244,7 +244,7 @@ func ownCPU() time.Duration {
 func TestOnlyAFloodGoesByUnread(t *testing.T) {
 	r, err := logrule.Parse("x:bad")
 	require.NoError(t, err)
-	l := &logRules{j: &nodeJob{s: &settings{slots: 1}}, rules: []logrule.Rule{r}}
+	l := &logRules{j: &nodeJob{s: &settings{size: size{slots: 1}}}, rules: []logrule.Rule{r}}
 	l.start(&launcher.StartRequest{})
 	l.workers[0].share = share{since: time.Now(), spent: time.Hour}
 	tap := l.tap(logs.WorkerID{}, logs.Stdout)

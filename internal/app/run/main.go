@@ -110,10 +110,10 @@ func refuse(err error, s *settings) int {
 		if s.called.command.Alone {
 			return refusedWith(err, policy.CannotExecute, shellStatus(err))
 		}
-		return refused(err, policy.CannotExecute, s.codes)
+		return refused(err, policy.CannotExecute, s.restarts.codes)
 	}
 	s.called.usage(err)
-	return refused(err, policy.Usage, s.codes)
+	return refused(err, policy.Usage, s.restarts.codes)
 }
 
 // nodeJob is this node's part of the job: everything that launch opens, in the order of opening.
@@ -160,13 +160,13 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	if text := s.scheduledText(); text != "" {
 		j.log.Info(text)
 	}
-	if s.presetWhy != "" {
-		j.log.Info("--preset=auto has chosen "+s.preset.Name, "why", s.presetWhy)
+	if s.framework.why != "" {
+		j.log.Info("--preset=auto has chosen "+s.framework.preset.Name, "why", s.framework.why)
 	}
 	for _, n := range s.called.command.Notes {
 		j.log.Info(n)
 	}
-	if w := preset.OMPWarning(s.slots, preset.LookupEnv(s.called.variables(os.LookupEnv))); w != "" {
+	if w := preset.OMPWarning(s.size.slots, preset.LookupEnv(s.called.variables(os.LookupEnv))); w != "" {
 		j.log.Info(w)
 	}
 	j.catchSignals()
@@ -180,7 +180,7 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	if res.Reason == policy.Success { // which its last checkpoints decide
 		res = j.awaitSaves(res)
 	}
-	code := res.Reason.Code(s.codes, res.Blame)
+	code := res.Reason.Code(s.restarts.codes, res.Blame)
 	if s.called.command.Alone {
 		code = statusOf(res, code)
 	}
@@ -261,7 +261,7 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		if err == nil || !j.endpoint.second || api.Final(err) || ctx.Err() != nil {
 			return session, classify(err)
 		}
-		if time.Since(begin) > j.s.connect {
+		if time.Since(begin) > j.s.rdzv.connect {
 			return nil, classify(j.endpoint.takenByStranger(err, j.s))
 		}
 		j.notice.Load().drop()
@@ -318,7 +318,7 @@ func (j *nodeJob) observe(run string, n rendezvous.Note) {
 func (j *nodeJob) logsConfig() logs.Config {
 	l := &j.s.logs
 	cfg := logs.Config{
-		Dir: l.dir, RunID: j.s.runID, Files: l.files(max(j.s.slots, 1)), PrefixTemplate: l.prefix,
+		Dir: l.dir, RunID: j.s.runID, Files: l.files(max(j.s.size.slots, 1)), PrefixTemplate: l.prefix,
 		StdoutFilters: l.outFilters, StderrFilters: l.errFilters,
 		Redirects:  func(r int) logs.Std { return logs.Std(l.redirects.For(r)) },
 		Tee:        func(r int) logs.Std { return logs.Std(l.tee.For(r)) },
@@ -334,7 +334,7 @@ func (j *nodeJob) logsConfig() logs.Config {
 func (j *nodeJob) sessionConfig(started time.Time) api.SessionConfig {
 	return api.SessionConfig{
 		Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.endpoint.where, Started: started,
-		ConnectTimeout: j.s.connect, OnResume: j.s.onResume, Work: j.s.work(), Logger: j.log,
+		ConnectTimeout: j.s.rdzv.connect, OnResume: j.s.hold.onResume, Work: j.s.work(), Logger: j.log,
 	}
 }
 
@@ -342,13 +342,13 @@ func (j *nodeJob) agentConfig(host hostFacts) launcher.Config {
 	cfg := j.s.agent(host)
 	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.adapter, j.endpoint, j.procs, j.logs
 	cfg.Parts, cfg.Env = j.parts(), j.python.environ(cfg.Env)
-	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
+	cfg.Signals, cfg.Terminate = j.signals, j.s.shutdown.ends
 	cfg.Logger = j.log
 	if j.s.called.command.Alone {
 		cfg.Substitute = func(arg string, _ int) string { return arg } // the command has no placeholders
 	}
 	j.configureFeatures(&cfg)
-	cfg.LogsKept = j.s.logs.files(max(j.s.slots, 1))
+	cfg.LogsKept = j.s.logs.files(max(j.s.size.slots, 1))
 	if memory := j.procs.Memory(); memory != nil {
 		cfg.Memory = memory.Read
 	}
@@ -358,13 +358,16 @@ func (j *nodeJob) agentConfig(host hostFacts) launcher.Config {
 // agent is the part of the launcher's configuration that needs no opened parts.
 func (s *settings) agent(host hostFacts) launcher.Config {
 	return launcher.Config{
-		RunID: s.runID, Role: s.role, NodeName: s.node.Name, Host: host.name, Addr: s.node.Addr, Slots: s.slots,
+		RunID: s.runID, Role: s.node.Role, NodeName: s.node.Name, Host: host.name, Addr: s.node.Addr, Slots: s.size.slots,
 		Path: s.program.path, Args: s.program.args, Own: s.program.own, Name: s.program.name,
-		Env: s.workerEnv(), Stdin: os.Stdin, Preset: s.preset, MemoryPolicy: s.memory,
-		VirtualLocalRank: s.virtual, OldTorch: s.oldTorch, CPUs: s.cpus, Policy: s.policy, ShutdownTimeout: s.shutdown,
-		SignalNames: s.signalText, Substitute: argv.SubstituteLocalRank, Dir: s.workdir, Meanwhile: s.meanwhile,
-		ServicePort: s.servicePort, Servers: s.servers, Share: s.share, Devices: s.devices, Device: s.device,
-		LeaveGrace: s.leaveGrace, Resolve: s.resolveCommand, Restart: s.restart,
+		Env: s.workerEnv(), Stdin: os.Stdin, Preset: s.framework.preset, MemoryPolicy: s.binding.memory,
+		VirtualLocalRank: s.framework.virtual, OldTorch: s.framework.oldTorch, CPUs: s.binding.cpus,
+		Policy: s.restarts.policy, ShutdownTimeout: s.shutdown.timeout,
+		SignalNames: s.shutdown.text, Substitute: argv.SubstituteLocalRank, Dir: string(s.program.dir),
+		Meanwhile:   s.hold.meanwhile,
+		ServicePort: s.framework.port, Servers: s.framework.servers, Share: s.size.share, Devices: s.framework.devices,
+		Device:     s.framework.device,
+		LeaveGrace: s.hold.leaveGrace, Resolve: s.program.resolve, Restart: s.shutdown.restart,
 	}
 }
 
@@ -381,7 +384,7 @@ func (s *settings) workerEnv() []string {
 // catchSignals catches the job's signals, and those that a PID 1 has to forward.
 func (j *nodeJob) catchSignals() {
 	j.signals = make(chan os.Signal, 16)
-	j.inbox.Catch(j.signals, j.s.signals...)
+	j.inbox.Catch(j.signals, j.s.shutdown.signals...)
 	j.inbox.Catch(j.signals, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
 	console.OutliveReaders() // a console that is gone must not end training
 }
@@ -398,7 +401,7 @@ func (j *nodeJob) interruptible(cancel context.CancelCauseFunc) (stop func()) {
 		for {
 			select {
 			case s := <-j.signals:
-				if j.s.terminates(s) {
+				if j.s.shutdown.ends(s) {
 					cancel(&signalError{s.(syscall.Signal)})
 					return
 				}
@@ -520,7 +523,7 @@ func (j *nodeJob) drainBudget(res launcher.Result) time.Duration {
 	case !res.Deadline.IsZero():
 		return max(0, time.Until(res.Deadline))
 	case res.Signal != 0:
-		return j.s.shutdown
+		return j.s.shutdown.timeout
 	}
 	return maxDrain
 }

@@ -68,6 +68,6 @@ func TestWorkersPerMetaXDevice(t *testing.T) {
 			continue
 		}
 		require.NoError(t, err)
-		require.Equal(t, c.slots, s.slots, c)
+		require.Equal(t, c.slots, s.size.slots, c)
 	}
 }

@@ -42,7 +42,7 @@ func metricsFeature() feature {
 	var addr string
 	return feature{
 		name:     "metrics",
-		settings: func(r *resolver) error { addr = r.c.String("metrics-addr"); return nil },
+		settings: func(o *options, s *settings) error { addr = o.String("metrics-addr"); return nil },
 		open: func(j *nodeJob) (*opened, error) {
 			if addr == "" {
 				return nil, nil

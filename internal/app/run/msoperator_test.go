@@ -35,10 +35,12 @@ func TestMSOperatorsVariables(t *testing.T) {
 		}
 		s, err := resolved(t, line, pod(c.role, c.id))
 		require.NoError(t, err)
-		require.Equal(t, []any{c.rank, c.slots, c.slots, c.share}, []any{s.node.Rank, s.slots, s.node.Slots, s.share})
+		require.Equal(t, []any{c.rank, c.slots, c.slots, c.share}, []any{s.node.Rank, s.size.slots, s.node.Slots,
+			s.size.share})
 		require.Equal(t, []any{"j", "mindspore", 7, 7, 2, 0, "10.96.0.10:2222"},
-			[]any{s.runID, s.preset.Name, s.params.Min, s.params.Max, s.servers, s.servicePort, s.endpoint()})
-		require.Equal(t, c.rank == 0, *s.isHost)
+			[]any{s.runID, s.framework.preset.Name, s.params.Min, s.params.Max, s.framework.servers, s.framework.port,
+				s.rdzv.where()})
+		require.Equal(t, c.rank == 0, *s.rdzv.isHost)
 		p, err := makePlan(&s, testHost())
 		require.NoError(t, err)
 		require.Equal(t, fmt.Sprintf("group rank %d of 7 nodes with %d workers in all, first start", c.rank,
@@ -65,12 +67,13 @@ func TestMSOperatorsVariables(t *testing.T) {
 	}
 	s, err := resolved(t, "--preset=auto --ms-port=2223 --ms-servers=2 train.py", pod("MS_WORKER", "1"))
 	require.NoError(t, err)
-	require.Equal(t, []any{"mindspore", 2223}, []any{s.preset.Name, s.servicePort})
+	require.Equal(t, []any{"mindspore", 2223}, []any{s.framework.preset.Name, s.framework.port})
 	daemon := pod("MS_SCHED", "j-scheduler-0")
 	daemon["DLROVER_MASTER_ADDR"] = "m:50001"
 	s, err = resolved(t, "--rdzv-id=j train.py", daemon)
 	require.NoError(t, err)
-	require.Equal(t, []any{master, "m:50001", "scheduler", 7}, []any{s.backend, s.endpoint(), s.share, s.params.Max})
+	require.Equal(t, []any{master, "m:50001", "scheduler", 7}, []any{s.rdzv.backend, s.rdzv.where(), s.size.share,
+		s.params.Max})
 	s, err = resolved(t, "train.py", map[string]string{"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "4"})
 	require.NoError(t, err)
 	require.Contains(t, s.warnings, "$MS_ROLE=MS_WORKER, but nothing says how many nodes there are, and where they "+
@@ -97,8 +100,8 @@ func TestPodsOfMSOperatorWithoutAToken(t *testing.T) {
 // A pod without workers needs no accelerators.
 func TestChecksOfMSOperatorsPods(t *testing.T) {
 	for share, wants := range map[string]bool{"": true, "workers": true, "scheduler": false, "pserver-0": false} {
-		s := settings{share: share}
-		require.Equal(t, !wants, s.sideOnly())
+		s := settings{size: size{share: share}}
+		require.Equal(t, !wants, s.size.sideOnly())
 		c := &nodeChecks{job: &nodeJob{s: &s}}
 		require.Equal(t, wants, c.noTorch() == "")
 	}
@@ -110,7 +113,11 @@ func TestChecksOfMSOperatorsPods(t *testing.T) {
 		host := testHost()
 		host.gpus = func() (int, string) { return 0, "" }
 		var k checkSettings
-		table := []feature{{settings: func(r *resolver) (err error) { k, err = r.nodeChecks(); return err }}}
+		table := []feature{{settings: func(o *options, s *settings) (err error) {
+			k, err = readNodeChecks(o,
+				s.size.sideOnly())
+			return err
+		}}}
 		_, err = resolveWith(table, c, env, host)
 		require.NoError(t, err)
 		require.Equal(t, wants, k.wants, role)
@@ -229,7 +236,7 @@ func TestPodsOfMSOperator(t *testing.T) {
 
 // MindSpore itself as an MSJob: one scheduler and two workers in pods of their own; one worker is killed.
 func TestFrameworksMSOperator(t *testing.T) {
-	f := framework{name: "mindspore", venv: "mindspore"}
+	f := frameworkCase{name: "mindspore", venv: "mindspore"}
 	python := f.python(t)
 	j := f.train(t, python)
 	p := newMSPods(t, 0, 2, "--max-restarts=3", "--success-rule=all", "--hang=off")

@@ -52,9 +52,9 @@ func nodeChecksFeature() feature {
 	var k checkSettings
 	return feature{
 		name: "node check",
-		settings: func(r *resolver) (err error) {
-			if k, err = r.nodeChecks(); err == nil && k.asked() {
-				r.gate(&k)
+		settings: func(o *options, s *settings) (err error) {
+			if k, err = readNodeChecks(o, s.size.sideOnly()); err == nil && k.asked() {
+				s.gate(&k)
 			}
 			return err
 		},
@@ -74,41 +74,41 @@ func nodeChecksFeature() feature {
 	}
 }
 
-// nodeChecks reads the options. Options about the manner of a check are refused without one that requests a check.
-func (r *resolver) nodeChecks() (k checkSettings, err error) {
-	precheck := r.c.Int("precheck")
-	network := r.c.Bool("network-check") || precheck > 0
-	k.health, k.only = r.c.String("health-check"), r.c.Bool("check-only")
-	box := r.c.Bool("switchbox-check")
+// readNodeChecks reads the options. Options about the manner of a check are refused without one that requests a check.
+func readNodeChecks(o *options, sideOnly bool) (k checkSettings, err error) {
+	precheck := o.Int("precheck")
+	network := o.Bool("network-check") || precheck > 0
+	k.health, k.only = o.String("health-check"), o.Bool("check-only")
+	box := o.Bool("switchbox-check")
 	if k.only && !network && !box && k.health == "" {
 		network = true
 	}
-	if err := r.checkCompany(network, box, network || box || k.health != ""); err != nil {
+	if err := checkCompany(o, network, box, network || box || k.health != ""); err != nil {
 		return k, err
 	}
 	if !network && !box && k.health == "" {
 		return k, nil
 	}
-	if k.spec, err = r.checkSpec(network, precheck == 2); err != nil {
+	if k.spec, err = readCheckSpec(o, network, precheck == 2); err != nil {
 		return k, err
 	}
 	if box {
-		if k.box, err = r.switchbox(); err != nil {
+		if k.box, err = readSwitchbox(o); err != nil {
 			return k, err
 		}
 		if !network {
-			r.warn("--switchbox-check without --network-check tests the devices of every node by itself; " +
+			o.Warn("--switchbox-check without --network-check tests the devices of every node by itself; " +
 				"the links between nodes are not tested")
 		}
 	}
 	if k.spec.Level == netcheck.LevelFull {
-		k.python, k.noPy = r.python()
+		k.python, k.noPy = o.Python()
 	}
-	if k.gpus, k.kind = r.host.gpus(); r.c.String("accelerator") == noAccelerator {
+	if k.gpus, k.kind = o.host.gpus(); o.String("accelerator") == noAccelerator {
 		k.gpus, k.kind = 0, ""
 	} else {
-		k.wants = !r.s.sideOnly() && (r.c.IsSet("accelerator") || r.c.String("nproc-per-node") == "gpu")
-		if named := accelerators[r.c.String("accelerator")]; k.kind == "" && r.c.IsSet("accelerator") && len(named) > 0 {
+		k.wants = !sideOnly && (o.IsSet("accelerator") || o.String("nproc-per-node") == "gpu")
+		if named := accelerators[o.String("accelerator")]; k.kind == "" && o.IsSet("accelerator") && len(named) > 0 {
 			k.kind = named[0] // the test itself detects the devices
 		}
 	}
@@ -119,7 +119,7 @@ func (r *resolver) nodeChecks() (k checkSettings, err error) {
 }
 
 // checkCompany refuses options without the check that they belong to.
-func (r *resolver) checkCompany(network, box, any bool) error {
+func checkCompany(o *options, network, box, any bool) error {
 	for _, c := range []struct {
 		with    bool
 		what    string
@@ -131,7 +131,7 @@ func (r *resolver) checkCompany(network, box, any bool) error {
 			[]string{"check-ttl", "check-timeout", "check-action"}},
 	} {
 		for _, name := range c.options {
-			if !c.with && r.c.IsSet(name) {
+			if !c.with && o.IsSet(name) {
 				return fmt.Errorf("--%s acts only with %s: add that, or leave --%s out", name, c.what, name)
 			}
 		}
@@ -139,14 +139,14 @@ func (r *resolver) checkCompany(network, box, any bool) error {
 	return nil
 }
 
-func (r *resolver) checkSpec(network, comm bool) (netcheck.Spec, error) {
+func readCheckSpec(o *options, network, comm bool) (netcheck.Spec, error) {
 	s := netcheck.Spec{
-		Level: netcheck.LevelLocal, ExcludeStraggler: r.c.Bool("exclude-straggler"),
-		ReportOnly: r.c.String("check-action") == "report",
+		Level: netcheck.LevelLocal, ExcludeStraggler: o.Bool("exclude-straggler"),
+		ReportOnly: o.String("check-action") == "report",
 	}
 	if network {
-		s.Level = netcheck.Level(r.c.String("check-level"))
-		s.Comm = comm || r.c.Bool("comm-perf-test")
+		s.Level = netcheck.Level(o.String("check-level"))
+		s.Comm = comm || o.Bool("comm-perf-test")
 	}
 	if s.Comm && s.Level == netcheck.LevelHost {
 		return s, fmt.Errorf("--comm-perf-test and --precheck=2 measure with PyTorch, which --check-level=host leaves out: " +
@@ -156,22 +156,22 @@ func (r *resolver) checkSpec(network, comm bool) (netcheck.Spec, error) {
 		return s, fmt.Errorf("--exclude-straggler and --check-action=report contradict each other: use one of them")
 	}
 	var err error
-	if text := r.c.String("check-ttl"); text != "run" {
+	if text := o.String("check-ttl"); text != "run" {
 		if s.TTL, err = duration.Within(text, time.Millisecond, netcheck.MaxTTL); err != nil {
 			return s, fmt.Errorf("--check-ttl: %w, or run for as long as the node stays", err)
 		}
 	}
-	s.Timeout, err = r.duration("check-timeout", minCheckTimeout, netcheck.MaxTimeout)
+	s.Timeout, err = o.Within("check-timeout", minCheckTimeout, netcheck.MaxTimeout)
 	return s, err
 }
 
 // minCheckTimeout is the least --check-timeout.
 const minCheckTimeout = 10 * time.Second
 
-func (r *resolver) switchbox() (*boxSettings, error) {
-	text := r.c.String("box-pairs")
+func readSwitchbox(o *options) (*boxSettings, error) {
+	text := o.String("box-pairs")
 	b := &boxSettings{limits: switchbox.Limits{
-		MinBandwidth: float64(r.c.Int("min-bandwidth")), MinChannels: r.c.Int("min-channels"), Ring: text == argv.Ring,
+		MinBandwidth: float64(o.Int("min-bandwidth")), MinChannels: o.Int("min-channels"), Ring: text == argv.Ring,
 	}}
 	if b.limits.Ring {
 		return b, switchbox.CheckPairs(nil, b.limits)
@@ -180,7 +180,7 @@ func (r *resolver) switchbox() (*boxSettings, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.limits.Given = r.c.IsSet("box-pairs")
+	b.limits.Given = o.IsSet("box-pairs")
 	for _, p := range pairs {
 		b.pairs = append(b.pairs, switchbox.Pair{A: p[0], B: p[1]})
 	}
@@ -188,18 +188,18 @@ func (r *resolver) switchbox() (*boxSettings, error) {
 }
 
 // gate makes all nodes of the run wait for the checks.
-func (r *resolver) gate(k *checkSettings) {
-	p := &r.s.params
+func (s *settings) gate(k *checkSettings) {
+	p := &s.params
 	p.Gate, p.Check = true, k.spec.String()
 	p.GateTimeout = 2*k.spec.Timeout + localBudget // --health-check may take as long as the tests
 	if k.spec.Level == netcheck.LevelFull {
 		p.GateTimeout += netcheck.ImportTimeout
 	}
 	if k.only {
-		r.s.runID += "-check" // the job itself has not begun
+		s.runID += "-check" // the job itself has not begun
 		p.CheckOnly = true
-		r.s.slots, r.s.node.Slots, r.s.slotsWhy = 1, 1, "--check-only"
-		r.s.policy.Restart, p.Always = policy.Never, false // there is no work to be done again
+		s.size.slots, s.node.Slots, s.size.why = 1, 1, "--check-only"
+		s.restarts.policy.Restart, p.Always = policy.Never, false // there is no work to be done again
 	}
 }
 

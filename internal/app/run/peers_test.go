@@ -56,7 +56,7 @@ func TestHostsThatAreServedWithoutAToken(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, c.hosts, p.Rendezvous.Hosts)
 			require.Equal(t, c.warned, strings.Contains(strings.Join(s.warnings, "\n"), "serves launchers on "+c.hosts+" alone"))
-			require.Equal(t, c.bind != "", s.serves(h))
+			require.Equal(t, c.bind != "", s.rdzv.serves(s.node.Rank, h))
 			if c.bind != "" {
 				require.Equal(t, c.bind, new(endpoint).bindAddr(&s))
 			}

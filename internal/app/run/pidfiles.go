@@ -20,7 +20,7 @@ func pidFilesFeature() feature {
 	var names []string
 	return feature{
 		name:     "pid files",
-		settings: func(r *resolver) error { names = r.s.called.command.PIDFiles; return nil },
+		settings: func(o *options, s *settings) error { names = s.called.command.PIDFiles; return nil },
 		open: func(j *nodeJob) (*opened, error) {
 			if len(names) == 0 {
 				return nil, nil

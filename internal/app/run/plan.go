@@ -140,16 +140,17 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 		Called: s.called.plan(), Scheduler: s.planScheduler(), RunID: s.runID,
 		Warnings: s.warnings, Features: map[string]any{},
 		Rendezvous: planRendezvous{
-			Backend: string(s.backend), ServedHere: s.serves(h), Token: s.token != "", Hosts: s.peers.String(),
+			Backend: string(s.rdzv.backend), ServedHere: s.rdzv.serves(s.node.Rank, h), Token: s.auth.token != "",
+			Hosts: s.auth.peers.String(),
 			Nodes: fmt.Sprintf("%d:%d", params.Min, params.Max), NodeUnit: params.Unit,
 			JoinTimeout: params.JoinTimeout.String(), LastCall: params.LastCall.String(),
 			GrowthDelay: params.GrowthDelay.String(), Promised: params.Promised,
 		},
-		Node: planNode{Name: s.node.Name, Addr: s.node.Addr, Slots: s.slots, Why: s.slotsWhy},
+		Node: planNode{Name: s.node.Name, Addr: s.node.Addr, Slots: s.size.slots, Why: s.size.why},
 		Restarts: planRestarts{
-			Max: params.MaxRestarts, Policy: string(s.policy.Restart),
-			ShutdownTimeout: s.shutdown.Truncate(time.Second).String(), RestartGrace: s.restart.Grace.String(),
-			Signals: s.signalText, ExitCodes: planCodes(s.codes), Rules: planRules(s.policy),
+			Max: params.MaxRestarts, Policy: string(s.restarts.policy.Restart),
+			ShutdownTimeout: s.shutdown.timeout.Truncate(time.Second).String(), RestartGrace: s.shutdown.restart.Grace.String(),
+			Signals: s.shutdown.text, ExitCodes: planCodes(s.restarts.codes), Rules: planRules(s.restarts.policy),
 		},
 		Logs: planLogs{Dir: s.logs.dir, RotateSize: s.logs.rotateSize},
 	}
@@ -161,11 +162,11 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 			f.plan(&p)
 		}
 	}
-	if s.backend != local {
-		p.Rendezvous.Endpoint = fmt.Sprintf("%s:%d", s.host, s.port)
+	if s.rdzv.backend != local {
+		p.Rendezvous.Endpoint = fmt.Sprintf("%s:%d", s.rdzv.host, s.rdzv.port)
 	}
-	if s.preset.Name != "torch" || s.presetWhy != "" {
-		p.Preset = &planPreset{s.preset.Name, s.presetWhy}
+	if s.framework.preset.Name != "torch" || s.framework.why != "" {
+		p.Preset = &planPreset{s.framework.preset.Name, s.framework.why}
 	}
 	if s.node.Rank >= 0 {
 		p.Node.Rank = &s.node.Rank
@@ -184,8 +185,9 @@ func (p *plan) addWorkers(s *settings, h hostFacts) (err error) {
 	nodeRank := max(s.node.Rank, 0)
 	world, all := s.assumedWorld()
 	base := world[min(nodeRank, len(world)-1)].RankBase
-	p.Assumed = fmt.Sprintf("group rank %d of %d nodes with %d workers each, first start", nodeRank, s.params.Max, s.slots)
-	if s.share != "" {
+	p.Assumed = fmt.Sprintf("group rank %d of %d nodes with %d workers each, first start", nodeRank, s.params.Max,
+		s.size.slots)
+	if s.size.share != "" {
 		p.Assumed = fmt.Sprintf("group rank %d of %d nodes with %d workers in all, first start", nodeRank, s.params.Max, all)
 	}
 	cfg := s.agent(h)
@@ -193,10 +195,10 @@ func (p *plan) addWorkers(s *settings, h hostFacts) (err error) {
 		GroupRank: nodeRank, GroupWorldSize: s.params.Max, RankBase: base, WorldSize: all,
 		RoleRankBase: base, RoleWorldSize: all, MasterAddr: fromRendezvous,
 	}
-	for i := range s.slots {
+	for i := range s.size.slots {
 		v := cfg.Vars(place, i, fromRendezvous)
 		v.World = world
-		env, err := s.preset.Environ(v)
+		env, err := s.framework.preset.Environ(v)
 		if err != nil {
 			return err
 		}
@@ -226,15 +228,15 @@ func masked(env []string) []string {
 // assumedWorld is one of nodes like this one, but for those that have no workers, and the number of its workers.
 func (s *settings) assumedWorld() (nodes []preset.Node, workers int) {
 	for i := range s.params.Max {
-		slots := s.slots
-		if s.share != "" {
+		slots := s.size.slots
+		if s.size.share != "" {
 			slots = max(slots, 1)
 		}
-		if s.share != "" && i <= s.servers {
+		if s.size.share != "" && i <= s.framework.servers {
 			slots = 0
 		}
 		nodes = append(nodes, preset.Node{GroupRank: i, Addr: fromRendezvous, RankBase: workers, Slots: slots,
-			Ports: make([]int, s.preset.PortsOf(slots))})
+			Ports: make([]int, s.framework.preset.PortsOf(slots))})
 		workers += slots
 	}
 	return nodes, workers

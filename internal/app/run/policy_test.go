@@ -39,9 +39,9 @@ func TestPolicyOfTheCommandLine(t *testing.T) {
 		{"exit 3 -> stop-job", "--rule"}, {"exit 4 -> retry-elsewhere", "--rule"}, {"exit 5 -> hold", "site.yaml:3"},
 		{"exit 130,137,143 -> retry", "--restart-policy=ExitCode"},
 		{"exit 138 -> retry-free", "--restart-policy=ExitCode"}, {"any -> stop-job", "--restart-policy=ExitCode"},
-	}, planRules(s.policy))
+	}, planRules(s.restarts.policy))
 	require.Equal(t, rendezvous.SuccessNode0, s.params.Budget.Success)
-	require.Equal(t, policy.RestartCharged, s.policy.Decide(policy.Exit{Code: 4}), "there is no other node")
+	require.Equal(t, policy.RestartCharged, s.restarts.policy.Decide(policy.Exit{Code: 4}), "there is no other node")
 	require.Contains(t, s.warnings, `the rule "exit 4 -> retry-elsewhere" (--rule) restarts here: this job has one node`)
 
 	s, err = withRules(t, "--standalone --policy=nvrx")
@@ -50,7 +50,7 @@ func TestPolicyOfTheCommandLine(t *testing.T) {
 	s, err = withRules(t, "--standalone")
 	require.NoError(t, err)
 	require.Empty(t, s.warnings)
-	require.Equal(t, []planPolicy{{"any -> retry", "--restart-policy=OnFailure"}}, planRules(s.policy))
+	require.Equal(t, []planPolicy{{"any -> retry", "--restart-policy=OnFailure"}}, planRules(s.restarts.policy))
 }
 
 // T9k's policy has its four restart policies, and a limit of all restarts.
@@ -64,7 +64,7 @@ func TestPolicyOfT9k(t *testing.T) {
 	} {
 		s, err := withRules(t, "--standalone --policy=t9k --backoff-limit=3 "+line)
 		require.NoError(t, err, line)
-		require.Equal(t, want, s.policy.Decide(policy.Exit{Code: 1}), line)
+		require.Equal(t, want, s.restarts.policy.Decide(policy.Exit{Code: 1}), line)
 		b := s.params.Budget
 		require.True(t, b.Sum)
 		require.Equal(t, []int{3, -1}, []int{b.BackoffLimit, b.SameFailures})

@@ -34,14 +34,14 @@ func portsFeature() feature {
 	var world bool
 	return feature{
 		name: "ports",
-		settings: func(r *resolver) error {
-			if users = r.c.Int("ports"); users < 0 || users > rendezvous.MaxPorts {
+		settings: func(o *options, s *settings) error {
+			if users = o.Int("ports"); users < 0 || users > rendezvous.MaxPorts {
 				return fmt.Errorf("--ports=%d: need 0 to %d ports on this node", users, rendezvous.MaxPorts)
 			}
-			all, world = users+r.s.preset.PortsOf(r.s.slots), r.s.preset.World
+			all, world = users+s.framework.preset.PortsOf(s.size.slots), s.framework.preset.World
 			if all > rendezvous.MaxPorts {
 				return fmt.Errorf("--preset=%s needs %d ports for %d workers: with --ports=%d it is %d of at most %d for a node; "+
-					"start fewer workers", r.s.preset.Name, all-users, r.s.slots, users, all, rendezvous.MaxPorts)
+					"start fewer workers", s.framework.preset.Name, all-users, s.size.slots, users, all, rendezvous.MaxPorts)
 			}
 			return nil
 		},
@@ -66,12 +66,12 @@ func portsFeature() feature {
 
 // openPorts holds n ports. If tell is set, the workers get a file with them.
 func openPorts(j *nodeJob, n int, tell bool) (*ports, error) {
-	held, err := freeports.Hold(n, j.s.port)
+	held, err := freeports.Hold(n, j.s.rdzv.port)
 	if err != nil {
 		return nil, unusableOption(fmt.Errorf("--preset=%s and --ports need %d ports: %w; ask for fewer",
-			j.s.preset.Name, n, err))
+			j.s.framework.preset.Name, n, err))
 	}
-	p := &ports{Ports: held, preset: j.s.preset.PortsOf, slots: j.s.slots, log: j.log}
+	p := &ports{Ports: held, preset: j.s.framework.preset.PortsOf, slots: j.s.size.slots, log: j.log}
 	if tell {
 		p.dir, err = tempdir.Make("dlrover-world-") // mode 0700
 	}

@@ -24,13 +24,13 @@ import (
 func preflightFeature() feature {
 	return feature{
 		name: "preflight",
-		settings: func(r *resolver) error {
-			if r.host.shmFree == nil || r.c.Bool("check-only") {
+		settings: func(o *options, s *settings) error {
+			if o.host.shmFree == nil || o.Bool("check-only") {
 				return nil
 			}
-			if free, err := r.host.shmFree(); err == nil {
-				if w := preflight.SharedMemory(free, r.s.slots); w != "" {
-					r.warn("%s", w)
+			if free, err := o.host.shmFree(); err == nil {
+				if w := preflight.SharedMemory(free, s.size.slots); w != "" {
+					o.Warn("%s", w)
 				}
 			}
 			return nil

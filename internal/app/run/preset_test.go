@@ -57,8 +57,9 @@ func TestAutoPreset(t *testing.T) {
 	} {
 		s, err := resolvedScript(t, files, line, map[string]string{"PYTHON_EXEC": "/usr/bin/python3"})
 		require.NoError(t, err, line)
-		require.Equal(t, want, [2]string{s.preset.Name, s.presetWhy}, line)
-		require.Equal(t, s.preset.Name == "deepspeed" && line != "--preset=auto ds.py", s.preset.Args != nil, line)
+		require.Equal(t, want, [2]string{s.framework.preset.Name, s.framework.why}, line)
+		require.Equal(t, s.framework.preset.Name == "deepspeed" && line != "--preset=auto ds.py",
+			s.framework.preset.Args != nil, line)
 	}
 	_, err := resolvedScript(t, files, "--preset=tf plain.py", nil)
 	require.ErrorContains(t, err, `preset "tf" is unknown: use torch, deepspeed,`)

@@ -108,7 +108,7 @@ func (c *nodeChecks) pythonTest(ctx context.Context, g upstream.Group) (float64,
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var tests sync.WaitGroup
-	errs := make([]error, c.job.s.slots)
+	errs := make([]error, c.job.s.size.slots)
 	for local := range errs {
 		tests.Go(func() {
 			if errs[local] = c.pythonRank(ctx, g, local, dir); errs[local] != nil {
@@ -130,7 +130,7 @@ func (c *nodeChecks) pythonRank(ctx context.Context, g upstream.Group, local int
 	cmd := exec.CommandContext(ctx, c.python, "-c", pythonProgram, pythonModule(c.kind), dir)
 	cmd.Env = preset.MergeEnv(c.torchEnv(), []string{
 		"RANK=" + strconv.Itoa(g.RankBase+local), "LOCAL_RANK=" + strconv.Itoa(local),
-		"WORLD_SIZE=" + strconv.Itoa(g.WorldSize), "LOCAL_WORLD_SIZE=" + strconv.Itoa(c.job.s.slots),
+		"WORLD_SIZE=" + strconv.Itoa(g.WorldSize), "LOCAL_WORLD_SIZE=" + strconv.Itoa(c.job.s.size.slots),
 		"MASTER_ADDR=" + g.MasterAddr, "MASTER_PORT=" + strconv.Itoa(g.MasterPort),
 		"TORCHELASTIC_USE_AGENT_STORE=False", "PYTHONUNBUFFERED=1",
 	})

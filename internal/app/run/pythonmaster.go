@@ -38,7 +38,7 @@ type masterService struct {
 
 func newMasterService(c *api.Client, s *settings, where string, log *slog.Logger) *masterService {
 	m := &masterService{Client: c, chosen: func() {}, where: where, log: log,
-		bare: s.token == "" && !s.insecure && !token.Loopback(s.host)}
+		bare: s.auth.token == "" && !s.auth.insecure && !token.Loopback(s.rdzv.host)}
 	m.find = func(ctx context.Context) (*upstream.Service, error) {
 		return m.findPython(ctx, s, where, log)
 	}

@@ -31,11 +31,11 @@ func rankLogsFeature() feature {
 	var want *native.RankLogs
 	return feature{
 		name: "rank logs",
-		settings: func(r *resolver) error {
-			if want = r.s.called.command.RankLogs; want != nil {
-				r.s.logs.ranks = map[int]bool{}
+		settings: func(o *options, s *settings) error {
+			if want = s.called.command.RankLogs; want != nil {
+				s.logs.ranks = map[int]bool{}
 				for _, rank := range want.Console {
-					r.s.logs.ranks[rank] = true
+					s.logs.ranks[rank] = true
 				}
 			}
 			return nil

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"slices"
@@ -15,140 +16,192 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// rendezvous decides how and where the nodes meet.
-func (r *resolver) rendezvous() error {
-	conf, err := argv.ParseConf(r.c.String("rdzv-conf"))
+// backend is how the nodes of this job meet.
+type backend string
+
+const (
+	local  backend = "local"          // one node; the rendezvous stays inside this process
+	static backend = "static"         // node rank 0 serves it at the master's address and port
+	c10d   backend = "c10d"           // the node that owns the endpoint's host serves it
+	master backend = "dlrover-master" // dlrover-master serves it
+)
+
+// Default ports, torchrun's.
+const (
+	defaultMasterPort = 29500
+	defaultC10dPort   = 29400
+)
+
+// rdzvSettings is how and where the nodes meet.
+type rdzvSettings struct {
+	backend     backend
+	host        string
+	port        int
+	isHost      *bool // rdzv-conf is_host
+	byScheduler bool  // the scheduler's variables decide
+	connect     time.Duration
+	topology    string
+	addrWhy     string // why this node's address is not the one from which it reaches the rendezvous; "": it is
+}
+
+// where is the address at which the nodes meet.
+func (s *rdzvSettings) where() string { return net.JoinHostPort(s.host, strconv.Itoa(s.port)) }
+
+// serves reports whether this node is the one to serve the rendezvous.
+func (s *rdzvSettings) serves(nodeRank int, h hostFacts) bool {
+	switch {
+	case s.backend == local:
+		return true
+	case s.backend == static:
+		return nodeRank == 0
+	case s.backend == master:
+		return false
+	case s.isHost != nil:
+		return *s.isHost
+	}
+	return h.owns(s.host)
+}
+
+// meet decides how and where the nodes meet.
+func (s *settings) meet(o *options) error {
+	conf, err := argv.ParseConf(o.String("rdzv-conf"))
 	if err != nil {
 		return err
 	}
-	if err := r.pickBackend(); err != nil {
+	r, p, n := &s.rdzv, &s.params, &s.node
+	if err := r.pick(o, &s.scheduler, p.Max); err != nil {
 		return err
 	}
-	r.pickRunID()
-	if err := r.applyConf(conf); err != nil {
+	s.runID = r.runID(o, s.scheduler.RunID)
+	if err := r.applyConf(o, conf, p); err != nil {
 		return err
 	}
-	if err := r.misplaced(); err != nil {
+	if err := r.checkOptions(o); err != nil {
 		return err
 	}
-	if r.s.backend == local && r.s.params.Min == 1 {
-		r.s.params.Max = 1 // no other node can join
+	if r.backend == local && p.Min == 1 {
+		p.Max = 1 // no other node can join
 	}
-	r.s.params.Static = r.s.backend == static
-	r.lastCall()
-	if r.s.backend == static && r.s.node.Rank < 0 {
-		r.s.node.Rank = 0
+	if p.Static = r.backend == static; p.Static {
+		n.Rank = max(n.Rank, 0)
 	}
-	if r.s.backend == static && r.s.node.Rank >= r.s.params.Max {
-		return fmt.Errorf("--node-rank=%d: with --nnodes=%d it must be from 0 to %d",
-			r.s.node.Rank, r.s.params.Max, r.s.params.Max-1)
+	if p.LastCall == 0 && p.Min < p.Max {
+		p.Quiet, p.Promised = quietCall, promised(o, s.scheduler, p.Max)
 	}
-	if r.s.backend == local && r.s.params.Min > 1 {
+	if r.backend == static && n.Rank >= p.Max {
+		return fmt.Errorf("--node-rank=%d: with --nnodes=%d it must be from 0 to %d", n.Rank, p.Max, p.Max-1)
+	}
+	if r.backend == local && p.Min > 1 {
 		return fmt.Errorf("--standalone runs one node, but --nnodes=%s needs %d; leave out one of the two",
-			r.c.String("nnodes"), r.s.params.Min)
+			o.String("nnodes"), p.Min)
 	}
-	r.s.node.Addr = r.address()
-	if r.s.backend != local {
-		r.s.node.Addrs = r.host.addrs()
+	n.Addr = r.address(o, s.scheduler.NodeRank, n.Rank, p.Max)
+	if r.backend != local {
+		n.Addrs = o.host.addrs()
 	}
-	if r.s.node.IP == "" {
-		r.s.node.IP = r.s.node.Addr
-	}
+	n.IP = cmp.Or(n.IP, n.Addr)
 	return nil
 }
 
-// quietCall is how long a first world of MIN:MAX nodes waits after the newest node, by default.
+// quietCall is how long a first world of MIN:MAX nodes waits after the newest node, by default. It waits for the
+// nodes that a scheduler promises, and else only while nodes keep joining.
 const quietCall = 2 * time.Second
-
-// lastCall decides how long a first world of MIN nodes waits for more. It waits for the nodes that a scheduler
-// promises, and else only while nodes keep joining.
-func (r *resolver) lastCall() {
-	if p := &r.s.params; p.LastCall == 0 && p.Min < p.Max {
-		p.Quiet, p.Promised = quietCall, r.promised()
-	}
-}
 
 // promised is the number of nodes in a scheduler's variables; 0 without any. The source of the rendezvous's address
 // does not matter here.
-func (r *resolver) promised() int {
-	f := r.s.scheduler
-	if r.c.String("scheduler") == "none" {
+func promised(o *options, f scheduler.Facts, most int) int {
+	if o.String("scheduler") == "none" {
 		return 0
 	}
 	if f.Name == "" {
-		f, _ = scheduler.Detect(scheduler.Auto, r.system(r.s.params.Max)) // contradictory variables promise nothing
+		f, _ = scheduler.Detect(scheduler.Auto, o.system(most)) // contradictory variables promise nothing
 	}
-	n, _ := strconv.Atoi(r.lookup("NODE_NUM"))
+	n, _ := strconv.Atoi(o.Lookup("NODE_NUM"))
 	if f.Nodes > 0 {
 		n = f.Nodes
 	}
 	return min(max(n, 0), rendezvous.MaxNodes)
 }
 
-// misplaced warns of options that have no effect with the chosen backend.
-func (r *resolver) misplaced() error {
-	if r.s.backend == master && r.c.IsSet("topology-file") {
+// checkOptions warns of options that have no effect with the chosen backend.
+func (s *rdzvSettings) checkOptions(o *options) error {
+	if s.backend == master && o.IsSet("topology-file") {
 		return fmt.Errorf("--topology-file is read by whoever serves the rendezvous: give it to dlrover-master")
 	}
 	for _, name := range []string{"master-addr", "master-port"} {
-		if r.c.IsSet(name) && r.s.backend != static {
-			r.warn("--%s has no effect with the %s rendezvous", name, r.s.backend)
+		if o.IsSet(name) && s.backend != static {
+			o.Warn("--%s has no effect with the %s rendezvous", name, s.backend)
 		}
 	}
 	return nil
 }
 
-func (r *resolver) pickBackend() error {
-	name, endpoint := r.c.String("rdzv-backend"), r.c.String("rdzv-endpoint")
-	daemon := r.lookup("DLROVER_MASTER_ADDR")
+// pick decides the backend and its endpoint; nodes is their number.
+func (s *rdzvSettings) pick(o *options, f *scheduler.Facts, nodes int) error {
+	name, endpoint := o.String("rdzv-backend"), o.String("rdzv-endpoint")
+	daemon := o.Lookup("DLROVER_MASTER_ADDR")
+	s.byScheduler = scheduled(f) && nodes > 1 && !o.namesRendezvous() && daemon == ""
 	switch {
-	case r.c.Bool("standalone"):
-		r.s.backend, r.s.host = local, "127.0.0.1"
+	case o.Bool("standalone"):
+		s.backend, s.host = local, "127.0.0.1"
 		return nil
-	case r.meetsByScheduler():
-		return r.meetByScheduler()
-	case daemon != "" && !r.c.IsSet("rdzv-backend") && endpoint == "":
-		return r.endpoint(master, daemon, 0)
+	case s.byScheduler:
+		return s.pickScheduled(o, f)
+	case daemon != "" && !o.IsSet("rdzv-backend") && endpoint == "":
+		return s.endpoint(master, daemon, 0, nodes)
 	case name == "dlrover-master":
-		if endpoint == "" {
-			endpoint = daemon
-		}
-		return r.endpoint(master, endpoint, 0)
+		return s.endpoint(master, cmp.Or(endpoint, daemon), 0, nodes)
 	case name == "c10d":
-		return r.endpoint(c10d, endpoint, defaultC10dPort)
+		return s.endpoint(c10d, endpoint, defaultC10dPort, nodes)
+	case name == "static" && endpoint != "":
+		return s.endpoint(static, endpoint, defaultMasterPort, nodes)
 	case name == "static":
-		return r.pickStatic(endpoint)
+		return s.pickStatic(o, nodes)
 	case name == "etcd" || name == "etcd-v2":
 		return fmt.Errorf("--rdzv-backend=%s is not available yet in this version; use c10d, static or dlrover-master", name)
 	}
 	return fmt.Errorf("--rdzv-backend=%s is unknown; use static, c10d or dlrover-master", name)
 }
 
-// pickStatic reads the endpoint of the static backend. One node without an address of its own needs no port. As in
-// torchrun 2.14, two jobs on one machine then do not meet on 29500.
-func (r *resolver) pickStatic(endpoint string) error {
-	if endpoint != "" {
-		return r.endpoint(static, endpoint, defaultMasterPort)
+// pickScheduled has node 0 serve the rendezvous. Ranks are the scheduler's as long as all its nodes are there, and
+// nodes may be replaced.
+func (s *rdzvSettings) pickScheduled(o *options, f *scheduler.Facts) error {
+	host := strings.Trim(f.MasterAddr, "[]")
+	if f.NodeRank == 0 && host == "localhost" { // node 0's name for itself
+		host = o.host.name
 	}
+	isHost := f.NodeRank == 0
+	s.backend, s.host, s.port, s.isHost = c10d, host, f.MasterPort, &isHost
+	switch name := o.String("rdzv-backend"); {
+	case name == string(static) && o.IsSet("rdzv-backend"):
+		s.backend = static
+	case name != string(static) && name != string(c10d):
+		return fmt.Errorf("--rdzv-backend=%s: where a scheduler says how nodes meet (%s) it is c10d or static", name, f.Name)
+	}
+	return nil
+}
+
+// pickStatic takes the master's address. One node without an address of its own needs no port. As in torchrun 2.14,
+// two jobs on one machine then do not meet on 29500.
+func (s *rdzvSettings) pickStatic(o *options, nodes int) error {
 	port := defaultMasterPort
-	if r.c.IsSet("master-port") {
-		port = r.c.Int("master-port")
-	} else if r.s.params.Max == 1 {
-		r.s.backend, r.s.host = local, "127.0.0.1"
+	if o.IsSet("master-port") {
+		port = o.Int("master-port")
+	} else if nodes == 1 {
+		s.backend, s.host = local, "127.0.0.1"
 		return nil
 	}
 	if port < 0 || port > 65535 {
 		return fmt.Errorf("--master-port=%d: need a port from 0 to 65535", port)
 	}
-	host := strings.Trim(r.c.String("master-addr"), "[]")
-	r.s.backend, r.s.host, r.s.port = static, host, port
-	if port == 0 && r.s.params.Max > 1 {
+	s.backend, s.host, s.port = static, strings.Trim(o.String("master-addr"), "[]"), port
+	if port == 0 && nodes > 1 {
 		return fmt.Errorf("--master-port=0: several nodes need a fixed port")
 	}
 	return nil
 }
 
-func (r *resolver) endpoint(b backend, text string, port int) error {
+func (s *rdzvSettings) endpoint(b backend, text string, port, nodes int) error {
 	if text == "" && b == master {
 		return fmt.Errorf("--rdzv-backend=dlrover-master needs the daemon's address: set DLROVER_MASTER_ADDR or " +
 			"--rdzv-endpoint to host:port")
@@ -157,35 +210,37 @@ func (r *resolver) endpoint(b backend, text string, port int) error {
 	if err != nil {
 		return err
 	}
-	if port == 0 && (b == master || r.s.params.Max > 1) {
+	if port == 0 && (b == master || nodes > 1) {
 		return fmt.Errorf("rendezvous endpoint %q: the nodes need one fixed port, such as %s",
 			text, net.JoinHostPort(host, strconv.Itoa(defaultC10dPort)))
 	}
-	r.s.backend, r.s.host, r.s.port = b, host, port
+	s.backend, s.host, s.port = b, host, port
 	return nil
 }
 
-func (r *resolver) pickRunID() {
-	r.s.runID = r.c.String("rdzv-id")
-	if job := r.lookup("ELASTIC_JOB_NAME"); job != "" && !r.c.IsSet("rdzv-id") {
-		r.s.runID = job
+// runID names the run; scheduled is the scheduler's name for it.
+func (s *rdzvSettings) runID(o *options, scheduled string) string {
+	id := o.String("rdzv-id")
+	if job := o.Lookup("ELASTIC_JOB_NAME"); job != "" && !o.IsSet("rdzv-id") {
+		id = job
 	}
-	if r.s.runID == "none" && !r.c.IsSet("rdzv-id") && r.meetsByScheduler() && r.s.scheduler.RunID != "" {
-		r.s.runID = r.s.scheduler.RunID
+	if id == "none" && !o.IsSet("rdzv-id") && s.byScheduler && scheduled != "" {
+		id = scheduled
 	}
-	if r.s.backend == local && (r.c.Bool("standalone") || r.s.runID == "none") {
-		r.s.runID = r.host.id
+	if s.backend == local && (o.Bool("standalone") || id == "none") {
+		id = o.host.id
 	}
-	if r.s.runID == "none" && r.s.backend == master {
-		r.warn("no --rdzv-id: all jobs without one share the run \"none\" of this daemon")
+	if id == "none" && s.backend == master {
+		o.Warn("no --rdzv-id: all jobs without one share the run \"none\" of this daemon")
 	}
-	if r.s.runID == "." || r.s.runID == ".." {
-		r.s.runID = "run" + r.s.runID // these two cannot be part of a URL
+	if id == "." || id == ".." {
+		id = "run" + id // these two cannot be part of a URL
 	}
-	if r.s.runID == "" {
-		r.s.runID = r.host.id
-		r.warn("--rdzv-id is empty: this node uses the random id %s; nodes meet only under the same id", r.s.runID)
+	if id == "" {
+		id = o.host.id
+		o.Warn("--rdzv-id is empty: this node uses the random id %s; nodes meet only under the same id", id)
 	}
+	return id
 }
 
 // conf keys that have an effect in torchrun, but none here.
@@ -194,20 +249,19 @@ func inert() []string {
 		"protocol", "rank", "pend_timeout"}
 }
 
-func (r *resolver) applyConf(conf map[string]string) error {
-	if r.s.connect = time.Minute; r.meetsByScheduler() {
-		r.s.connect = startPatience
+func (s *rdzvSettings) applyConf(o *options, conf map[string]string, p *rendezvous.Params) error {
+	if s.connect = time.Minute; s.byScheduler {
+		s.connect = startPatience
 	}
 	for key, text := range conf {
-		if err := r.applyKey(key, text); err != nil {
+		if err := s.applyKey(o, key, text, p); err != nil {
 			return fmt.Errorf("--rdzv-conf %s=%s: %w", key, text, err)
 		}
 	}
 	return nil
 }
 
-func (r *resolver) applyKey(key, text string) (err error) {
-	p := &r.s.params
+func (s *rdzvSettings) applyKey(o *options, key, text string, p *rendezvous.Params) (err error) {
 	switch key {
 	case "join_timeout":
 		p.JoinTimeout, err = seconds(text)
@@ -222,9 +276,9 @@ func (r *resolver) applyKey(key, text string) (err error) {
 	case "node_timeout":
 		p.NodeTimeout, err = seconds(text)
 	case "read_timeout":
-		r.s.connect, err = seconds(text)
+		s.connect, err = seconds(text)
 	case "node_unit":
-		if !r.c.IsSet("node-unit") {
+		if !o.IsSet("node-unit") {
 			if p.Unit, err = strconv.Atoi(text); err != nil || p.Unit < 1 {
 				err = fmt.Errorf("need a number from 1")
 			}
@@ -232,16 +286,16 @@ func (r *resolver) applyKey(key, text string) (err error) {
 	case "is_host":
 		var b bool
 		b, err = truth(text)
-		r.s.isHost = &b
+		s.isHost = &b
 	case "store_type":
 		if text != "tcp" {
 			err = fmt.Errorf("only tcp can work here")
 		}
 	default:
 		if slices.Contains(inert(), key) {
-			r.warn("--rdzv-conf %s has no effect here", key)
+			o.Warn("--rdzv-conf %s has no effect here", key)
 		} else {
-			r.warn("--rdzv-conf %s is not known and has no effect", key)
+			o.Warn("--rdzv-conf %s is not known and has no effect", key)
 		}
 	}
 	return err
@@ -263,44 +317,58 @@ func truth(text string) (bool, error) {
 
 // address is the address at which other nodes reach this one: the user's, the pod's, or the address from which this
 // host reaches the rendezvous. The host's name is not used, because it often does not resolve elsewhere.
-func (r *resolver) address() string {
-	if a := r.c.String("local-addr"); a != "" {
+func (s *rdzvSettings) address(o *options, scheduledRank, rank, nodes int) string {
+	if a := o.String("local-addr"); a != "" {
 		return a
 	}
-	if r.s.host == "::1" {
-		return r.s.host
+	if s.host == "::1" {
+		return s.host
 	}
-	if r.s.backend == local || token.Loopback(r.s.host) {
+	if s.backend == local || token.Loopback(s.host) {
 		return "127.0.0.1"
 	}
-	if ip := r.lookup("POD_IP"); ip != "" {
+	if ip := o.Lookup("POD_IP"); ip != "" {
 		return ip
 	}
-	if r.meetsByScheduler() {
-		return r.seenElsewhere(r.scheduledAddress())
+	if s.byScheduler {
+		return s.seenElsewhere(o.host, s.scheduledAddress(o.host, scheduledRank), nodes)
 	}
-	if r.s.backend == static && r.s.node.Rank == 0 {
-		return r.s.host
+	if s.backend == static && rank == 0 {
+		return s.host
 	}
-	return r.seenElsewhere(r.host.route(r.s.host, r.s.port))
+	return s.seenElsewhere(o.host, o.host.route(s.host, s.port), nodes)
+}
+
+// scheduledAddress is where the other nodes reach this one.
+func (s *rdzvSettings) scheduledAddress(h hostFacts, rank int) string {
+	if rank == 0 && s.host != h.name {
+		return s.host
+	}
+	if a := h.route(s.host, s.port); rank != 0 && a != h.name {
+		return a
+	}
+	if own := h.addrs(); len(own) > 0 { // node 0's name is not known yet, or is this host's
+		return own[0]
+	}
+	return h.name
 }
 
 // seenElsewhere replaces a loopback address by one that other hosts can reach. /etc/hosts may give this host's own
 // name a loopback address. The replacement is the address of the default route, or else this host's first.
-func (r *resolver) seenElsewhere(addr string) string {
-	own := r.host.addrs()
-	if !token.Loopback(addr) || r.s.params.Max == 1 || len(own) == 0 {
+func (s *rdzvSettings) seenElsewhere(h hostFacts, addr string, nodes int) string {
+	own := h.addrs()
+	if !token.Loopback(addr) || nodes == 1 || len(own) == 0 {
 		return addr
 	}
 	best, why := own[0], "its first one"
 	// addresses for documentation (RFC 5737, RFC 3849), so the default route leads there
 	for _, far := range []string{"192.0.2.1", "2001:db8::1"} {
-		if a := r.host.route(far, 1); slices.Contains(own, a) {
+		if a := h.route(far, 1); slices.Contains(own, a) {
 			best, why = a, "that of its default route"
 			break
 		}
 	}
-	r.s.addrWhy = fmt.Sprintf("%s is a loopback address on this host (see /etc/hosts): other nodes are told %s, %s; "+
-		"give --local-addr for another one", r.s.host, best, why)
+	s.addrWhy = fmt.Sprintf("%s is a loopback address on this host (see /etc/hosts): other nodes are told %s, %s; "+
+		"give --local-addr for another one", s.host, best, why)
 	return best
 }

@@ -56,92 +56,95 @@ func TestSchedulerSaysWhatNoOptionSays(t *testing.T) {
 		check func(*testing.T, settings)
 	}{
 		"everything": {"train.py", variables(slurmVariables), func(t *testing.T, s settings) {
-			require.Equal(t, c10d, s.backend)
-			require.Equal(t, "gpu1:24711", s.endpoint())
-			require.Equal(t, []int{4, 4, 2, 8}, []int{s.params.Min, s.params.Max, s.node.Rank, s.slots})
+			require.Equal(t, c10d, s.rdzv.backend)
+			require.Equal(t, "gpu1:24711", s.rdzv.where())
+			require.Equal(t, []int{4, 4, 2, 8}, []int{s.params.Min, s.params.Max, s.node.Rank, s.size.slots})
 			require.Equal(t, "4711.0", s.runID)
-			require.False(t, s.serves(testHost()))
-			require.Equal(t, startPatience, s.connect)
+			require.False(t, s.rdzv.serves(s.node.Rank, testHost()))
+			require.Equal(t, startPatience, s.rdzv.connect)
 			require.Equal(t, "slurm: node 2 of 4, which meet at gpu1:24711 (from SLURM_GPUS_ON_NODE, SLURM_JOB_ID, "+
 				"SLURM_JOB_NODELIST, SLURM_NNODES, SLURM_NODEID, SLURM_NTASKS, SLURM_STEP_ID)", s.scheduledText())
 		}},
 		"node 0 serves at the scheduler's name for it": {"train.py", variables(slurmVariables, "SLURM_NODEID=0"),
 			func(t *testing.T, s settings) {
-				require.True(t, s.serves(testHost()))
+				require.True(t, s.rdzv.serves(s.node.Rank, testHost()))
 				require.False(t, s.mayBeServedByAnother())
 				require.Equal(t, "gpu1", s.node.Addr)
 			}},
 		"options win": {"--nnodes=2:4 --nproc-per-node=3 --node-rank=1 --rdzv-id=j --rdzv-conf=read_timeout=5 train.py",
 			variables(slurmVariables), func(t *testing.T, s settings) {
-				require.Equal(t, []int{2, 4, 1, 3}, []int{s.params.Min, s.params.Max, s.node.Rank, s.slots})
+				require.Equal(t, []int{2, 4, 1, 3}, []int{s.params.Min, s.params.Max, s.node.Rank, s.size.slots})
 				require.Equal(t, "j", s.runID)
-				require.Equal(t, "5s", s.connect.String())
-				require.Equal(t, "gpu1:24711", s.endpoint())
+				require.Equal(t, "5s", s.rdzv.connect.String())
+				require.Equal(t, "gpu1:24711", s.rdzv.where())
 				require.Contains(t, s.scheduledText(), "node 2 of 2 to 4")
 			}},
 		"so do their variables": {"train.py", variables(slurmVariables, "PET_NNODES=3", "PET_NPROC_PER_NODE=1"),
 			func(t *testing.T, s settings) {
-				require.Equal(t, []int{3, 3, 1}, []int{s.params.Min, s.params.Max, s.slots})
+				require.Equal(t, []int{3, 3, 1}, []int{s.params.Min, s.params.Max, s.size.slots})
 				require.Contains(t, strings.Join(s.warnings, "\n"), "--nnodes=3, but slurm has started 4 nodes")
 			}},
 		"static if that is asked for": {"--rdzv-backend=static train.py", variables(kubeflowVariables),
 			func(t *testing.T, s settings) {
-				require.Equal(t, static, s.backend)
+				require.Equal(t, static, s.rdzv.backend)
 				require.True(t, s.params.Static)
-				require.Equal(t, "job-master-0:23456", s.endpoint())
+				require.Equal(t, "job-master-0:23456", s.rdzv.where())
 			}},
 		"an endpoint is a word": {"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host-a train.py", variables(slurmVariables),
 			func(t *testing.T, s settings) {
 				require.Empty(t, s.scheduler)
-				require.Equal(t, 1, s.slots)
+				require.Equal(t, 1, s.size.slots)
 			}},
 		"a master address is a word": {"train.py", variables(slurmVariables, "PET_MASTER_ADDR=10.0.0.1", "PET_NNODES=2"),
-			func(t *testing.T, s settings) { require.Empty(t, s.scheduler); require.Equal(t, static, s.backend) }},
+			func(t *testing.T, s settings) {
+				require.Empty(t, s.scheduler)
+				require.Equal(t, static, s.rdzv.backend)
+			}},
 		"one node is a word": {"--nnodes=1 train.py", variables(slurmVariables), func(t *testing.T, s settings) {
 			require.Empty(t, s.scheduler)
-			require.Equal(t, local, s.backend)
+			require.Equal(t, local, s.rdzv.backend)
 		}},
 		"standalone is a word": {"--standalone train.py", variables(kubeflowVariables), func(t *testing.T, s settings) {
 			require.Empty(t, s.scheduler)
 		}},
 		"none": {"--scheduler=none train.py", variables(kubeflowVariables), func(t *testing.T, s settings) {
 			require.Empty(t, s.scheduler)
-			require.Equal(t, local, s.backend)
+			require.Equal(t, local, s.rdzv.backend)
 			require.Empty(t, s.scheduledText())
 			require.Nil(t, s.planScheduler())
 		}},
 		"one that is named adds to an endpoint": {"--scheduler=slurm --rdzv-backend=c10d --rdzv-endpoint=x:1 train.py",
 			variables(slurmVariables), func(t *testing.T, s settings) {
-				require.Equal(t, "x:1", s.endpoint())
-				require.Equal(t, []int{4, 2, 8}, []int{s.params.Max, s.node.Rank, s.slots})
+				require.Equal(t, "x:1", s.rdzv.where())
+				require.Equal(t, []int{4, 2, 8}, []int{s.params.Max, s.node.Rank, s.size.slots})
 			}},
 		"one node has workers only": {"train.py", variables(slurmVariables, "SLURM_NNODES=1", "SLURM_NTASKS=1",
 			"SLURM_NODEID=0", "SLURM_JOB_NODELIST=gpu1"), func(t *testing.T, s settings) {
-			require.Equal(t, local, s.backend)
-			require.Equal(t, 8, s.slots)
+			require.Equal(t, local, s.rdzv.backend)
+			require.Equal(t, 8, s.size.slots)
 			require.Contains(t, s.scheduledText(), "slurm: one node, workers: 8")
 		}},
 		"one process of its own": {"train.py", variables(kubeflowVariables, "WORLD_SIZE=1", "RANK=0"),
 			func(t *testing.T, s settings) {
-				require.Equal(t, local, s.backend)
+				require.Equal(t, local, s.rdzv.backend)
 				require.Empty(t, s.scheduledText())
 			}},
 		"DLRover's daemon says the rest": {"train.py", variables("DLROVER_MASTER_ADDR=m:1 NODE_NUM=2 NODE_RANK=1 " +
 			"DLROVER_TOKEN=" + secret), func(t *testing.T, s settings) {
-			require.Equal(t, master, s.backend)
+			require.Equal(t, master, s.rdzv.backend)
 			require.Equal(t, 1, s.params.Max)
 			require.Equal(t, "dlrover", s.planScheduler().Name)
 			require.Empty(t, s.scheduledText())
 		}},
 		"node 0 that calls itself localhost": {"train.py", variables(kubeflowVariables, "MASTER_ADDR=localhost", "RANK=0"),
 			func(t *testing.T, s settings) {
-				require.Equal(t, "host-a:23456", s.endpoint())
-				require.True(t, s.serves(testHost()))
+				require.Equal(t, "host-a:23456", s.rdzv.where())
+				require.True(t, s.rdzv.serves(s.node.Rank, testHost()))
 				require.Equal(t, "10.0.0.1", s.node.Addr)
 			}},
 		"an index of nobody knows how many": {"train.py", variables("JOB_COMPLETION_INDEX=2"),
 			func(t *testing.T, s settings) {
-				require.Equal(t, local, s.backend)
+				require.Equal(t, local, s.rdzv.backend)
 				require.Contains(t, s.about("trains alone"), "$JOB_COMPLETION_INDEX=2, but nothing says how many nodes there are, "+
 					"and where they meet: this one trains alone; give --nnodes (1, if that is meant)")
 			}},
@@ -154,7 +157,7 @@ func TestSchedulerSaysWhatNoOptionSays(t *testing.T) {
 		}},
 		"on one machine without a token": {"train.py",
 			variables(kubeflowVariables, "MASTER_ADDR=127.0.0.1", "DLROVER_TOKEN="),
-			func(t *testing.T, s settings) { require.Equal(t, "127.0.0.1:23456", s.endpoint()) }},
+			func(t *testing.T, s settings) { require.Equal(t, "127.0.0.1:23456", s.rdzv.where()) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := resolved(t, c.line, c.env)
@@ -209,14 +212,14 @@ func TestTokenOfASharedKey(t *testing.T) {
 	for _, more := range [][]string{{"SLURM_NODEID=0"}, {"SLURM_NODEID=1"}, {"SLURM_JOB_ID=4712"}} {
 		s, err := tokenOf(variables(slurmVariables, append(more, "DLROVER_TOKEN=", "HOME=/home/u")...))
 		require.NoError(t, err)
-		require.Len(t, s.token, 64)
+		require.Len(t, s.auth.token, 64)
 		require.Contains(t, s.scheduledText(), "derived from /home/u/.ssh/id_rsa, which all nodes must share")
-		tokens[s.token] = true
+		tokens[s.auth.token] = true
 	}
 	require.Len(t, tokens, 2)
 	s, err := tokenOf(variables(slurmVariables, "HOME=/home/u"))
 	require.NoError(t, err)
-	require.Equal(t, secret, s.token)
+	require.Equal(t, secret, s.auth.token)
 	require.NotContains(t, s.scheduledText(), "ssh")
 	_, err = tokenOf(variables(kubeflowVariables, "DLROVER_TOKEN=", "HOME=/home/u"))
 	require.ErrorContains(t, err, "needs a job token")

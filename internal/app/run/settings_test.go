@@ -71,37 +71,37 @@ func TestResolve(t *testing.T) {
 		check func(*testing.T, settings)
 	}{
 		"one node needs no port": {"train.py", nil, func(t *testing.T, s settings) {
-			require.Equal(t, local, s.backend)
+			require.Equal(t, local, s.rdzv.backend)
 			require.Equal(t, "127.0.0.1", s.node.Addr)
 			require.Equal(t, "feedfacecafebeef", s.runID)
-			require.Equal(t, 1, s.slots)
-			require.Equal(t, 30*time.Second, s.shutdown)
+			require.Equal(t, 1, s.size.slots)
+			require.Equal(t, 30*time.Second, s.shutdown.timeout)
 		}},
 		"static": {"--nnodes=2 --node-rank=1 --master-addr=10.0.0.9 --master-port=1234 --rdzv-id=j train.py",
 			map[string]string{"DLROVER_TOKEN": secret}, func(t *testing.T, s settings) {
-				require.Equal(t, static, s.backend)
-				require.Equal(t, "10.0.0.9", s.host)
-				require.Equal(t, 1234, s.port)
+				require.Equal(t, static, s.rdzv.backend)
+				require.Equal(t, "10.0.0.9", s.rdzv.host)
+				require.Equal(t, 1234, s.rdzv.port)
 				require.Equal(t, 1, s.node.Rank)
 				require.True(t, s.params.Static)
-				require.False(t, s.serves(testHost()))
+				require.False(t, s.rdzv.serves(s.node.Rank, testHost()))
 				require.Equal(t, "10.0.0.1", s.node.Addr)
 			}},
 		"only the environment, as operators do": {"train.py", map[string]string{"PET_NNODES": "2", "PET_NPROC_PER_NODE": "3",
 			"PET_NODE_RANK": "0", "PET_MASTER_ADDR": "host-a", "PET_MASTER_PORT": "2222", "DLROVER_TOKEN": secret},
 			func(t *testing.T, s settings) {
-				require.Equal(t, static, s.backend)
-				require.Equal(t, 3, s.slots)
-				require.True(t, s.serves(testHost()))
+				require.Equal(t, static, s.rdzv.backend)
+				require.Equal(t, 3, s.size.slots)
+				require.True(t, s.rdzv.serves(s.node.Rank, testHost()))
 				require.Equal(t, "host-a", s.node.Addr, "rank 0 is reached where everyone was told")
 			}},
 		"c10d": {"--nnodes=1:4 --rdzv-backend=c10d --rdzv-endpoint=host-a --max-restarts=3 train.py", nil,
 			func(t *testing.T, s settings) {
-				require.Equal(t, c10d, s.backend)
-				require.Equal(t, 29400, s.port)
-				require.True(t, s.serves(testHost()))
+				require.Equal(t, c10d, s.rdzv.backend)
+				require.Equal(t, 29400, s.rdzv.port)
+				require.True(t, s.rdzv.serves(s.node.Rank, testHost()))
 				require.Contains(t, s.warnings[0], "loopback only")
-				require.Equal(t, 3, s.policy.MaxRestarts)
+				require.Equal(t, 3, s.restarts.policy.MaxRestarts)
 				require.Equal(t, -1, s.node.Rank)
 			}},
 		"c10d, one node": {"--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=host-a train.py", nil,
@@ -109,7 +109,7 @@ func TestResolve(t *testing.T) {
 		"c10d is_host": {"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host-a " +
 			"--rdzv-conf=is_host=0,last_call_timeout=1.5,join_timeout=7 train.py", map[string]string{"DLROVER_TOKEN": secret},
 			func(t *testing.T, s settings) {
-				require.False(t, s.serves(testHost()))
+				require.False(t, s.rdzv.serves(s.node.Rank, testHost()))
 				require.Equal(t, 1500*time.Millisecond, s.params.LastCall)
 				require.Equal(t, 7*time.Second, s.params.JoinTimeout)
 			}},
@@ -117,39 +117,39 @@ func TestResolve(t *testing.T) {
 			map[string]string{"DLROVER_MASTER_ADDR": "master:50001", "ELASTIC_JOB_NAME": "my-job", "POD_NAME": "my-job-worker-3",
 				"POD_IP": "10.1.2.3", "NODE_IP": "192.168.0.3", "NODE_RANK": "3", "NODE_ID": "7", "DLROVER_TOKEN": secret},
 			func(t *testing.T, s settings) {
-				require.Equal(t, master, s.backend)
+				require.Equal(t, master, s.rdzv.backend)
 				require.Equal(t, "my-job", s.runID)
 				require.Equal(t, "my-job-worker-3", s.node.Name)
 				require.Equal(t, "10.1.2.3", s.node.Addr)
 				require.Equal(t, "192.168.0.3", s.node.IP)
 				require.Equal(t, 3, s.node.Rank)
 				require.Equal(t, 8, s.node.Generation)
-				require.Equal(t, 4, s.slots)
+				require.Equal(t, 4, s.size.slots)
 				require.Equal(t, 2, s.params.Unit)
 			}},
 		"auto_config": {"--auto_config train.py",
 			map[string]string{"NODE_NUM": "3", "DLROVER_MASTER_ADDR": "localhost:50001"}, func(t *testing.T, s settings) {
 				require.Equal(t, 3, s.params.Max)
-				require.Equal(t, 4, s.slots)
+				require.Equal(t, 4, s.size.slots)
 			}},
 		"cpu workers beside GPUs": {"--nproc-per-node=auto --accelerator=cpu train.py", nil,
 			func(t *testing.T, s settings) {
-				require.Equal(t, 6, s.slots)
-				require.Contains(t, s.slotsWhy, "CPUs")
+				require.Equal(t, 6, s.size.slots)
+				require.Contains(t, s.size.why, "CPUs")
 			}},
 		"auto_config without the GPUs": {"--auto_config --accelerator=cpu train.py",
 			map[string]string{"NODE_NUM": "3", "DLROVER_MASTER_ADDR": "localhost:50001"}, func(t *testing.T, s settings) {
-				require.Equal(t, 1, s.slots)
+				require.Equal(t, 1, s.size.slots)
 			}},
 		"cpu workers": {"--nproc-per-node=cpu train.py", nil,
-			func(t *testing.T, s settings) { require.Equal(t, 6, s.slots) }},
+			func(t *testing.T, s settings) { require.Equal(t, 6, s.size.slots) }},
 		"unknown conf warns": {"--rdzv-conf=colour=red train.py", nil,
 			func(t *testing.T, s settings) { require.Contains(t, s.warnings[0], "colour is not known") }},
 		"shutdown from torch": {"train.py", map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"},
-			func(t *testing.T, s settings) { require.Equal(t, 5*time.Second, s.shutdown) }},
+			func(t *testing.T, s settings) { require.Equal(t, 5*time.Second, s.shutdown.timeout) }},
 		"signals": {"--signals-to-handle=SIGTERM,SIGUSR2 train.py", nil, func(t *testing.T, s settings) {
-			require.True(t, s.terminates(syscall.SIGUSR2))
-			require.False(t, s.terminates(syscall.SIGINT))
+			require.True(t, s.shutdown.ends(syscall.SIGUSR2))
+			require.False(t, s.shutdown.ends(syscall.SIGINT))
 		}},
 		"logs specs": {"--logs-specs=default train.py", nil, func(*testing.T, settings) {}},
 		"torchrun's other variables": {"train.py",
@@ -165,8 +165,8 @@ func TestResolve(t *testing.T) {
 			func(t *testing.T, s settings) { require.Contains(t, s.warnings[0], "no effect") }},
 		"exit codes": {"--restart-policy=ExitCode --retryable-exit-codes=3,10-12 --max-restarts=1 train.py", nil,
 			func(t *testing.T, s settings) {
-				require.Equal(t, policy.RestartCharged, s.policy.Decide(policy.Exit{Code: 11}))
-				require.Equal(t, policy.Fail, s.policy.Decide(policy.Exit{Code: 130}))
+				require.Equal(t, policy.RestartCharged, s.restarts.policy.Decide(policy.Exit{Code: 11}))
+				require.Equal(t, policy.Fail, s.restarts.policy.Decide(policy.Exit{Code: 130}))
 			}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -192,9 +192,10 @@ func TestDurationsOfOptions(t *testing.T) {
 		s, err := resolved(t, fmt.Sprintf(line, text), nil)
 		require.NoError(t, err, text)
 		b := s.params.Budget
-		for i, d := range []time.Duration{b.Deadline, b.StartDeadline, s.restart.Grace, s.shutdown, b.BackoffMin,
+		for i, d := range []time.Duration{b.Deadline, b.StartDeadline, s.shutdown.restart.Grace, s.shutdown.timeout,
+			b.BackoffMin,
 			b.BackoffMax, b.Windows[0].Per, b.HoldFor, s.params.JoinTimeout, s.params.NodeTimeout,
-			s.leaveGrace + maxLeaveMargin} {
+			s.hold.leaveGrace + maxLeaveMargin} {
 			require.Equal(t, time.Minute, d, "%s: %d", text, i)
 		}
 	}
@@ -350,11 +351,11 @@ func TestAddressThatOthersSee(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, c.addr, s.node.Addr)
 			if c.because == "" {
-				require.Empty(t, s.addrWhy)
+				require.Empty(t, s.rdzv.addrWhy)
 				return
 			}
 			require.Regexp(t, `^host-a is a loopback address on this host \(see /etc/hosts\): other nodes are told `+c.addr+", "+
-				c.because, s.addrWhy)
+				c.because, s.rdzv.addrWhy)
 		})
 	}
 }

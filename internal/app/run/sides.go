@@ -19,13 +19,15 @@ const maxServers = 256
 // and ends them.
 func sidesFeature() feature {
 	return feature{
-		name:     "sides",
-		settings: (*resolver).sides,
+		name: "sides",
+		settings: func(o *options, s *settings) error {
+			return s.framework.readSides(o, s.scheduler.Servers, s.size.share, s.rdzv.port)
+		},
 		open: func(j *nodeJob) (*opened, error) {
-			if j.s.servicePort == 0 {
+			if j.s.framework.port == 0 {
 				return nil, nil
 			}
-			p := &fixedPort{root: os.DirFS("/"), port: j.s.servicePort}
+			p := &fixedPort{root: os.DirFS("/"), port: j.s.framework.port}
 			o := &opened{configure: func(cfg *launcher.Config) { cfg.Sides = p.sides }}
 			if !j.s.surelyFirst() {
 				return o, nil
@@ -35,25 +37,25 @@ func sidesFeature() feature {
 	}
 }
 
-func (r *resolver) sides() (err error) {
-	s := &r.s
-	s.servicePort, s.servers = r.c.Int("ms-port"), r.c.Int("ms-servers")
-	if s.share != "" {
-		return r.sidesByScheduler()
+// readSides reads the options. servers is the number of pods that are servers, port is where the nodes meet.
+func (f *framework) readSides(o *options, servers int, share string, port int) error {
+	f.port, f.servers = o.Int("ms-port"), o.Int("ms-servers")
+	if share != "" {
+		return f.sidesByScheduler(o, servers, port)
 	}
-	if s.servicePort < 0 || s.servicePort > 65535 {
-		return fmt.Errorf("--ms-port=%d: need a port from 1 to 65535, or 0 for a free one", s.servicePort)
+	if f.port < 0 || f.port > 65535 {
+		return fmt.Errorf("--ms-port=%d: need a port from 1 to 65535, or 0 for a free one", f.port)
 	}
-	if s.servers < 0 || s.servers > maxServers {
-		return fmt.Errorf("--ms-servers=%d: need 0 to %d parameter servers", s.servers, maxServers)
+	if f.servers < 0 || f.servers > maxServers {
+		return fmt.Errorf("--ms-servers=%d: need 0 to %d parameter servers", f.servers, maxServers)
 	}
-	if s.preset.Name == "mindspore" {
-		return r.inheritSides()
+	if f.preset.Name == "mindspore" {
+		return f.inheritSides(o)
 	}
 	for _, name := range []string{"ms-port", "ms-servers"} {
-		if r.c.IsSet(name) && r.c.Int(name) != 0 {
+		if o.IsSet(name) && o.Int(name) != 0 {
 			return fmt.Errorf("--%s is for MindSpore, and the preset is %s: add --preset=mindspore, or leave it out", name,
-				s.preset.Name)
+				f.preset.Name)
 		}
 	}
 	return nil
@@ -61,30 +63,29 @@ func (r *resolver) sides() (err error) {
 
 // sidesByScheduler finds the port if the servers are pods. The nodes meet at $MS_SCHED_PORT, because that is the
 // port which others reach by $MS_SCHED_HOST. MindSpore's scheduler gets another one.
-func (r *resolver) sidesByScheduler() error {
-	s, f := &r.s, &r.s.scheduler
+func (f *framework) sidesByScheduler(o *options, servers, port int) error {
 	switch {
-	case s.servicePort < 0 || s.servicePort > 65535:
-		return fmt.Errorf("--ms-port=%d: need a port from 1 to 65535, or 0 for a free one", s.servicePort)
-	case s.servicePort != 0 && s.servicePort == s.port:
-		return fmt.Errorf("--ms-port=%d is where the nodes meet: leave it out, or choose another port", s.servicePort)
-	case r.c.IsSet("ms-servers") && s.servers != f.Servers:
+	case f.port < 0 || f.port > 65535:
+		return fmt.Errorf("--ms-port=%d: need a port from 1 to 65535, or 0 for a free one", f.port)
+	case f.port != 0 && f.port == port:
+		return fmt.Errorf("--ms-port=%d is where the nodes meet: leave it out, or choose another port", f.port)
+	case o.IsSet("ms-servers") && f.servers != servers:
 		return fmt.Errorf("--ms-servers=%d and %d pods of parameter servers contradict each other: leave the option out",
-			s.servers, f.Servers)
+			f.servers, servers)
 	}
-	s.servers = f.Servers
+	f.servers = servers
 	return nil
 }
 
 // inheritSides takes values from MindSpore's own variables where no option is set.
-func (r *resolver) inheritSides() (err error) {
+func (f *framework) inheritSides(o *options) (err error) {
 	for _, v := range []struct {
 		option, name string
 		to           *int
 		most         int
-	}{{"ms-port", "MS_SCHED_PORT", &r.s.servicePort, 65535}, {"ms-servers", "MS_SERVER_NUM", &r.s.servers, maxServers}} {
-		text := r.lookup(v.name)
-		if text == "" || r.c.IsSet(v.option) {
+	}{{"ms-port", "MS_SCHED_PORT", &f.port, 65535}, {"ms-servers", "MS_SERVER_NUM", &f.servers, maxServers}} {
+		text := o.Lookup(v.name)
+		if text == "" || o.IsSet(v.option) {
 			continue
 		}
 		if *v.to, err = strconv.Atoi(text); err != nil || *v.to < 0 || *v.to > v.most {
@@ -94,12 +95,10 @@ func (r *resolver) inheritSides() (err error) {
 	return nil
 }
 
-// sideOnly reports whether this node has one side process, and no workers.
-func (s *settings) sideOnly() bool { return s.share != "" && s.share != preset.Workers }
-
 // surelyFirst reports whether this node will have group rank 0, as far as it is known before the nodes have met.
 func (s *settings) surelyFirst() bool {
-	return s.backend == local || s.backend == static && s.node.Rank == 0 || s.params.Max == 1 || s.share == "scheduler"
+	return s.rdzv.backend == local || s.rdzv.backend == static && s.node.Rank == 0 || s.params.Max == 1 ||
+		s.size.share == "scheduler"
 }
 
 // fixedPort is the port of the framework's service on the first node that the user has chosen.
@@ -136,7 +135,7 @@ type planSide struct {
 
 // planSides are the side processes of the first node, as far as they are known before the nodes have met.
 func planSides(s *settings, cfg launcher.Config, v preset.Vars) (plans []planSide, err error) {
-	sides, err := s.preset.SidesOf(v)
+	sides, err := s.framework.preset.SidesOf(v)
 	for _, side := range sides {
 		env := slices.Clone(side.Env)
 		slices.Sort(env)

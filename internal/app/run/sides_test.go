@@ -27,10 +27,10 @@ func TestSidesOptions(t *testing.T) {
 	}
 	s, err := resolved(t, "--preset=mindspore train.py", map[string]string{"MS_SCHED_PORT": "2222", "MS_SERVER_NUM": "2"})
 	require.NoError(t, err)
-	require.Equal(t, []int{2222, 2}, []int{s.servicePort, s.servers})
+	require.Equal(t, []int{2222, 2}, []int{s.framework.port, s.framework.servers})
 	s, err = resolved(t, "--preset=mindspore --ms-port=0 train.py", map[string]string{"MS_SCHED_PORT": "2222"})
 	require.NoError(t, err)
-	require.Zero(t, s.servicePort)
+	require.Zero(t, s.framework.port)
 }
 
 func TestThePlanShowsWhatRunsBesideTheWorkers(t *testing.T) {

@@ -121,8 +121,8 @@ func (s *starter) writeMemo(env argv.LookupEnv) (err error) {
 		return fmt.Errorf("working directory: %w", err)
 	}
 	m.Env = native.Exported(os.Environ(), m.Dir)
-	r := resolver{env: env, host: thisHost(env)}
-	if python, err := r.python(); err == nil { // DeepSpeed's hosts run its own Python, too
+	o := options{env: env, host: thisHost(env)}
+	if python, err := o.Python(); err == nil { // DeepSpeed's hosts run its own Python, too
 		m.Env = append(m.Env, "PYTHON_EXEC="+python)
 	}
 	if _, set := env(console.FormatVariable); !set && console.IsTerminal(os.Stderr) {

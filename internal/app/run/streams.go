@@ -30,8 +30,8 @@ func streamsFeature() feature {
 	var exec bool
 	return feature{
 		name: "streams",
-		settings: func(r *resolver) (err error) {
-			exec, err = r.allowExec()
+		settings: func(o *options, s *settings) (err error) {
+			exec, err = readAllowExec(o, &s.auth)
 			return err
 		},
 		plan: func(p *plan) {
@@ -52,14 +52,14 @@ func streamsFeature() feature {
 	}
 }
 
-// allowExec reports whether to execute commands from the network. It refuses if strangers could send them.
-func (r *resolver) allowExec() (bool, error) {
+// readAllowExec reports whether to execute commands from the network. It refuses if strangers could send them.
+func readAllowExec(o *options, a *auth) (bool, error) {
 	switch {
-	case !r.c.Bool("allow-exec"):
+	case !o.Bool("allow-exec"):
 		return false, nil
-	case r.s.insecure:
+	case a.insecure:
 		return false, errors.New("--allow-exec and --insecure contradict each other: use one of them")
-	case r.s.token == "":
+	case a.token == "":
 		return false, errors.New("--allow-exec needs a job token: give every node the same DLROVER_TOKEN " +
 			"(openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file")
 	}

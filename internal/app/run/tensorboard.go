@@ -38,7 +38,7 @@ func tensorBoardFeature() feature {
 	var b *board
 	return feature{
 		name:     "tensorboard",
-		settings: func(r *resolver) (err error) { b, err = r.tensorBoard(); return err },
+		settings: func(o *options, s *settings) (err error) { b, err = readTensorBoard(o); return err },
 		plan: func(p *plan) {
 			if b != nil {
 				p.Features["tensorboard"] = b
@@ -58,15 +58,15 @@ func tensorBoardFeature() feature {
 	}
 }
 
-// tensorBoard reads --tensorboard; it returns nil if that is not set.
-func (r *resolver) tensorBoard() (*board, error) {
-	text := r.c.String("tensorboard")
+// readTensorBoard reads --tensorboard; it returns nil if that is not set.
+func readTensorBoard(o *options) (*board, error) {
+	text := o.String("tensorboard")
 	if text == "" {
 		return nil, nil
 	}
 	b, err := parseBoard(text)
 	if err == nil {
-		err = r.findTensorBoard(&b)
+		err = b.find(o)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--tensorboard=%s: %w", text, err)
@@ -109,22 +109,22 @@ func cutHost(text string) (dir, host string, ok bool) {
 	return text[:i], text[i+1:], true
 }
 
-// findTensorBoard finds the program: that of the workers' Python, the first in PATH, or the module.
-func (r *resolver) findTensorBoard(b *board) error {
-	python, noPython := r.python()
+// find finds the program: that of the workers' Python, the first in PATH, or the module.
+func (b *board) find(o *options) error {
+	python, noPython := o.Python()
 	if noPython == nil {
 		b.path = filepath.Join(filepath.Dir(python), "tensorboard")
-		if _, err := r.host.lookPath(b.path); err == nil {
+		if _, err := o.host.lookPath(b.path); err == nil {
 			b.Argv = []string{b.path}
 			return nil
 		}
 	}
 	var err error
-	if b.path, err = r.host.lookPath("tensorboard"); err == nil {
+	if b.path, err = o.host.lookPath("tensorboard"); err == nil {
 		b.Argv = []string{b.path}
 		return nil
 	}
-	if noPython == nil && pyenv.HasPackage(python, "tensorboard", r.env) {
+	if noPython == nil && pyenv.HasPackage(python, "tensorboard", o.env) {
 		b.path, b.Argv = python, []string{python, "-m", "tensorboard.main"}
 		return nil
 	}
@@ -206,7 +206,8 @@ func (t *tensorBoard) once(ctx context.Context) string {
 	}
 	defer out.Close()
 	p, err := t.job.procs.Start(proc.Spec{
-		Path: t.path, Args: t.Argv, Env: t.job.s.boardEnv(), Dir: t.job.s.workdir, Stdout: out.File(), Stderr: out.File(),
+		Path: t.path, Args: t.Argv, Env: t.job.s.boardEnv(), Dir: string(t.job.s.program.dir), Stdout: out.File(),
+		Stderr: out.File(),
 		Helper: true,
 	})
 	out.Started()

@@ -36,8 +36,8 @@ func trainingPortFeature() feature {
 	var start int
 	return feature{
 		name: "training-port",
-		settings: func(r *resolver) (err error) {
-			start, err = r.trainingPort()
+		settings: func(o *options, s *settings) (err error) {
+			start, err = readTrainingPort(o)
 			return err
 		},
 		plan: func(p *plan) {
@@ -58,15 +58,15 @@ func trainingPortFeature() feature {
 	}
 }
 
-// trainingPort is the first port, 0 without devices of Ascend.
-func (r *resolver) trainingPort() (int, error) {
-	start, from := r.c.Int("training-port"), "--training-port"
-	ascend := r.c.String("accelerator") == "ascend-npu"
-	if !ascend && r.c.IsSet("training-port") && start > 0 && !r.c.IsSet("accelerator") {
-		_, kind := r.host.gpus()
+// readTrainingPort returns the first port, 0 without devices of Ascend.
+func readTrainingPort(o *options) (int, error) {
+	start, from := o.Int("training-port"), "--training-port"
+	ascend := o.String("accelerator") == "ascend-npu"
+	if !ascend && o.IsSet("training-port") && start > 0 && !o.IsSet("accelerator") {
+		_, kind := o.host.gpus()
 		ascend = kind == "ascend"
 	}
-	if text := r.lookup(hcclVariable); ascend && start > 0 && text != "" {
+	if text := o.Lookup(hcclVariable); ascend && start > 0 && text != "" {
 		var err error
 		if start, err = strconv.Atoi(text); err != nil {
 			return 0, fmt.Errorf("$%s=%q: need a number from %d to %d", hcclVariable, text, hcclLowest, hcclHighest)
@@ -79,8 +79,8 @@ func (r *resolver) trainingPort() (int, error) {
 	case start < hcclLowest || start > hcclHighest:
 		return 0, fmt.Errorf("%s=%d: need a port from %d to %d, as HCCL takes %d from there on", from, start, hcclLowest,
 			hcclHighest, hcclPorts)
-	case !ascend && r.c.IsSet("training-port"):
-		r.warn("--training-port has no effect: it is for Ascend's devices, and none is here; --accelerator=ascend-npu " +
+	case !ascend && o.IsSet("training-port"):
+		o.Warn("--training-port has no effect: it is for Ascend's devices, and none is here; --accelerator=ascend-npu " +
 			"uses it all the same")
 	}
 	if !ascend {

@@ -47,15 +47,15 @@ func TestTrainingPortOption(t *testing.T) {
 		lookup := func(name string) (string, bool) { v, ok := c.env[name]; return v, ok }
 		l, err := parse(strings.Fields(c.line+" train.py"), lookup, os.Stderr)
 		require.NoError(t, err)
-		r := &resolver{c: l, env: lookup, host: h}
-		start, err := r.trainingPort()
+		o := &options{Line: l, env: lookup, host: h}
+		start, err := readTrainingPort(o)
 		if c.err != "" {
 			require.ErrorContains(t, err, c.err, c.line)
 			continue
 		}
 		require.NoError(t, err, c.line)
 		require.Equal(t, c.start, start, c.line)
-		require.Equal(t, c.warn != "", len(r.s.about("effect")) > 0, c.line)
+		require.Equal(t, c.warn != "", len((&settings{warnings: o.warnings}).about("effect")) > 0, c.line)
 	}
 }
 

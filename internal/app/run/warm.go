@@ -47,7 +47,7 @@ func warmFeature() feature {
 	var k warmSettings
 	return feature{
 		name:     "warm workers",
-		settings: func(r *resolver) (err error) { k, err = r.warm(); return err },
+		settings: func(o *options, s *settings) (err error) { k, err = readWarm(o, s.size.slots); return err },
 		plan: func(p *plan) {
 			if k.on {
 				p.Features["warm"] = k.plan()
@@ -62,23 +62,23 @@ func warmFeature() feature {
 	}
 }
 
-// warm reads the options.
-func (r *resolver) warm() (k warmSettings, err error) {
-	text := r.c.String("warm")
-	k.on, k.mode = text != "off", warm.Mode(r.c.String("warm-mode"))
+// readWarm reads the options.
+func readWarm(o *options, slots int) (k warmSettings, err error) {
+	text := o.String("warm")
+	k.on, k.mode = text != "off", warm.Mode(o.String("warm-mode"))
 	for _, name := range []string{"warm-mode", "warm-deny"} {
-		if !k.on && r.c.IsSet(name) {
+		if !k.on && o.IsSet(name) {
 			return k, fmt.Errorf("--%s has no effect without --warm: add that, or leave this out", name)
 		}
 	}
-	if !k.on || r.c.Bool("check-only") || r.s.slots == 0 {
+	if !k.on || o.Bool("check-only") || slots == 0 {
 		return warmSettings{}, nil
 	}
-	if r.c.Bool("no-python") && !r.c.Bool("run-path") {
+	if o.Bool("no-python") && !o.Bool("run-path") {
 		return k, errors.New("--warm and --no-python contradict each other: what is executed imports by itself; " +
 			"use one of them")
 	}
-	if k.deny, err = moduleNames("--warm-deny", r.c.String("warm-deny")); err == nil && text != "auto" {
+	if k.deny, err = moduleNames("--warm-deny", o.String("warm-deny")); err == nil && text != "auto" {
 		k.modules, err = moduleNames("--warm", text)
 	}
 	return k, err

@@ -1,0 +1,100 @@
+package run
+
+import (
+	"fmt"
+
+	"dlrover-run/internal/app/token"
+	"dlrover-run/launcher/scheduler"
+)
+
+// auth is the proof that a node belongs to the job.
+type auth struct {
+	token    string
+	from     string // the private key of ssh that the token is derived from, if it is
+	insecure bool
+	peers    scheduler.Peers // that are served without a token; none where there is one
+}
+
+// networked reports whether a rendezvous of this job is served to other hosts. Without a token it is on loopback,
+// unless the hosts of the job are known.
+func (a *auth) networked() bool { return a.token != "" || a.insecure || len(a.peers.Names) > 0 }
+
+// read finds the job token; given is another launcher's.
+func (a *auth) read(o *options, given string) (err error) {
+	a.insecure = o.Bool("insecure")
+	if a.token, err = token.Find(o.String("token-file"), o.env); a.token == "" {
+		a.token = given
+	}
+	return err
+}
+
+// deriveToken derives the job token from a secret that all nodes have. The MPI operator and Volcano give all pods of
+// a job one ssh key, and a cluster with Slurm has one home directory.
+func (a *auth) deriveToken(o *options, scheduler, runID string) bool {
+	switch scheduler {
+	case "slurm", "mpi", "volcano":
+		a.token, a.from = token.OfKey(o.host.root, o.Lookup("HOME"), runID)
+	}
+	return a.token != ""
+}
+
+// secure finds the job token, and refuses to cross a network without one. A master reports by itself whether it
+// needs one; DLRover's needs none.
+func (s *settings) secure(o *options) error {
+	a, r, nodes := &s.auth, &s.rdzv, s.params.Max
+	r.topology = o.String("topology-file")
+	if err := a.read(o, s.called.command.Token); err != nil {
+		return err
+	}
+	if r.backend == local || r.backend == master || a.token != "" || a.insecure || token.Loopback(r.host) {
+		return nil
+	}
+	if r.byScheduler && a.deriveToken(o, s.scheduler.Name, s.runID) {
+		return nil
+	}
+	if nodes > 1 {
+		a.peers = scheduler.PeersOf(s.scheduler, o.system(nodes), r.host, nodes)
+	}
+	return s.withoutToken(o)
+}
+
+// withoutToken refuses to start nodes that could not meet.
+func (s *settings) withoutToken(o *options) error {
+	peers, serves := s.auth.peers, s.rdzv.serves(s.node.Rank, o.host)
+	switch {
+	case len(peers.Names) > 0 && serves:
+		o.Warn("no job token: the rendezvous at %s serves launchers on %s alone (by %s), and whoever runs a process there "+
+			"can end the job; to close that, and for dlroverctl from elsewhere, give every node the same %s",
+			s.rdzv.where(), peers, peers.From, tokenSources)
+		return nil
+	case len(peers.Names) > 0:
+		return nil
+	case s.rdzv.byScheduler:
+		return fmt.Errorf("%s says that the nodes meet at %s, on a network, which needs a job token: %s; --insecure, or "+
+			"PET_INSECURE=1, does without", s.scheduler.Name, s.rdzv.where(), tokenHint(s.scheduler.Name))
+	case serves && s.params.Max == 1:
+		return nil // there are no nodes to miss
+	case serves:
+		o.Warn("no job token: the rendezvous is served on loopback only, so nodes on other hosts cannot join; " +
+			"give every node the same " + tokenSources)
+		return nil
+	}
+	return fmt.Errorf("the rendezvous at %s:%d is on another host and needs a job token: give every node the same %s; "+
+		"--insecure joins without", s.rdzv.host, s.rdzv.port, tokenSources)
+}
+
+// podsToken gives the job token to the pods of a template, as YAML.
+const podsToken = "env: [{name: DLROVER_TOKEN, valueFrom: {secretKeyRef: {name: job-token, key: token}}}]"
+
+// tokenHint says how the nodes of a scheduler get a job token.
+func tokenHint(scheduler string) string {
+	switch scheduler {
+	case "slurm":
+		return "before srun, do: export DLROVER_TOKEN=$(openssl rand -hex 16); or have the same key of ssh in ~/.ssh, " +
+			"which only its owner may read"
+	case "kubeflow", "ms-operator", "jobset", "statefulset":
+		return "give the container in the template of every role of pods this line: " + podsToken + "; its Secret is made " +
+			"by: kubectl create secret generic job-token --from-literal=token=$(openssl rand -hex 16)"
+	}
+	return "give every node the same DLROVER_TOKEN (openssl rand -hex 16)"
+}
