@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/straggler"
 	"dlrover-run/internal/job"
 )
 
@@ -76,7 +77,7 @@ type Watcher struct {
 	outbox *outbox
 	wg     sync.WaitGroup
 
-	straggler hang.Straggler
+	straggler straggler.Finder
 	newest    []hang.Sample
 	progress  []time.Duration // when each worker was last seen to make some
 	told      time.Duration   // when the last report was sent

@@ -1,13 +1,16 @@
-package hang
+// Package straggler finds the rank of a node that the others wait for in most steps.
+package straggler
 
 import (
 	"fmt"
 	"math"
 	"slices"
 	"time"
+
+	"dlrover-run/hang"
 )
 
-// Limits of a Straggler.
+// Limits of a Finder.
 const (
 	lagLooks   = 120 // looks in a window; each gives how far every rank is behind the others
 	lagSigmas  = 4   // by so many standard errors a rank must be behind
@@ -22,13 +25,13 @@ const (
 	paceSpread  = 4 // and by so many median deviations
 )
 
-// Straggler finds the rank of a node that the others wait for in most steps, and when the steps became slower. It is
+// Finder finds the rank of a node that the others wait for in most steps, and when the steps became slower. It is
 // for one epoch, and one goroutine; no action follows its findings.
 //
 // A page has the number of collectives that a rank had begun at some moment of the last half second. From rank to
 // rank these moments differ, so the progress of the others meanwhile, at their pace, is taken off; over many looks
 // the remainder is the lag of the rank. Where the host is far ahead of a device that shows slow hosts only.
-type Straggler struct {
+type Finder struct {
 	lags  lags
 	steps trend
 	rank  int // the one that was last in the newest windows, and in how many
@@ -36,18 +39,18 @@ type Straggler struct {
 	share float64
 }
 
-// Slowness is the finding of a Straggler.
-type Slowness struct {
-	Rank       int           `json:"rank"`  // the rank that is behind, -1: none in particular
-	Share      float64       `json:"share"` // how many collectives it is behind the foremost on average, 1 at most
-	Confidence Confidence    `json:"confidence"`
-	Before     time.Duration `json:"before"` // a step until Since, 0: they have not become slower
-	Step       time.Duration `json:"step"`   // a step now
-	Since      time.Duration `json:"since"`  // CLOCK_MONOTONIC of the node
+// Finding is a rank that is behind, or steps that have become slower.
+type Finding struct {
+	Rank       int             `json:"rank"`  // the rank that is behind, -1: none in particular
+	Share      float64         `json:"share"` // how many collectives it is behind the foremost on average, 1 at most
+	Confidence hang.Confidence `json:"confidence"`
+	Before     time.Duration   `json:"before"` // a step until Since, 0: they have not become slower
+	Step       time.Duration   `json:"step"`   // a step now
+	Since      time.Duration   `json:"since"`  // CLOCK_MONOTONIC of the node
 }
 
 // Look takes the pages of a node at one moment. It allocates nothing while nothing changes.
-func (s *Straggler) Look(now time.Duration, workers []Sample) {
+func (s *Finder) Look(now time.Duration, workers []hang.Sample) {
 	for i := range workers {
 		if p := workers[i].Page; p != nil {
 			s.steps.add(now, p.StepTimes)
@@ -60,7 +63,7 @@ func (s *Straggler) Look(now time.Duration, workers []Sample) {
 }
 
 // judge takes the result of a window: the rank that is behind, -1 none.
-func (s *Straggler) judge(rank int, share float64) {
+func (s *Finder) judge(rank int, share float64) {
 	if rank != s.rank || s.times == 0 {
 		s.rank, s.times = rank, 0
 	}
@@ -69,19 +72,19 @@ func (s *Straggler) judge(rank int, share float64) {
 }
 
 // Found returns the slow part, and whether there is any.
-func (s *Straggler) Found() (Slowness, bool) {
-	f := Slowness{Rank: -1, Step: s.steps.now, Confidence: Low}
+func (s *Finder) Found() (Finding, bool) {
+	f := Finding{Rank: -1, Step: s.steps.now, Confidence: hang.Low}
 	if s.steps.since > 0 {
 		f.Before, f.Since = s.steps.normal, s.steps.since
 	}
 	if s.times >= lagWindows && s.rank >= 0 {
-		f.Rank, f.Share, f.Confidence = s.rank, s.share, High
+		f.Rank, f.Share, f.Confidence = s.rank, s.share, hang.High
 	}
 	return f, f.Rank >= 0 || f.Before > 0
 }
 
 // Line is the text for people. clock writes a moment of CLOCK_MONOTONIC as time of the day.
-func (f Slowness) Line(clock func(time.Duration) string) string {
+func (f Finding) Line(clock func(time.Duration) string) string {
 	step := f.Step.Round(10 * time.Millisecond).String()
 	text := "steps of " + step
 	if f.Before > 0 {
@@ -121,7 +124,7 @@ func (s lagSums) mean(rate, looks float64) (mean, sigma float64) {
 }
 
 // add takes a look. With the last one of a window it returns the rank that was behind, or -1, and by how much.
-func (l *lags) add(workers []Sample) (rank int, share float64, full bool) {
+func (l *lags) add(workers []hang.Sample) (rank int, share float64, full bool) {
 	g, ok := common(workers)
 	if !ok || !l.same(g, workers) {
 		l.reset(g, workers)
@@ -137,25 +140,35 @@ func (l *lags) add(workers []Sample) (rank int, share float64, full bool) {
 }
 
 // common is a group in which all workers are, 0 if there are not two of them.
-func common(workers []Sample) (group uint64, ok bool) {
+func common(workers []hang.Sample) (group uint64, ok bool) {
 	if len(workers) < 2 || workers[0].Page == nil {
 		return 0, false
 	}
 	for _, g := range workers[0].Page.Groups {
-		if !slices.ContainsFunc(workers, func(s Sample) bool { return s.Page == nil || !s.Page.has(g.ID) }) {
+		if !slices.ContainsFunc(workers, func(s hang.Sample) bool {
+			_, in := stateOf(&s, g.ID)
+			return !in
+		}) {
 			return g.ID, true
 		}
 	}
 	return 0, false
 }
 
-func (p *Page) has(group uint64) bool {
-	_, ok := p.seq(group)
-	return ok
+// stateOf is the progress of a worker in a group; false: it is in no such group.
+func stateOf(s *hang.Sample, group uint64) (g hang.GroupState, ok bool) {
+	if s.Page == nil {
+		return g, false
+	}
+	i := slices.IndexFunc(s.Page.Groups, func(g hang.GroupState) bool { return g.ID == group })
+	if i < 0 {
+		return g, false
+	}
+	return s.Page.Groups[i], true
 }
 
 // same reports whether it is the group and the workers of the window.
-func (l *lags) same(group uint64, workers []Sample) bool {
+func (l *lags) same(group uint64, workers []hang.Sample) bool {
 	if group != l.group || len(workers) != len(l.ranks) {
 		return false
 	}
@@ -167,7 +180,7 @@ func (l *lags) same(group uint64, workers []Sample) bool {
 	return true
 }
 
-func (l *lags) reset(group uint64, workers []Sample) {
+func (l *lags) reset(group uint64, workers []hang.Sample) {
 	l.group, l.looks, l.ranks, l.sums = group, 0, l.ranks[:0], l.sums[:0]
 	for i := range workers {
 		l.ranks, l.sums = append(l.ranks, workers[i].Rank), append(l.sums, lagSums{})
@@ -178,16 +191,16 @@ func (l *lags) reset(group uint64, workers []Sample) {
 }
 
 // markIn is the state of a group in a page: the shim reads the number when its thread runs, and after steps.
-func markIn(s *Sample, group uint64) (m progressMark) {
+func markIn(s *hang.Sample, group uint64) (m progressMark) {
 	if s.Page != nil {
-		m.seq, _ = s.Page.seq(group)
-		m.at = max(s.Page.Heartbeat, s.Page.since(group))
+		g, _ := stateOf(s, group)
+		m.seq, m.at = g.Seq, max(s.Page.Heartbeat, g.Since)
 	}
 	return m
 }
 
 // take adds how far each rank is behind the mean of all.
-func (l *lags) take(workers []Sample) {
+func (l *lags) take(workers []hang.Sample) {
 	seq, at := 0.0, 0.0
 	for i := range workers {
 		x, y := l.since(&workers[i])
@@ -203,7 +216,7 @@ func (l *lags) take(workers []Sample) {
 }
 
 // since is how many collectives a rank has begun since the first look, and in how many seconds.
-func (l *lags) since(s *Sample) (seq, at float64) {
+func (l *lags) since(s *hang.Sample) (seq, at float64) {
 	m := markIn(s, l.group)
 	return float64(int64(m.seq - l.first.seq)), (m.at - l.first.at).Seconds()
 }

@@ -1,23 +1,29 @@
-package hang
+package straggler
 
 import (
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang"
 )
+
+const now0 = 1000 * time.Second
 
 // crew are ranks of one node in steps of one collective each. Each rank's shim looks every half second, at its own
 // time.
 type crew struct {
-	s       Straggler
+	s       Finder
 	rng     *rand.Rand
 	now     time.Duration
 	step    time.Duration
 	late    []time.Duration // by how much each rank comes later to the collective than a quarter of a step
 	ticks   []time.Duration
-	samples []Sample
+	samples []hang.Sample
 	count   uint64
 	begin   time.Duration
 	ends    []time.Duration
@@ -27,7 +33,8 @@ func newCrew(seed uint64, step time.Duration, late ...time.Duration) *crew {
 	c := &crew{rng: rand.New(rand.NewPCG(seed, 1)), now: now0, begin: now0, step: step, late: late}
 	for r := range late {
 		c.ticks = append(c.ticks, now0+time.Duration(c.rng.Int64N(int64(time.Second/2))))
-		c.samples = append(c.samples, Sample{Worker: Worker{Rank: 10 + r}, Page: &Page{Groups: []GroupState{{ID: 1}}}})
+		page := &hang.Page{Groups: []hang.GroupState{{ID: 1}}}
+		c.samples = append(c.samples, hang.Sample{Worker: hang.Worker{Rank: 10 + r}, Page: page})
 	}
 	return c
 }
@@ -90,7 +97,7 @@ func TestStragglerIsFound(t *testing.T) {
 		f, found := c.s.Found()
 		require.True(t, found, "steps of %s", step)
 		require.Equal(t, 12, f.Rank, "steps of %s", step)
-		require.Equal(t, High, f.Confidence)
+		require.Equal(t, hang.High, f.Confidence)
 		require.InDelta(t, 1./3, f.Share, 0.2)
 		require.Zero(t, f.Before, "they have always been so slow")
 	}
@@ -150,10 +157,21 @@ func TestSlowerStepsHaveABegin(t *testing.T) {
 }
 
 func TestStragglerWithoutPages(t *testing.T) {
-	var s Straggler
+	var s Finder
 	for i := range 300 {
-		s.Look(time.Duration(i)*time.Second, []Sample{{Worker: Worker{Rank: 1}}, {Worker: Worker{Rank: 2}}})
+		s.Look(time.Duration(i)*time.Second, []hang.Sample{{Worker: hang.Worker{Rank: 1}}, {Worker: hang.Worker{Rank: 2}}})
 	}
 	_, found := s.Found()
 	require.False(t, found)
+}
+
+// seedOf is that of HANG_SEED, or a new one. It is printed.
+func seedOf(t *testing.T) uint64 {
+	t.Helper()
+	seed := rand.Uint64()
+	if s, err := strconv.ParseUint(os.Getenv("HANG_SEED"), 10, 64); err == nil {
+		seed = s
+	}
+	t.Logf("HANG_SEED=%d", seed)
+	return seed
 }
