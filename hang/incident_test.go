@@ -990,29 +990,3 @@ func TestPictureIsBounded(t *testing.T) {
 	require.Empty(t, p.Evidence)
 	require.Empty(t, p.World.Nodes)
 }
-
-func TestSpec(t *testing.T) {
-	for _, a := range []Action{ActReport, ActRestart, ActStop} {
-		s, err := ParseSpec(Spec{Action: a}.String())
-		require.NoError(t, err)
-		require.Equal(t, Spec{Action: a}, s)
-	}
-	late := Spec{Action: ActStop, After: 90 * time.Second}
-	s, err := ParseSpec(late.String())
-	require.NoError(t, err)
-	require.Equal(t, late, s)
-	s, err = ParseSpec("")
-	require.NoError(t, err)
-	require.Equal(t, Spec{Action: ActReport}, s)
-	for _, text := range []string{"action=", "action=shoot", "x", "x=y", "action=stop later", "after=", "after=0s",
-		"after=-1s"} {
-		_, err := ParseSpec(text)
-		require.ErrorContains(t, err, fmt.Sprintf("hang detection %q", text))
-	}
-}
-
-func TestRanksAreClippedBetweenThem(t *testing.T) {
-	for room, want := range map[int]string{8: "0-1,3,75", 7: "0-1,3", 5: "0-1,3", 4: "0-1", 3: "0-1", 2: "", 0: ""} {
-		require.Equal(t, want, clipRanks("0-1,3,75", room), room)
-	}
-}
