@@ -153,8 +153,8 @@ func TestOptionsAreExplainedInShortSentences(t *testing.T) {
 // A dashboard finds all of them by one prefix, and a name means one thing.
 func TestOnePrefixForAllMetrics(t *testing.T) {
 	seen := map[string]string{}
-	for _, program := range []string{"dlrover-run", "dlrover-master"} {
-		found, err := described(filepath.Join(root, "cmd", program))
+	for _, program := range []string{"run", "master"} {
+		found, err := described(filepath.Join(root, "internal/app", program))
 		require.NoError(t, err)
 		require.Greater(t, len(found), 20)
 		for _, m := range found {

@@ -34,7 +34,8 @@ var binary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "gpucheck")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-extldflags=-Wl,-z,lazy", "-o", path, "dlrover-run/cmd/gpucheck")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-extldflags=-Wl,-z,lazy", "-o", path,
+		"dlrover-run/cmd/gpucheck")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", errors.New(string(out))
 	}
