@@ -21,7 +21,7 @@ const MaxErrorFile = 1 << 20
 // lastLines is how much of a failed worker's standard error travels with its failure.
 const lastLines = 2 << 10
 
-// failures describes the failures of this node's workers, and decides what they lead to.
+// failures describes the failures of this node's workers, and decides on the answer.
 type failures struct {
 	cfg     *Config
 	memory  memory

@@ -82,7 +82,7 @@ func (r *reporter) failExcused(g *group, w *worker, exit proc.Exit, why string) 
 	return r.fail(g, f, policy.RestartFree)
 }
 
-// fail reports the first failure of the group, whose workers are to be stopped meanwhile.
+// fail reports the first failure of the group. Its workers are to be stopped meanwhile.
 func (r *reporter) fail(g *group, f verdict.Failure, act policy.Action) aftermath {
 	g.failures = append(g.failures, f)
 	attrs := []any{"rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason()}
