@@ -218,6 +218,22 @@ func (c *checks) barName(name string, why *job.Cause) {
 	c.out.repeat(func(n *node) bool { return n.Name == name })
 }
 
+// evict goes on without n, whose world is broken, if that is decided about it.
+func (c *checks) evict(n *node, d Decision, why job.Cause) {
+	if d != RestartElsewhere && d != Shrink || n.state != pending {
+		return
+	}
+	why.Text = text.Clip(why.Text, maxOrderText)
+	if n.can(CanLeave) {
+		n.drained = &why
+		c.members.become(n, leaving)
+		c.out.direct(n, Directive{Kind: job.Stop, Cause: &why})
+	}
+	if (d == RestartElsewhere || !n.can(CanLeave)) && c.orders.roomForBar(n.Name) {
+		c.barName(n.Name, &why)
+	}
+}
+
 // unbarName ends the bar of the name, and checks' bars of its nodes: these are checked once more. The entry stays, as
 // nil: a node that has not heard of it may still bring its bar (restore).
 func (c *checks) unbarName(now time.Time, name string) {

@@ -57,9 +57,9 @@ func TestWitnesses(t *testing.T) {
 		require.Equal(t, nodes(3), witnesses(acts))
 		require.Equal(t, "n000:check n001:check n002:check x0:check", s.kinds())
 		require.Equal(t, "checking 1 of 4 nodes; 3 others help", s.notes("gate")[1].Text)
-		require.True(t, s.r.Asked("n000") && s.r.Asked("x0"))
+		require.True(t, s.member("n000").Asked && s.member("x0").Asked)
 		s.must(Cleared{ID: "n000", Until: s.now}) // it was not needed
-		require.False(t, s.r.Asked("n000"))
+		require.False(t, s.member("n000").Asked)
 		require.False(t, s.r.members.nodes["n000"].optional, "it is not awaited")
 		require.Equal(t, gating, s.r.epoch.phase)
 		require.Equal(t, job.Check, s.dirs["n000"].Kind, "it is told to run next")
@@ -296,11 +296,11 @@ func TestReleased(t *testing.T) {
 		return ids
 	}
 	require.Equal(t, []string{"b"}, released(Order{Kind: OrderBar, Node: "b"}))
-	require.False(t, s.r.Asked("b"))
+	require.False(t, s.member("b").Asked)
 	require.Equal(t, []string{"c"}, released(Order{Kind: OrderPause}))
 	require.Empty(t, released(Order{Kind: OrderUnbar, Node: "b"}))
 	require.Empty(t, released(Order{Kind: OrderResume}))
-	require.True(t, s.r.Asked("b") && s.r.Asked("c") && s.r.Asked("a"), "a helps")
+	require.True(t, s.member("b").Asked && s.member("c").Asked && s.member("a").Asked, "a helps")
 	s.clear("b", "c")
 	lead := s.r.epoch.id
 	require.Empty(t, released(Tick{}))

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
-	"dlrover-run/internal/text"
 )
 
 func (r *Round) failing(now time.Time, e Failing) error {
@@ -26,7 +25,9 @@ func (r *Round) failing(now time.Time, e Failing) error {
 		if !e.Beside && r.epoch.failed() && r.account.escalate(now, e.Decision) {
 			r.failPending(now)
 		}
-		r.evict(now, n, e.Decision, job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
+		if r.account.failPendingAt.IsZero() {
+			r.checks.evict(n, e.Decision, job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
+		}
 		return nil
 	case r.epoch.phase != running || n.state != member:
 		return nil // this epoch is ending already, and why is known
@@ -58,23 +59,8 @@ func (r *Round) checkDone(now time.Time) {
 func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []job.Failure) {
 	c := job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(fs, n)}
 	r.breakCharged(now, c, costOf(n, d, fs))
-	r.evict(now, n, d, c)
-}
-
-// evict goes on without n if that is decided about it.
-func (r *Round) evict(now time.Time, n *node, d Decision, c job.Cause) {
-	if !r.account.failPendingAt.IsZero() || d != RestartElsewhere && d != Shrink || n.state != pending {
-		return
-	}
-	c.Text = text.Clip(c.Text, maxOrderText)
-	if n.can(CanLeave) {
-		n.drained = &c
-		r.members.become(n, leaving)
-		r.out.direct(n, Directive{Kind: job.Stop, Cause: &c})
-	}
-	if (d == RestartElsewhere || !n.can(CanLeave)) && r.orders.roomForBar(n.Name) {
-		r.checks.barName(n.Name, &c)
-		r.enforce(now)
+	if r.account.failPendingAt.IsZero() {
+		r.checks.evict(n, d, c)
 	}
 }
 

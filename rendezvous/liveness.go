@@ -97,28 +97,20 @@ func (l *liveness) detach(now time.Time, e Detach) (lost *node, why string) {
 
 // silence: nothing is known of a node that has another request open.
 func (l *liveness) silence(e Silence) {
-	if !l.away(e.ID) {
-		return
+	if n := l.members.nodes[e.ID]; n != nil && n.away() {
+		n.broken = true
+		l.fallSilent(n)
+		l.expect(n)
 	}
-	n := l.members.nodes[e.ID]
-	n.broken = true
-	l.fallSilent(n)
-	l.expect(n)
 }
 
 // hungUp makes n suspect, but does not lose it: a launcher that lives may have closed one connection of several. On a
 // busy machine it is not back in a second.
 func (l *liveness) hungUp(now time.Time, e HungUp) {
-	if n := l.members.nodes[e.ID]; l.away(e.ID) {
+	if n := l.members.nodes[e.ID]; n != nil && n.away() {
 		n.broken, n.hungUp, n.detached = true, true, now
 		l.expect(n)
 	}
-}
-
-// away: the node with this ID has no request open, and nothing is known of its connection.
-func (l *liveness) away(id string) bool {
-	n := l.members.nodes[id]
-	return n != nil && n.attached == 0 && !n.broken
 }
 
 // refused ends the wait for a launcher that is dead. Where most nodes are suspect, a middlebox may have refused.

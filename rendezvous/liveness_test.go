@@ -286,6 +286,6 @@ func TestLifeOfANode(t *testing.T) {
 		require.ErrorContains(t, err, "lives at port")
 	}
 	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1, Life: Life{4711, "key"}}, Params: s.p})
-	require.Equal(t, Life{4711, "key"}, s.r.Life("a"))
-	require.Zero(t, s.r.Life("b"))
+	require.Equal(t, Life{4711, "key"}, s.member("a").Life)
+	require.Zero(t, s.member("b").Life)
 }

@@ -56,6 +56,9 @@ type node struct {
 // idle: it has no workers, and none that it would have to stop.
 func (n *node) idle() bool { return n.state == waiting || n.state == checking || n.state == barred }
 
+// away: it has no request open, and nothing is known of its connection.
+func (n *node) away() bool { return n.attached == 0 && !n.broken }
+
 // suspect: its connection broke, and it has not come back.
 func (n *node) suspect() bool { return n.broken }
 

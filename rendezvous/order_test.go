@@ -491,7 +491,7 @@ func TestPause(t *testing.T) {
 		resumed(t, s)
 		require.Equal(t, "a:check b:check c:check d:check", s.kinds())
 		require.Equal(t, []int{2, 1, 1}, []int{s.r.members.waiting, s.r.members.checking, s.r.members.again})
-		require.Equal(t, s.now.Add(defaultGateTimeout), s.r.nextDecision(), "its time begins again")
+		require.Equal(t, s.now.Add(defaultGateTimeout), s.r.sealer.next(s.r.memory.holdAt), "its time begins again")
 		s.clear("d")
 		s.obey()
 		require.Equal(t, "a c d", s.order())

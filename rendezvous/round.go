@@ -250,7 +250,7 @@ func (r *Round) settle(now time.Time) {
 }
 
 func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
-	r.ended = r.lastStates(o)
+	r.ended = r.members.lastStatuses(r.orders.bars, o)
 	r.epoch.phase, r.epoch.outcome, r.epoch.cause, r.epoch.finishedAt = finished, o, c, now
 	r.memory.rebuild, r.epoch.held = nil, false
 	r.orders.finish()
@@ -272,7 +272,8 @@ func (r *Round) Remark(event job.Event, nodeName, text string) Note {
 	return r.out.remark(event, nodeName, text)
 }
 
-// resumed goes on with the world of an earlier daemon when it is rebuilt.
+// resumed goes on with the world of an earlier daemon when it is rebuilt, and handles the events that had to wait for
+// that.
 func (r *Round) resumed(now time.Time) {
 	w := r.memory.rebuilt(now)
 	if w == nil {
@@ -284,15 +285,6 @@ func (r *Round) resumed(now time.Time) {
 			w.missing, len(w.world))
 		r.breakWorld(now, job.Cause{Kind: job.CauseLoss, Text: text})
 	}
-	r.carryOut(now, w)
-	if r.epoch.phase == running {
-		r.checks.askAll(now)
-	}
-	r.checkDone(now)
-}
-
-// carryOut handles events that had to wait for the world to be rebuilt.
-func (r *Round) carryOut(now time.Time, w *rebuild) {
 	for _, e := range w.failing {
 		_ = r.failing(now, e) // the node is here, or its loss has been booked
 	}
@@ -308,4 +300,8 @@ func (r *Round) carryOut(now time.Time, w *rebuild) {
 			r.checks.queue(now, n)
 		}
 	}
+	if r.epoch.phase == running {
+		r.checks.askAll(now)
+	}
+	r.checkDone(now)
 }

@@ -74,6 +74,11 @@ func (s *sim) take(acts []Action) {
 	}
 }
 
+func (s *sim) member(id string) Occupant {
+	m, _ := s.r.Member(id)
+	return m
+}
+
 func (s *sim) must(ev Event) { s.t.Helper(); require.NoError(s.t, s.step(ev)) }
 
 // join introduces nodes by name; the name is the ID, too.
@@ -697,11 +702,11 @@ func TestNamed(t *testing.T) {
 		s.joinNode(Node{ID: id, Name: "n", Rank: -1, Slots: 2})
 	}
 	var ids []string
-	for _, n := range s.r.Named("n") {
+	for _, n := range s.r.members.named("n") {
 		ids = append(ids, n.ID)
 	}
 	require.Equal(t, []string{"1", "2", "3"}, ids)
-	require.Empty(t, s.r.Named("x"))
+	require.Empty(t, s.r.members.named("x"))
 }
 
 func TestFinishedRun(t *testing.T) {
@@ -832,9 +837,9 @@ func TestWaitInASealedWorldHasNoCause(t *testing.T) {
 	}
 	require.Equal(t, releasing, s.r.epoch.phase)
 	for _, id := range []string{"a", "b"} {
-		if d, err := s.r.Directive(id); d.Kind == job.Wait {
+		if m, err := s.r.Member(id); m.Directive.Kind == job.Wait {
 			require.NoError(t, err)
-			require.Nil(t, d.Cause)
+			require.Nil(t, m.Directive.Cause)
 			s.obey()
 			require.Equal(t, job.CauseFailure, s.dirs[id].Cause.Kind)
 			return
@@ -1260,9 +1265,9 @@ func TestLastCallAfterAShortage(t *testing.T) {
 
 func TestStatusOfNodes(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})
-	require.True(t, s.r.Empty())
+	require.True(t, s.r.Size() == 0)
 	s.join("b", "a", "spare")
-	require.False(t, s.r.Empty())
+	require.False(t, s.r.Size() == 0)
 	require.Equal(t, 3, s.r.Size())
 	s.obey()
 	s.must(Detach{ID: "a", Broken: true})
@@ -1275,7 +1280,7 @@ func TestStatusOfNodes(t *testing.T) {
 	}, s.r.Nodes())
 	st := s.r.Status()
 	require.Equal(t, []int{2, 1, 4}, []int{st.Members, st.Waiting, st.WorldSize})
-	_, err := s.r.Directive("x")
+	_, err := s.r.Member("x")
 	require.ErrorIs(t, err, ErrUnknownNode)
 }
 
@@ -1678,7 +1683,7 @@ func (s *sim) checkCertificates() {
 	for _, n := range r.members.nodes {
 		require.False(s.t, n.optional && (n.state != waiting || n.dir.Kind != job.Check),
 			"%s has an optional check: %s", n.ID, n.state)
-		require.Equal(s.t, s.awaited[n.ID], r.Asked(n.ID), "who checks node %s knows when it shall not", n.ID)
+		require.Equal(s.t, s.awaited[n.ID], s.member(n.ID).Asked, "who checks node %s knows when it shall not", n.ID)
 		require.False(s.t, n.unpaired && !n.cleared, "node %s has passed alone, and has not", n.ID)
 	}
 	if !r.gate.failAt.IsZero() && r.epoch.phase != finished && r.orders.paused == nil && r.memory.rebuild == nil && r.account.failPendingAt.IsZero() {

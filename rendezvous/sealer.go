@@ -121,8 +121,19 @@ func (s *sealer) lastCallEnd(candidates int) time.Time {
 	return earlier(quiet.Add(p.Quiet), s.lastCallAt)
 }
 
-// next is when time alone seals a world, or fails the run because there is none.
-func (s *sealer) next() time.Time {
+// next is when time alone opens the gate, seals a world, or fails the run because there is none; zero when it never does.
+// No world is sealed before holdAt.
+func (s *sealer) next(holdAt time.Time) time.Time {
+	switch {
+	case s.epoch.phase == gating:
+		return s.gate.until
+	case s.orders.paused != nil || s.members.stopping > 0 || len(s.members.nodes) == 0:
+		return time.Time{}
+	case !holdAt.IsZero():
+		return holdAt
+	case !s.account.backoffAt.IsZero() && !s.epoch.elastic:
+		return s.account.backoffAt
+	}
 	at := s.epoch.formingAt.Add(s.params.JoinTimeout)
 	if !s.lastCallAt.IsZero() {
 		return earlier(s.lastCallEnd(s.members.possible()), at)
@@ -204,4 +215,11 @@ func (s *sealer) grow(now time.Time) *job.Cause {
 	}
 	text := fmt.Sprintf("the world grows from %d to %d nodes", len(s.epoch.world), size)
 	return &job.Cause{Kind: job.CauseGrowth, Text: text}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }

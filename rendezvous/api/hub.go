@@ -342,7 +342,7 @@ func (h *Hub) Roster(id string) ([]rendezvous.Occupant, error) {
 	}
 	r.Lock()
 	defer r.Unlock()
-	return r.round.Roster(), nil
+	return slices.Collect(r.round.Members()), nil
 }
 
 // IDs are those of the launchers that are in a run, in no order. They must not be sent to nodes.
@@ -353,7 +353,11 @@ func (h *Hub) IDs(id string) []string {
 	}
 	r.Lock()
 	defer r.Unlock()
-	return r.round.IDs()
+	var ids []string
+	for m := range r.round.Members() {
+		ids = append(ids, m.ID)
+	}
+	return ids
 }
 
 // Names are those of the nodes of a run with ids, as far as they are here.
@@ -364,7 +368,13 @@ func (h *Hub) Names(id string, ids []string) map[string]string {
 	}
 	r.Lock()
 	defer r.Unlock()
-	return r.round.Names(ids)
+	names := make(map[string]string, len(ids))
+	for _, id := range ids {
+		if m, err := r.round.Member(id); err == nil {
+			names[id] = m.Name
+		}
+	}
+	return names
 }
 
 // Annotate adds a line to the timeline of a run, as if the run had noted it: for mounted handlers. Node is the name of

@@ -219,7 +219,8 @@ func (h *Hub) lifeOf(id, node string) rendezvous.Life {
 	}
 	r.Lock()
 	defer r.Unlock()
-	return r.round.Life(node)
+	m, _ := r.round.Member(node)
+	return m.Life
 }
 
 // confirm checks whether a node is dead whose connection c has broken, if its launcher has answered at c's source

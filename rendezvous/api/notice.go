@@ -2,6 +2,7 @@ package api
 
 import (
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"dlrover-run/internal/job"
@@ -79,16 +80,23 @@ func (r *run) notifyLocked(node string, n job.Notice) error {
 		r.wakeAllLocked()
 		return nil
 	}
-	named := r.round.Named(node)
+	var named []string // more than one while a launcher that was started again and the one before it are here
+	able := false
+	for m := range r.round.Members() {
+		if m.Name == node {
+			named = append(named, m.ID)
+			able = able || slices.Contains(m.Can, rendezvous.CanNotice)
+		}
+	}
 	if len(named) == 0 {
 		return fmt.Errorf("%w: run %q has no node %q", rendezvous.ErrUnknownNode, r.id, node)
 	}
-	if !anyCan(named, rendezvous.CanNotice) {
+	if !able {
 		return fmt.Errorf("%w: node %q", errNoNotices, node)
 	}
 	r.keepLocked(node, n)
-	for _, m := range named {
-		r.wakeLocked(m.ID)
+	for _, id := range named {
+		r.wakeLocked(id)
 	}
 	return nil
 }
@@ -108,7 +116,7 @@ func (r *run) noticesLocked(id string, after uint64) (ns []job.Notice) {
 	if after > r.noticeSeq {
 		after = 0
 	}
-	node, err := r.round.Node(id)
+	node, err := r.round.Member(id)
 	if err != nil {
 		return nil
 	}
@@ -118,15 +126,4 @@ func (r *run) noticesLocked(id string, after uint64) (ns []job.Notice) {
 		}
 	}
 	return ns
-}
-
-func anyCan(ns []rendezvous.Node, a rendezvous.Ability) bool {
-	for _, n := range ns {
-		for _, c := range n.Can {
-			if c == a {
-				return true
-			}
-		}
-	}
-	return false
 }

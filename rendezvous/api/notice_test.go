@@ -189,8 +189,9 @@ func TestWatchWithoutNotices(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
 	r, err := s.hub.existing("r")
 	require.NoError(t, err)
-	d, err := r.round.Directive("a")
+	m, err := r.round.Member("a")
 	require.NoError(t, err)
+	d := m.Directive
 	require.Equal(t, fmt.Sprintf(`{"seq":%d,"kind":"wait","term":%d,"round":0,"epoch":0}`+"\n", d.Seq, d.Term), get(""))
 	require.Contains(t, get("&notices=0"), `"notice_seq":`)
 	require.Contains(t, get("&notices=1&something=new"), `"notices":[{"seq":`)

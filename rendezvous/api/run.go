@@ -71,7 +71,7 @@ func (r *run) detach(e rendezvous.Detach) {
 		return
 	}
 	_ = r.stepLocked(e) // a Detach is never refused
-	if _, err := r.round.Directive(e.ID); err != nil {
+	if _, err := r.round.Member(e.ID); err != nil {
 		delete(r.wake, e.ID)
 	}
 }
@@ -80,7 +80,8 @@ func (r *run) detach(e rendezvous.Detach) {
 func (r *run) hungUp(node string) bool {
 	r.Lock()
 	defer r.Unlock()
-	return r.round.Away(node) && r.stepLocked(rendezvous.HungUp{ID: node}) == nil
+	m, err := r.round.Member(node)
+	return err == nil && m.Away && r.stepLocked(rendezvous.HungUp{ID: node}) == nil
 }
 
 // await waits for news after the cursor. Every node of a run waits here, nearly always: the frames below must be small;
@@ -110,7 +111,7 @@ func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, e
 	if r.Err() != nil {
 		return nil, nil, r.Err()
 	}
-	d, err := r.round.Directive(node)
+	m, err := r.round.Member(node)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -119,6 +120,7 @@ func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, e
 	if after.WithNotices {
 		notices, seq = r.noticesLocked(node, after.Notices), r.noticeSeq
 	}
+	d := m.Directive
 	early := d.Kind == job.Check && r.unsent[node]
 	if (d.Seq != after.Directive || len(notices) > 0) && !early {
 		return &News{Directive: d, Notices: notices, NoticeSeq: seq}, nil, nil
@@ -146,7 +148,7 @@ func (r *run) stepLocked(ev rendezvous.Event) error {
 	for _, a := range acts {
 		r.performLocked(now, a)
 	}
-	if !r.round.Empty() {
+	if r.round.Size() > 0 {
 		r.idle, r.used = time.Time{}, true
 	} else if r.idle.IsZero() {
 		r.idle = now
@@ -220,7 +222,7 @@ func (r *run) wakeAsked(ids []string) {
 	defer r.Unlock()
 	for _, id := range ids {
 		delete(r.unsent, id)
-		if r.round.Asked(id) {
+		if m, err := r.round.Member(id); err == nil && m.Asked {
 			r.wakeLocked(id)
 		}
 	}
