@@ -42,7 +42,8 @@ func (r *Round) join(now time.Time, e Join) error {
 	r.memory.learn(now, e)
 	r.orders.restoreCommand(e)
 	if c := r.memory.pause(n, e); c != nil {
-		r.pause(now, c, &e.Seen)
+		seen := e.Seen
+		r.pause(now, c, &seen)
 	}
 	if c := r.memory.bar(now, n, e); c != nil {
 		r.checks.barName(n.Name, c)

@@ -87,7 +87,8 @@ func (m *memory) pause(n *node, e Join) *job.Cause {
 	switch {
 	case e.Paused == nil:
 	case o.pausedIn != nil && e.Seen.Newer(*o.pausedIn):
-		o.pausedIn = &e.Seen
+		seen := e.Seen
+		o.pausedIn = &seen
 	case o.paused != nil || o.unpaused || !m.epoch.collecting():
 	case m.epoch.fresh() || m.rebuild != nil && !m.epoch.id.Newer(e.Seen):
 		m.out.note(job.EventOrder, n.Name, "pause: it was ordered before the rendezvous daemon was started again")

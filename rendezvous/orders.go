@@ -120,7 +120,8 @@ func (o *orders) restoreCommand(e Join) {
 	if e.Command == nil || known || e.Command.Validate() != nil {
 		return
 	}
-	o.command, o.commandIn, o.onResume = e.Command, &e.Seen, nil
+	seen := e.Seen // a pointer into e would have every Join allocated
+	o.command, o.commandIn, o.onResume = e.Command, &seen, nil
 }
 
 // restoreHold: a world that is being rebuilt has workers, or is held.
