@@ -31,7 +31,7 @@ type launchers struct {
 	life    *lifetime
 	log     *slog.Logger
 	dirInfo os.FileInfo                   // the runtime directory as it was found
-	saveAll func(ctx context.Context) int // writes memory to disk until ctx ends, and returns how many saves it did not
+	saveAll func(ctx context.Context) int // writes memory to disk until ctx ends; the number of saves left
 
 	mu     sync.Mutex
 	leads  map[*session]struct{} // connections of launchers
