@@ -31,13 +31,13 @@ type evidence struct {
 }
 
 // weigh adds up the evidence about f of m.
-func (s *stage) weigh(m *member, f capability) (e evidence) {
+func (j *judge) weigh(m *member, f capability) (e evidence) {
 	for i, t := range m.trials {
 		switch t.outcome(m, f) {
 		case pass:
-			s.addPass(&e, t, m, f)
+			j.addPass(&e, t, m, f)
 		case fail:
-			s.addFailure(&e, i, m, f)
+			j.addFailure(&e, i, m, f)
 		}
 	}
 	return e
@@ -45,20 +45,20 @@ func (s *stage) weigh(m *member, f capability) (e evidence) {
 
 // addPass adds a pass: with few nodes, where all have met, the base tests count like retests. Otherwise a passed base
 // test does not end the search, but counts against blame.
-func (s *stage) addPass(e *evidence, t *trial, m *member, f capability) {
+func (j *judge) addPass(e *evidence, t *trial, m *member, f capability) {
 	switch {
 	case !t.other(m).certified(f.counterpart()):
-	case t.kind == baseTrial && !s.roundRobin:
+	case t.kind == baseTrial && !j.roundRobin:
 		e.early += weightPass
 	default:
 		e.weight += weightPass
 	}
 }
 
-func (s *stage) addFailure(e *evidence, i int, m *member, f capability) {
+func (j *judge) addFailure(e *evidence, i int, m *member, f capability) {
 	t := m.trials[i]
 	o := t.other(m)
-	if s.explained(t, m, f) {
+	if j.explained(t, m, f) {
 		return
 	}
 	e.fails++
@@ -109,8 +109,8 @@ func failedBefore(m, o *member, f capability, trials []*trial) bool {
 }
 
 // explained reports whether another node is known to be the cause of a failure of m.
-func (s *stage) explained(t *trial, m *member, f capability) bool {
+func (j *judge) explained(t *trial, m *member, f capability) bool {
 	o := t.other(m)
 	return f == reach && t.silentEnd(o) && !t.silentEnd(m) || // m has reported, o has not
-		o.exposed(f.counterpart()) || s.cutOff(t)
+		o.exposed(f.counterpart()) || j.leaves.cutOff(t)
 }

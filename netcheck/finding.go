@@ -6,35 +6,41 @@ import (
 	"strings"
 )
 
+// words describes what the tests of a stage have shown.
+type words struct {
+	rates *rates
+	torch bool
+}
+
 // name of the check that a stage is, in findings.
-func (s *stage) name() string {
-	if s.torch {
+func (w words) name() string {
+	if w.torch {
 		return "torch"
 	}
 	return "netcheck"
 }
 
 // blame is the verdict of a member with a blamed capability.
-func (s *stage) blame(m *member) Verdict {
+func (p *reporter) blame(m *member) Verdict {
 	if m.record(reach).blamed {
-		return s.blameReach(m)
+		return p.blameReach(m)
 	}
 	v := Verdict{State: StateFaulty, Excluded: true}
 	lossy := false
 	var kinds, reasons []string
-	for f := capability(1); f < s.capabilities(); f++ {
+	for f := capability(1); f < p.judge.rates.capabilities(); f++ {
 		if !m.slow(f) {
 			continue
 		}
-		x := s.rateFinding(m, f)
-		v.Confidence = max(v.Confidence, confidence(m.record(f).weight, s.size))
-		v.Partners = max(v.Partners, s.weigh(m, f).partners)
+		x := p.words.rateFinding(m, f)
+		v.Confidence = max(v.Confidence, confidence(m.record(f).weight, p.judge.size))
+		v.Partners = max(v.Partners, p.judge.weigh(m, f).partners)
 		v.Findings = append(v.Findings, x)
 		lossy = lossy || x.Kind == "net.loss"
 		kinds, reasons = append(kinds, x.Kind), append(reasons, x.Text)
 	}
 	v.Kind, v.Reason = joint(kinds), strings.Join(reasons, "; ")
-	if !lossy && !s.c.cfg.Spec.ExcludeStraggler {
+	if !lossy && !p.spec.ExcludeStraggler {
 		v.State, v.Excluded = StateSlow, false
 		for i := range v.Findings {
 			v.Findings[i].Severity = Warn
@@ -59,23 +65,23 @@ func joint(kinds []string) string {
 }
 
 // blameReach is the verdict of a member that certified nodes do not reach.
-func (s *stage) blameReach(m *member) Verdict {
-	e := s.weigh(m, reach)
-	class, peer, words := s.classOf(m)
+func (p *reporter) blameReach(m *member) Verdict {
+	e := p.judge.weigh(m, reach)
+	class, peer, words := m.failures()
 	kind := "net.both"
 	if class == MTU {
 		kind = "net.mtu"
 	}
 	text := fmt.Sprintf("%d tests with %d good nodes have failed: %s%s", e.fails, e.partners, class, words)
-	return Verdict{State: StateFaulty, Kind: kind, Confidence: confidence(m.record(reach).weight, s.size),
-		Partners: e.partners, Excluded: true, Reason: text, Findings: []Finding{{Check: s.name(), Kind: kind,
+	return Verdict{State: StateFaulty, Kind: kind, Confidence: confidence(m.record(reach).weight, p.judge.size),
+		Partners: e.partners, Excluded: true, Reason: text, Findings: []Finding{{Check: p.words.name(), Kind: kind,
 			Severity: Fatal, Metric: "failed tests", Value: float64(e.fails), Threshold: partnersReach, Peer: peer,
 			Text: text}}}
 }
 
-// classOf returns the class with which m's tests failed most often; MTU comes before all others. It also returns the
+// failures returns the class with which m's tests failed most often; MTU comes before all others. It also returns the
 // partner in the last of these tests, and m's own words, else its partner's, after a colon.
-func (s *stage) classOf(m *member) (class Class, peer, words string) {
+func (m *member) failures() (class Class, peer, words string) {
 	count := map[Class]int{}
 	for _, t := range m.trials {
 		if t.reach != fail {
@@ -101,14 +107,14 @@ func (t *trial) worst() Class {
 }
 
 // rateFinding describes a rate that is too low.
-func (s *stage) rateFinding(m *member, f capability) Finding {
-	x := Finding{Check: s.name(), Kind: "net.tx", Severity: Fatal, Entity: m.nic(s.lanes[f.lane()]), Metric: "rate",
+func (w words) rateFinding(m *member, f capability) Finding {
+	x := Finding{Check: w.name(), Kind: "net.tx", Severity: Fatal, Entity: m.nic(w.rates.lanes[f.lane()]), Metric: "rate",
 		Unit: "Mbit/s", Direction: "tx"}
 	verb := "sends"
 	if f.receives() {
 		x.Kind, x.Direction, verb = "net.rx", "rx", "receives"
 	}
-	best, lossy := s.bestOf(m, f, &x)
+	best, lossy := w.bestOf(m, f, &x)
 	if lossy {
 		x.Kind, x.Metric, x.Unit = "net.loss", "retransmissions", "share"
 		x.Value, x.Threshold, x.Median = float64(best.loss), lossFail, 0
@@ -121,14 +127,14 @@ func (s *stage) rateFinding(m *member, f capability) Finding {
 }
 
 // bestOf puts the best sample of f, compared with its kind, into a finding: the best sample shows the node's capacity.
-func (s *stage) bestOf(m *member, f capability, x *Finding) (best sample, lossy bool) {
+func (w words) bestOf(m *member, f capability, x *Finding) (best sample, lossy bool) {
 	share := float32(0)
 	for _, t := range m.trials {
 		y := t.of(m, f)
 		if y == nil || y.result == none {
 			continue
 		}
-		usual := s.norms[rateClass{s.lanes[f.lane()], t.cross}]
+		usual := w.rates.normOf(f, t.cross)
 		if y.mbps <= share*usual.mbps {
 			continue
 		}
@@ -153,23 +159,23 @@ func (m *member) nic(l lane) string {
 }
 
 // warnings are the findings about a member that do not blame it.
-func (s *stage) warnings(m *member) (found []Finding) {
-	for f := capability(1); f < s.capabilities(); f++ {
+func (w words) warnings(m *member) (found []Finding) {
+	for f := capability(1); f < w.rates.capabilities(); f++ {
 		if r := m.record(f); r.best > 0 && r.best < warnShare {
-			x := s.rateFinding(m, f)
+			x := w.rateFinding(m, f)
 			x.Severity, x.Threshold = Warn, warnShare*x.Median
 			found = append(found, x)
 		}
 		if !f.receives() {
-			found = append(found, s.warnLane(m, f)...)
+			found = append(found, w.warnLane(m, f)...)
 		}
-		found = append(found, s.warnMTU(m, f)...)
+		found = append(found, w.warnMTU(m, f)...)
 	}
 	return found[:min(len(found), MaxFindings)]
 }
 
 // warnLane reports losses and latencies that all tests of a lane have shown.
-func (s *stage) warnLane(m *member, f capability) (found []Finding) {
+func (w words) warnLane(m *member, f capability) (found []Finding) {
 	loss, p50, usual := float32(1), float32(0), norm{}
 	n := 0
 	for _, t := range m.trials {
@@ -178,18 +184,18 @@ func (s *stage) warnLane(m *member, f capability) (found []Finding) {
 			continue
 		}
 		if n++; n == 1 || y.p50 < p50 {
-			p50, usual = y.p50, s.norms[rateClass{s.lanes[f.lane()], t.cross}]
+			p50, usual = y.p50, w.rates.normOf(f, t.cross)
 		}
 		loss = min(loss, y.loss)
 	}
-	nic := m.nic(s.lanes[f.lane()])
+	nic := m.nic(w.rates.lanes[f.lane()])
 	if n > 0 && loss > lossWarn {
-		found = append(found, Finding{Check: s.name(), Kind: "net.loss", Severity: Warn, Entity: nic, Direction: "tx",
+		found = append(found, Finding{Check: w.name(), Kind: "net.loss", Severity: Warn, Entity: nic, Direction: "tx",
 			Metric: "retransmissions", Unit: "share", Value: float64(loss), Threshold: lossWarn,
 			Text: fmt.Sprintf("%s sends %.2g of the segments again, more than %.2g", nic, loss, lossWarn)})
 	}
 	if n > 1 && usual.p50 > 0 && p50 > latencyShare*usual.p50 {
-		found = append(found, Finding{Check: s.name(), Kind: "net.latency", Severity: Warn, Entity: nic,
+		found = append(found, Finding{Check: w.name(), Kind: "net.latency", Severity: Warn, Entity: nic,
 			Metric: "latency p50", Unit: "us", Value: float64(p50), Threshold: float64(latencyShare * usual.p50),
 			Median: float64(usual.p50), Text: fmt.Sprintf("%s answers after %.0f us, the median is %.0f", nic, p50, usual.p50)})
 	}
@@ -197,8 +203,8 @@ func (s *stage) warnLane(m *member, f capability) (found []Finding) {
 }
 
 // warnMTU reports that packets as large as the MTU of both ends arrived in no test.
-func (s *stage) warnMTU(m *member, f capability) []Finding {
-	l := s.lanes[f.lane()]
+func (w words) warnMTU(m *member, f capability) []Finding {
+	l := w.rates.lanes[f.lane()]
 	most, want := int32(0), int32(0)
 	for _, t := range m.trials {
 		if y := t.of(m, f); y != nil && y.mtu > 0 {
@@ -212,7 +218,7 @@ func (s *stage) warnMTU(m *member, f capability) []Finding {
 	if f.receives() {
 		verb = "receives"
 	}
-	return []Finding{{Check: s.name(), Kind: "net.mtu", Severity: Warn, Entity: m.nic(l), Metric: "packet, " + verb,
+	return []Finding{{Check: w.name(), Kind: "net.mtu", Severity: Warn, Entity: m.nic(l), Metric: "packet, " + verb,
 		Unit: "bytes", Value: float64(most), Threshold: float64(want),
 		Text: fmt.Sprintf("%s %s packets of at most %d bytes, though the MTU is %d at both ends", m.nic(l), verb, most,
 			want)}}
@@ -230,43 +236,43 @@ func (m *member) mtu(l lane) int32 {
 }
 
 // pathsOf are the paths of m that are at fault, in words.
-func (s *stage) pathsOf(m *member) (paths []string) {
+func (p *reporter) pathsOf(m *member) (paths []string) {
 	for _, t := range m.trials {
-		paths = append(paths, s.pathNames(t)...)
+		paths = append(paths, p.pathNames(t)...)
 	}
 	return paths
 }
 
 // pathNames are the directions in which the path of t has failed.
-func (s *stage) pathNames(t *trial) (names []string) {
+func (p *reporter) pathNames(t *trial) (names []string) {
 	a, b := t.ends[0].n.name(), t.ends[1].n.name()
-	for _, f := range s.pathCapabilities(t) {
+	for _, f := range p.judge.pathCapabilities(t) {
 		switch {
 		case f == reach:
 			return []string{fmt.Sprintf("%s - %s: %s", a, b, t.worst())}
 		case f.receives():
-			names = append(names, s.pathRate(t, f, b, a))
+			names = append(names, p.words.pathRate(t, f, b, a))
 		default:
-			names = append(names, s.pathRate(t, f, a, b))
+			names = append(names, p.words.pathRate(t, f, a, b))
 		}
 	}
 	return names
 }
 
-func (s *stage) pathRate(t *trial, f capability, from, to string) string {
+func (w words) pathRate(t *trial, f capability, from, to string) string {
 	y := t.again.of(t.ends[0], f)
-	l := s.lanes[f.lane()]
+	l := w.rates.lanes[f.lane()]
 	if y.lossy {
 		return fmt.Sprintf("%s > %s: %.2g of the segments lost", from, to, y.loss)
 	}
-	return fmt.Sprintf("%s > %s: %.2f of the median rate%s", from, to, y.mbps/s.norms[rateClass{l, t.cross}].mbps, l.by())
+	return fmt.Sprintf("%s > %s: %.2f of the median rate%s", from, to, y.mbps/w.rates.normOf(f, t.cross).mbps, l.by())
 }
 
-func (s *stage) pathReason(m *member, paths []string) string {
+func (p *reporter) pathReason(m *member, paths []string) string {
 	if len(paths) > 0 {
 		return "the node is fine, a path is not: " + strings.Join(paths[:min(len(paths), 4)], ", ")
 	}
-	class, peer, words := s.classOf(m)
+	class, peer, words := m.failures()
 	if class == OK {
 		return "one of two nodes is slow; it takes a third one to say which"
 	}
@@ -275,18 +281,18 @@ func (s *stage) pathReason(m *member, paths []string) string {
 }
 
 // hear keeps the findings that no node is to blame for, for Picture.
-func (c *Check) hear(s *stage) {
+func (c *Check) hear(p *reporter) {
 	switch {
-	case s.decision.nameless != "":
-		c.cause = s.decision.nameless
-	case s.decision.slow != "":
-		c.cause = s.decision.slow
-	case s.decision.mass != "":
-		c.cause = s.decision.mass
+	case p.decision.nameless != "":
+		c.cause = p.decision.nameless
+	case p.decision.slow != "":
+		c.cause = p.decision.slow
+	case p.decision.mass != "":
+		c.cause = p.decision.mass
 	}
-	for _, t := range s.ended {
+	for _, t := range p.judge.history.ended {
 		if len(c.paths) < MaxFindings {
-			c.paths = append(c.paths, s.pathNames(t)...)
+			c.paths = append(c.paths, p.pathNames(t)...)
 		}
 	}
 }

@@ -124,6 +124,7 @@ func (c *Check) place(n *node) {
 		c.decide(n, Verdict{State: StateNotTested, Paired: true, Reason: unpaired + ": nobody needs it any more"})
 	case c.phase == inHost:
 		c.stage().join(n)
+		c.perform(c.stage())
 	default:
 		c.decide(n, Verdict{State: StateNotTested, Reason: unpaired + ": it came too late"})
 	}

@@ -8,6 +8,17 @@ const (
 	mutualVain   = 2 // rounds without any pass after which there is no island
 )
 
+// island counts the tests of blamed members with each other.
+type island struct {
+	rounds int
+	passed int
+}
+
+// goesOn reports whether another round may show that they are an island.
+func (i island) goesOn() bool {
+	return i.rounds < mutualRounds && (i.rounds < mutualVain || i.passed > 0)
+}
+
 // enterMutual follows the retests.
 func (s *stage) enterMutual() {
 	s.phase = inMutual
@@ -17,49 +28,49 @@ func (s *stage) enterMutual() {
 // mutualRound tests those that are blamed against each other, or ends the stage.
 func (s *stage) mutualRound() {
 	blamed := s.cutOffMaybe()
-	if len(blamed) >= mutualFrom && s.mutuals < mutualRounds && (s.mutuals < mutualVain || s.islanders > 0) {
-		s.mutuals++
-		s.pairUp(blamed)
+	if len(blamed) >= mutualFrom && s.island.goesOn() {
+		s.island.rounds++
+		s.queue.pairUp(blamed, s.judge.base+s.island.rounds)
 	}
-	if s.running == 0 {
+	if s.queue.running == 0 {
 		s.phase = stageOver
 	}
 }
 
 // cutOffMaybe are the candidates for an island: blamed for reaching nobody, but not silent.
 func (s *stage) cutOffMaybe() (blamed []*member) {
-	for _, m := range s.members {
+	for _, m := range s.judge.members {
 		if m.record(reach).blamed && m.silents == 0 && m.owns == 0 && m.idle() {
 			blamed = append(blamed, m)
 		}
 	}
-	s.c.rng.Shuffle(len(blamed), func(i, j int) { blamed[i], blamed[j] = blamed[j], blamed[i] })
+	s.rng.Shuffle(len(blamed), func(i, j int) { blamed[i], blamed[j] = blamed[j], blamed[i] })
 	return blamed
 }
 
 // pairUp starts as many trials as possible. A node that has passed once meets another such node, which is likely to
 // pass again. Nodes that have passed often enough meet unknown nodes. The rest meet each other.
-func (s *stage) pairUp(blamed []*member) {
+func (q *scheduler) pairUp(blamed []*member, round int) {
 	var byPasses [mutualPasses + 1][]*member
 	for _, m := range blamed {
 		k := min(m.mutual, mutualPasses)
 		byPasses[k] = append(byPasses[k], m)
 	}
 	never, once, often := byPasses[0], byPasses[1], byPasses[mutualPasses]
-	s.match(once, once)
-	s.match(once, often)
-	s.match(often, never)
-	s.match(once, never)
-	s.match(never, never)
+	q.match(once, once, round)
+	q.match(once, often, round)
+	q.match(often, never, round)
+	q.match(once, never, round)
+	q.match(never, never, round)
 }
 
 // match starts trials between idle members of two groups that have not met.
-func (s *stage) match(group, others []*member) {
+func (q *scheduler) match(group, others []*member, round int) {
 	for _, m := range group {
 		if p := stranger(m, others); p != nil {
-			t := s.trial(mutualTrial, m, p)
-			t.round, t.quick = s.base+s.mutuals, !s.torch
-			s.start(t)
+			t := newTrial(q.torch, mutualTrial, m, p)
+			t.round, t.quick = round, !q.torch
+			q.start(t)
 		}
 	}
 }
@@ -77,7 +88,7 @@ func stranger(m *member, others []*member) *member {
 // endMutual takes a trial of two blamed members.
 func (s *stage) endMutual(t *trial) {
 	if t.kind == mutualTrial && t.reach == pass {
-		s.islanders++
+		s.island.passed++
 		t.ends[0].mutual++
 		t.ends[1].mutual++
 	}

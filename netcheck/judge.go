@@ -17,86 +17,122 @@ const (
 	hopeless      = 1    // more tests of one of two nodes
 )
 
+// judge holds the tests of the members of a stage, weighs them, and decides the members' standing.
+type judge struct {
+	members    []*member
+	size       int  // of all that are judged together
+	base       int  // rounds
+	roundRobin bool // all members have met
+	many       bool // most members were suspects after the base trials
+	rates      rates
+	leaves     switches
+	history    testLog
+}
+
+// enter takes an ended trial as evidence.
+func (j *judge) enter(t *trial) {
+	j.history.enter(t)
+	j.leaves.tally(t)
+}
+
+// judgeAll judges all trials by their common rates.
+func (j *judge) judgeAll() {
+	j.rates.measure(j.history.ended, j.members, j.roundRobin)
+	for _, t := range j.history.ended {
+		j.rates.judge(t)
+	}
+	j.leaves.find(j.members, j.size)
+}
+
+// repeated enters with the disputed trials of a pair that it was made again.
+func (j *judge) repeated(t *trial) {
+	for _, old := range t.ends[0].trials {
+		if old != t && old.other(t.ends[0]) == t.ends[1] && old.again == nil {
+			old.again = t
+			if fs := j.pathCapabilities(old); len(fs) > 0 && fs[0] != reach {
+				j.history.slowTwice += len(fs)
+			}
+		}
+	}
+}
+
 // assess brings the standing of m up to date, and blames.
-func (s *stage) assess(m *member) {
-	if s.dead[m.leaf] {
+func (j *judge) assess(m *member) {
+	if j.leaves.dead[m.leaf] {
 		m.standing = exposed // with all of its leaf
 		return
 	}
 	m.standing = cleared
-	for f := range s.capabilities() {
-		m.standing = max(m.standing, s.stand(m, f))
+	for f := range j.rates.capabilities() {
+		m.standing = max(m.standing, j.stand(m, f))
 		if m.standing == exposed && f == reach {
 			return
 		}
 	}
-	if m.standing == open && s.exhausted(m) {
+	if m.standing == open && j.exhausted(m) {
 		m.standing = capped
 	}
 }
 
-// capabilities is the number of them that a member has in this stage.
-func (s *stage) capabilities() capability { return capability(1 + 2*len(s.lanes)) }
-
 // exhausted reports whether m had all tests that one node gets. Two nodes cannot be distinguished, and where hardly any
 // node has passed none is named; one test with a good node is then enough.
-func (s *stage) exhausted(m *member) bool {
+func (j *judge) exhausted(m *member) bool {
 	switch {
-	case s.size == 2:
+	case j.size == 2:
 		return m.retests >= hopeless
-	case s.scarce(s.alive):
+	case j.scarce(j.history.alive):
 		return slices.ContainsFunc(m.trials, func(t *trial) bool {
 			return t.kind == retestTrial && t.subject() == m && t.other(m).certified(reach)
 		})
 	}
-	if s.many && s.stand(m, reach) == open {
+	if j.many && j.stand(m, reach) == open {
 		return m.retests >= fewRetests
 	}
-	return m.retests >= capTrials-s.base
+	return m.retests >= capTrials-j.base
 }
 
 // stand is the standing of one capability of m.
-func (s *stage) stand(m *member, f capability) standing {
+func (j *judge) stand(m *member, f capability) standing {
 	if m.record(f).blamed {
 		return exposed
 	}
-	e := s.weigh(m, f)
+	e := j.weigh(m, f)
 	switch {
-	case s.guilty(m, f, e, 1):
+	case j.guilty(m, f, e, 1):
 		r := m.recordOf(f)
 		r.blamed, r.weight = true, float32(e.weight)
 		return exposed
 	case f == reach:
-		return s.standReach(m, e)
+		return j.standReach(m, e)
 	}
-	return s.standRate(m, f, e)
+	return j.standRate(m, f, e)
 }
 
 // guilty reports whether the evidence is enough, with share of the threshold.
-func (s *stage) guilty(m *member, f capability, e evidence, share float64) bool {
+func (j *judge) guilty(m *member, f capability, e evidence, share float64) bool {
 	if m.n.witness && f != reach {
 		return false // its rates are measured only for the other end, and quickly
 	}
 	if f == reach && (m.silents >= 2 || m.owns >= 2) {
 		return true
 	}
-	if e.weight+e.early < share*threshold(s.size) {
+	if e.weight+e.early < share*threshold(j.size) {
 		return false
 	}
 	if f == reach {
-		return e.partners >= partnersReach && (s.roundRobin || e.retestFails >= retestsReach)
+		return e.partners >= partnersReach && (j.roundRobin || e.retestFails >= retestsReach)
 	}
-	return !m.record(f).passed && e.partners >= min(partnersRate, s.size-1) && e.retestFails > 0 &&
-		e.certain >= s.lowsToBlame()
+	return !m.record(f).passed && e.partners >= min(partnersRate, j.size-1) && e.retestFails > 0 &&
+		e.certain >= j.lowsToBlame()
 }
 
 // lowsToBlame is how many rates of a node have to be low, and none good, before all of them can hardly be disturbed.
-func (s *stage) lowsToBlame() int {
-	n := float64(max(s.size, 2) * int(s.capabilities()-1))
+func (j *judge) lowsToBlame() int {
+	n := float64(max(j.size, 2) * int(j.rates.capabilities()-1))
 	return int(math.Ceil(math.Log(n/slowWise) / -math.Log(disturbed)))
 }
 
-func (s *stage) standReach(m *member, e evidence) standing {
+func (j *judge) standReach(m *member, e evidence) standing {
 	passed := m.certified(reach) && (m.want <= 1 || m.passes() >= m.want)
 	switch {
 	case m.n.witness && len(m.trials) == 0:
@@ -113,9 +149,9 @@ func (s *stage) standReach(m *member, e evidence) standing {
 
 // standRate is stand for a rate: one good sample certifies. Low samples then come from the other end, the path or a
 // disturbance.
-func (s *stage) standRate(m *member, f capability, e evidence) standing {
+func (j *judge) standRate(m *member, f capability, e evidence) standing {
 	switch {
-	case m.n.witness, s.lows(m, f) == 0:
+	case m.n.witness, j.lows(m, f) == 0:
 		return cleared // or no rate is known, or none counts
 	case !m.certified(f) && e.weight > acquitAt:
 		return open
@@ -126,9 +162,9 @@ func (s *stage) standRate(m *member, f capability, e evidence) standing {
 }
 
 // lows counts the low samples of f, whichever end is to blame.
-func (s *stage) lows(m *member, f capability) (n int) {
+func (j *judge) lows(m *member, f capability) (n int) {
 	for _, t := range m.trials {
-		if t.outcome(m, f) == fail && !s.cutOff(t) {
+		if t.outcome(m, f) == fail && !j.leaves.cutOff(t) {
 			n++
 		}
 	}
@@ -137,27 +173,27 @@ func (s *stage) lows(m *member, f capability) (n int) {
 
 // disputed reports whether t failed between two nodes that are fine by all other tests, and was not repeated yet. The
 // path has failed, or the failure was a chance.
-func (s *stage) disputed(t *trial) bool {
+func (j *judge) disputed(t *trial) bool {
 	if t.again != nil || t.kind == pairTrial {
 		return false
 	}
-	for f := range s.capabilities() {
-		if s.contested(t, f) {
+	for f := range j.rates.capabilities() {
+		if j.contested(t, f) {
 			return true
 		}
 	}
 	return false
 }
 
-func (s *stage) contested(t *trial, f capability) bool {
-	if f != reach && (t.ends[0].n.witness && t.ends[1].n.witness || s.slowFabric(s.slowTwice)) {
+func (j *judge) contested(t *trial, f capability) bool {
+	if f != reach && (t.ends[0].n.witness && t.ends[1].n.witness || j.slowFabric(j.history.slowTwice)) {
 		return false // nothing is decided by it
 	}
 	for _, m := range t.ends {
-		if t.outcome(m, f) != fail || s.explained(t, m, f) || !m.certified(f) || m.standing == capped {
+		if t.outcome(m, f) != fail || j.explained(t, m, f) || !m.certified(f) || m.standing == capped {
 			return false
 		}
-		if f == reach && s.weigh(m, f).weight > acquitAt {
+		if f == reach && j.weigh(m, f).weight > acquitAt {
 			return false
 		}
 		f = f.counterpart()

@@ -7,37 +7,43 @@ const (
 	leafFactor = 4 // failures across for every pass across
 )
 
+// switches counts the tests of nodes by their leaf switches, and knows the dead ones.
+type switches struct {
+	counts map[string]*leafCount
+	dead   map[string]bool
+}
+
 // leafCount counts the tests of one leaf's nodes.
 type leafCount struct{ members, in, crossPass, crossFail int }
 
 // tally enters an ended trial.
-func (s *stage) tally(t *trial) {
+func (l *switches) tally(t *trial) {
 	a, b := t.ends[0].leaf, t.ends[1].leaf
 	if a == "" || b == "" || t.reach == none {
 		return
 	}
 	if a == b {
 		if t.reach == pass {
-			s.leaf(a).in++
+			l.of(a).in++
 		}
 		return
 	}
-	for _, l := range []string{a, b} {
+	for _, name := range []string{a, b} {
 		if t.reach == pass {
-			s.leaf(l).crossPass++
+			l.of(name).crossPass++
 		} else {
-			s.leaf(l).crossFail++
+			l.of(name).crossFail++
 		}
 	}
 }
 
-func (s *stage) leaf(name string) *leafCount {
-	l := s.leaves[name]
-	if l == nil {
-		l = &leafCount{}
-		s.leaves[name] = l
+func (l *switches) of(name string) *leafCount {
+	x := l.counts[name]
+	if x == nil {
+		x = &leafCount{}
+		l.counts[name] = x
 	}
-	return l
+	return x
 }
 
 // isDead reports whether failed tests between a leaf's nodes and others are to be blamed on the leaf.
@@ -45,20 +51,20 @@ func (l *leafCount) isDead() bool {
 	return l.in >= leafPasses && l.crossFail >= leafFails && l.crossFail > leafFactor*l.crossPass
 }
 
-// findLeaves looks for dead leaves, once, when all base tests are done. Of two parts the smaller one is cut off.
-func (s *stage) findLeaves() {
-	for _, m := range s.members {
-		s.leaf(m.leaf).members++
+// find looks for dead leaves, once, when all base tests are done. Of two parts the smaller one is cut off.
+func (l *switches) find(members []*member, size int) {
+	for _, m := range members {
+		l.of(m.leaf).members++
 	}
-	for name, l := range s.leaves {
-		if l.isDead() && 2*l.members <= s.size {
-			s.dead[name] = true
+	for name, x := range l.counts {
+		if x.isDead() && 2*x.members <= size {
+			l.dead[name] = true
 		}
 	}
 }
 
 // cutOff reports whether t was made over the uplink of a dead leaf.
-func (s *stage) cutOff(t *trial) bool {
+func (l *switches) cutOff(t *trial) bool {
 	a, b := t.ends[0].leaf, t.ends[1].leaf
-	return len(s.dead) > 0 && a != b && (s.dead[a] || s.dead[b])
+	return len(l.dead) > 0 && a != b && (l.dead[a] || l.dead[b])
 }

@@ -85,6 +85,7 @@ func (c *Check) depart(n *node) {
 	}
 	if n.member != nil {
 		c.stage().leave(n.member)
+		c.perform(c.stage())
 	}
 	if n.busy {
 		n.busy = false
@@ -161,9 +162,9 @@ func (c *Check) assign(n *node, a Assignment) {
 }
 
 // leafOf is the label of the node's switch: the topology's, else its own, else that of its NVLink domain.
-func (c *Check) leafOf(n *node) string {
-	if c.cfg.Topology != nil {
-		if l := c.cfg.Topology(n.Node); l != "" {
+func (c Config) leafOf(n *node) string {
+	if c.Topology != nil {
+		if l := c.Topology(n.Node); l != "" {
 			return l
 		}
 	}

@@ -54,18 +54,18 @@ func (n *node) picture() NodePicture {
 // addStage adds the newest tests of every pair of a stage.
 func (p *Picture) addStage(s *stage, place map[*node]int) {
 	if !s.torch || p.Median == 0 {
-		p.Median = float64(s.norms.main().mbps)
+		p.Median = float64(s.judge.rates.norms.main().mbps)
 		p.Line = blameShare * p.Median
 	}
 	newest := map[[3]int]int{} // from, to, rail: index in p.Pairs
-	for _, t := range s.ended {
+	for _, t := range s.judge.history.ended {
 		for d := range t.ends {
 			from, known := place[t.ends[d].n]
 			to, knownToo := place[t.ends[1-d].n]
 			if !known || !knownToo {
 				continue
 			}
-			for _, x := range s.pairsOf(t, d, from, to) {
+			for _, x := range s.judge.rates.pairsOf(t, d, from, to) {
 				key := [3]int{x.From, x.To, x.Rail}
 				if i, again := newest[key]; again {
 					p.Pairs[i] = x
@@ -79,18 +79,18 @@ func (p *Picture) addStage(s *stage, place map[*node]int) {
 }
 
 // pairsOf is one direction of a trial, by rail.
-func (s *stage) pairsOf(t *trial, d, from, to int) []Pair {
-	blank := Pair{From: from, To: to, Round: t.round, Torch: s.torch}
+func (r *rates) pairsOf(t *trial, d, from, to int) []Pair {
+	blank := Pair{From: from, To: to, Round: t.round, Torch: t.torch}
 	if t.reach == fail {
 		blank.Class = t.worst()
 	}
 	var pairs []Pair
 	for i, y := range t.lanes[d] {
-		if y.mbps == 0 || s.lanes[i].kind != "" {
+		if y.mbps == 0 || r.lanes[i].kind != "" {
 			continue
 		}
 		x := blank
-		x.Rail, x.Mbps, x.Loss, x.P50 = s.lanes[i].rail, float64(y.mbps), float64(y.loss), float64(y.p50)
+		x.Rail, x.Mbps, x.Loss, x.P50 = r.lanes[i].rail, float64(y.mbps), float64(y.loss), float64(y.p50)
 		if x.Class == OK && y.result == fail {
 			x.Class = Slow
 			if y.lossy {
@@ -132,12 +132,12 @@ func (c *Check) summary() string {
 // noteBase notes the result of the base rounds.
 func (c *Check) noteBase(s *stage) {
 	suspects := 0
-	for _, m := range s.members {
+	for _, m := range s.judge.members {
 		if m.standing == open || m.standing == exposed {
 			suspects++
 		}
 	}
 	c.note(job.EventCheckRound, "",
-		"%s: %d nodes in %d pairs, %d rounds; %d are suspects", c.phase, s.size, s.pairs, s.base,
+		"%s: %d nodes in %d pairs, %d rounds; %d are suspects", c.phase, s.judge.size, s.judge.history.pairs, s.judge.base,
 		suspects)
 }

@@ -27,6 +27,20 @@ type norm struct {
 // norms of a stage, by class.
 type norms map[rateClass]norm
 
+// rates knows the usual rates of the lanes of a stage.
+type rates struct {
+	lanes []lane
+	norms norms
+}
+
+// capabilities is the number of them that a member has.
+func (r *rates) capabilities() capability { return capability(1 + 2*len(r.lanes)) }
+
+// normOf is the norm of the samples of f.
+func (r *rates) normOf(f capability, cross bool) norm {
+	return r.norms[rateClass{r.lanes[f.lane()], cross}]
+}
+
 // main is the norm of the first rail, in the leaf where there are such pairs.
 func (x norms) main() norm {
 	if in := x[rateClass{}]; in.mbps > 0 {
@@ -35,38 +49,38 @@ func (x norms) main() norm {
 	return x[rateClass{cross: true}]
 }
 
-// measure takes the medians of the trials.
-func (s *stage) measure(trials []*trial) {
+// measure takes the medians of the trials. allMet: every pair of members was tested.
+func (r *rates) measure(trials []*trial, members []*member, allMet bool) {
 	by := map[rateClass][]*sample{}
 	for _, t := range trials {
 		for d := range t.lanes {
 			for i := range t.lanes[d] {
-				c := rateClass{s.lanes[i], t.cross}
+				c := rateClass{r.lanes[i], t.cross}
 				by[c] = append(by[c], &t.lanes[d][i])
 			}
 		}
 	}
 	for c, samples := range by {
-		if _, known := s.norms[c]; known && len(samples) < enoughRates {
+		if _, known := r.norms[c]; known && len(samples) < enoughRates {
 			continue
 		}
 		x := usual(samples)
-		if best := median(s.bests(c)); best > 0 && (s.roundRobin || s.ofNodes(c, best)) {
+		if best := median(r.bests(members, c)); best > 0 && (allMet || r.ofNodes(trials, c, best)) {
 			x.mbps = best
 		}
-		s.norms[c] = x
+		r.norms[c] = x
 	}
 }
 
 // ofNodes reports whether slow nodes explain which pairs are slow: it is not so where leaves that are not known have
 // slow uplinks. Then many pairs are slow of nodes that are both fast with others.
-func (s *stage) ofNodes(c rateClass, best float32) bool {
-	lane, low, all := slices.Index(s.lanes, c.lane), 0, 0
-	for _, t := range s.ended {
+func (r *rates) ofNodes(trials []*trial, c rateClass, best float32) bool {
+	lane, low, all := slices.Index(r.lanes, c.lane), 0, 0
+	for _, t := range trials {
 		for _, f := range []capability{sends(lane), receives(lane)} {
 			a, b := t.ends[0], t.ends[1]
 			x := t.of(a, f)
-			if x == nil || t.cross != c.cross || min(s.best(a, f, c), s.best(b, f.counterpart(), c)) < blameShare*best {
+			if x == nil || t.cross != c.cross || min(a.best(f, c), b.best(f.counterpart(), c)) < blameShare*best {
 				continue
 			}
 			if all++; x.mbps < blameShare*best {
@@ -79,15 +93,15 @@ func (s *stage) ofNodes(c rateClass, best float32) bool {
 
 // bests are the rates that every member has reached at best, in both directions. Most pairs of a few slow nodes are
 // slow, so that the median of the pairs would be theirs.
-func (s *stage) bests(c rateClass) (rates []float32) {
-	lane := slices.Index(s.lanes, c.lane)
-	for _, m := range s.members {
-		rates = appendPositive(appendPositive(rates, s.best(m, sends(lane), c)), s.best(m, receives(lane), c))
+func (r *rates) bests(members []*member, c rateClass) (rates []float32) {
+	lane := slices.Index(r.lanes, c.lane)
+	for _, m := range members {
+		rates = appendPositive(appendPositive(rates, m.best(sends(lane), c)), m.best(receives(lane), c))
 	}
 	return rates
 }
 
-func (s *stage) best(m *member, f capability, c rateClass) (best float32) {
+func (m *member) best(f capability, c rateClass) (best float32) {
 	for _, t := range m.trials {
 		if x := t.of(m, f); x != nil && t.cross == c.cross && !x.cpu {
 			best = max(best, x.mbps)
@@ -129,20 +143,20 @@ func median[T float32 | float64](xs []T) T {
 }
 
 // judge compares the samples of a trial with the usual rates.
-func (s *stage) judge(t *trial) {
+func (r *rates) judge(t *trial) {
 	if t.reach != pass {
 		return
 	}
 	for d := range t.lanes {
 		for i := range t.lanes[d] {
-			s.rate(&t.lanes[d][i], s.norms[rateClass{s.lanes[i], t.cross}])
-			s.note(t, d, i)
+			t.lanes[d][i].rate(r.norms[rateClass{r.lanes[i], t.cross}])
+			r.note(t, d, i)
 		}
 	}
 }
 
 // rate decides about one sample. A CPU that was the limit is no evidence against a network.
-func (s *stage) rate(x *sample, usual norm) {
+func (x *sample) rate(usual norm) {
 	x.lossy = x.loss > lossFail && x.loss > lossFactor*usual.loss
 	switch {
 	case usual.mbps == 0 || x.mbps == 0:
@@ -157,14 +171,23 @@ func (s *stage) rate(x *sample, usual norm) {
 }
 
 // note enters a judged sample with both ends.
-func (s *stage) note(t *trial, d, i int) {
+func (r *rates) note(t *trial, d, i int) {
 	x := &t.lanes[d][i]
 	if x.result == none {
 		return
 	}
-	share := x.mbps / s.norms[rateClass{s.lanes[i], t.cross}].mbps
-	for _, r := range []*record{t.ends[d].recordOf(sends(i)), t.ends[1-d].recordOf(receives(i))} {
-		r.best = max(r.best, share)
-		r.passed = r.passed || x.result == pass && share >= warnShare // a rate near the limit certifies nobody
+	share := x.mbps / r.norms[rateClass{r.lanes[i], t.cross}].mbps
+	for _, y := range []*record{t.ends[d].recordOf(sends(i)), t.ends[1-d].recordOf(receives(i))} {
+		y.best = max(y.best, share)
+		y.passed = y.passed || x.result == pass && share >= warnShare // a rate near the limit certifies nobody
 	}
+}
+
+// lane is the index of l, which is made if it is new.
+func (r *rates) lane(l lane) int {
+	if i := slices.Index(r.lanes, l); i >= 0 {
+		return i
+	}
+	r.lanes = append(r.lanes, l)
+	return len(r.lanes) - 1
 }

@@ -9,88 +9,124 @@ const (
 	onCall       = 16 // certified nodes that are kept while anything is open, and one for every open node
 )
 
-// pump starts all possible trials, releases members that no trial needs, and ends the phase when nothing is left.
-func (s *stage) pump() {
-	switch s.phase {
-	case inRetests:
-		s.startPairs()
-		s.startRetests()
-		if s.running == 0 && !s.fallback() {
-			s.enterMutual()
-			return
+// scheduler chooses partners for the members that need more tests.
+type scheduler struct {
+	judge     *judge
+	torch     bool
+	pool      fifo[*member] // certified and clear
+	waiting   fifo[*member] // open
+	disputes  fifo[*trial]
+	unsettled int      // members that are pending or open
+	running   int      // trials
+	started   []*trial // not taken yet
+}
+
+// start begins a trial of two idle members.
+func (q *scheduler) start(t *trial) {
+	q.running++
+	for _, m := range t.ends {
+		m.n.trial = t
+	}
+	q.started = append(q.started, t)
+}
+
+// count keeps the number of members that are not settled.
+func (q *scheduler) count(m *member) {
+	unsettled := m.n.present() && (m.standing == pending || m.standing == open)
+	switch {
+	case unsettled && !m.counted:
+		q.unsettled++
+	case !unsettled && m.counted:
+		q.unsettled--
+	}
+	m.counted = unsettled
+}
+
+// place puts m into the queues for its standing.
+func (q *scheduler) place(m *member, retests bool) {
+	for _, t := range m.trials {
+		if !t.listed && q.judge.disputed(t) {
+			t.listed = true
+			q.disputes.push(t)
 		}
-		s.release()
-	case inMutual:
-		if s.running == 0 {
-			s.mutualRound()
-		}
+	}
+	if !retests || !m.idle() {
+		return
+	}
+	switch {
+	case m.standing == cleared && !m.pooled && m.certified(reach):
+		m.pooled = true
+		q.pool.push(m)
+	case m.standing == open && !m.waiting:
+		m.waiting = true
+		q.waiting.push(m)
 	}
 }
 
 // startPairs repeats disputed trials.
-func (s *stage) startPairs() {
-	for range min(s.disputes.len(), scanPool) {
-		t := s.disputes.pop()
+func (q *scheduler) startPairs() {
+	for range min(q.disputes.len(), scanPool) {
+		t := q.disputes.pop()
 		a, b := t.ends[0], t.ends[1]
 		switch {
 		case a.released || b.released || !a.n.present() || !b.n.present():
-		case !s.disputed(t):
+		case !q.judge.disputed(t):
 			t.listed = false
 		case a.idle() && b.idle():
-			s.retest(pairTrial, a, b, t)
+			q.retest(pairTrial, a, b, t)
 		default:
-			s.disputes.push(t)
+			q.disputes.push(t)
 		}
 	}
 }
 
 // startRetests gives suspects partners that they have not met.
-func (s *stage) startRetests() {
-	for vain := 0; s.waiting.len() > 0 && vain < scanWaiting; {
-		m := s.waiting.pop()
+func (q *scheduler) startRetests() {
+	for vain := 0; q.waiting.len() > 0 && vain < scanWaiting; {
+		m := q.waiting.pop()
 		m.waiting = false
 		if !m.idle() || m.standing != open {
 			continue
 		}
-		if p := s.mate(m); p != nil {
+		if p := q.mate(m); p != nil {
 			m.mated, p.mated = true, true
-			s.retest(mutualTrial, m, p, nil)
+			q.retest(mutualTrial, m, p, nil)
 			continue
 		}
-		if p := s.partner(m); p != nil {
-			s.retest(retestTrial, m, p, nil)
+		if p := q.partner(m); p != nil {
+			q.retest(retestTrial, m, p, nil)
 			continue
 		}
 		m.waiting = true
-		s.waiting.push(m)
+		q.waiting.push(m)
 		vain++
 	}
 }
 
 // mate returns another waiting member that is slow with all, as m is. Nodes behind one slow switch are slow with all
 // others, but not with each other. One such test of a node is enough.
-func (s *stage) mate(m *member) *member {
-	if !s.seemsSlow(m) {
+func (q *scheduler) mate(m *member) *member {
+	if !q.judge.seemsSlow(m) {
 		return nil
 	}
-	for range min(s.waiting.len(), scanPool) {
-		p := s.waiting.pop()
-		if s.seemsSlow(p) && p.idle() && p.standing == open && m.meetings(p) == 0 {
+	for range min(q.waiting.len(), scanPool) {
+		p := q.waiting.pop()
+		if q.judge.seemsSlow(p) && p.idle() && p.standing == open && m.meetings(p) == 0 {
 			p.waiting = false
 			return p
 		}
-		s.waiting.push(p)
+		q.waiting.push(p)
 	}
 	return nil
 }
 
 // seemsSlow reports whether a rate of m was low in several tests and good in none.
-func (s *stage) seemsSlow(m *member) bool {
+func (j *judge) seemsSlow(m *member) bool {
 	if m.mated || !m.certified(reach) {
 		return false
 	}
-	for f := capability(1); f < s.capabilities(); f++ {
-		if s.lows(m, f) > 1 && !m.record(f).passed {
+	for f := capability(1); f < j.rates.capabilities(); f++ {
+		if j.lows(m, f) > 1 && !m.record(f).passed {
 			return true
 		}
 	}
@@ -98,9 +134,9 @@ func (s *stage) seemsSlow(m *member) bool {
 }
 
 // partner takes a member out of the pool that m has not met, or returns nil.
-func (s *stage) partner(m *member) *member {
-	for range min(s.pool.len(), scanPool) {
-		p := s.pool.pop()
+func (q *scheduler) partner(m *member) *member {
+	for range min(q.pool.len(), scanPool) {
+		p := q.pool.pop()
 		p.pooled = false
 		if !p.idle() || p.standing != cleared {
 			continue
@@ -109,26 +145,26 @@ func (s *stage) partner(m *member) *member {
 			return p
 		}
 		p.pooled = true
-		s.pool.push(p)
+		q.pool.push(p)
 	}
 	return nil
 }
 
 // retest starts a trial for m's sake, or of a disputed one's pair.
-func (s *stage) retest(kind trialKind, m, p *member, old *trial) {
-	t := s.trial(kind, m, p)
+func (q *scheduler) retest(kind trialKind, m, p *member, old *trial) {
+	t := newTrial(q.torch, kind, m, p)
 	if kind == retestTrial {
 		m.retests++
 	}
-	t.round = s.base + m.retests
-	t.quick = !s.torch && (m.newcomer || !s.doubtsRate(m) && old == nil)
-	s.start(t)
+	t.round = q.judge.base + m.retests
+	t.quick = !q.torch && (m.newcomer || !q.judge.doubtsRate(m) && old == nil)
+	q.start(t)
 }
 
 // doubtsRate reports whether rates of m are in question, which a short measurement would not settle.
-func (s *stage) doubtsRate(m *member) bool {
-	for f := capability(1); f < s.capabilities(); f++ {
-		if s.lows(m, f) > 0 {
+func (j *judge) doubtsRate(m *member) bool {
+	for f := capability(1); f < j.rates.capabilities(); f++ {
+		if j.lows(m, f) > 0 {
 			return true
 		}
 	}
@@ -137,35 +173,35 @@ func (s *stage) doubtsRate(m *member) bool {
 
 // fallback is for few nodes, and when hardly any is fine. Suspects meet earlier partners again, or certified nodes that
 // wait themselves. If no node is certified, they meet each other. It reports whether it has started a trial.
-func (s *stage) fallback() bool {
-	judges := s.judges()
-	for range s.waiting.len() {
-		m := s.waiting.pop()
+func (q *scheduler) fallback() bool {
+	judges := q.judges()
+	for range q.waiting.len() {
+		m := q.waiting.pop()
 		m.waiting = false
 		if !m.idle() || m.standing != open {
 			continue
 		}
 		p := leastMet(m, judges)
 		if p == nil {
-			p = s.companion(m)
+			p = q.companion(m)
 		}
 		if p == nil {
 			m.waiting = true
-			s.waiting.push(m) // it is the first one next time
+			q.waiting.push(m) // it is the first one next time
 			continue
 		}
-		s.retest(retestTrial, m, p, nil)
+		q.retest(retestTrial, m, p, nil)
 	}
-	return s.running > 0
+	return q.running > 0
 }
 
 // judges are idle certified members, those that are clear first.
-func (s *stage) judges() (judges []*member) {
-	if s.waiting.len() == 0 {
+func (q *scheduler) judges() (judges []*member) {
+	if q.waiting.len() == 0 {
 		return nil
 	}
 	for _, wanted := range []bool{true, false} {
-		for _, m := range s.members {
+		for _, m := range q.judge.members {
 			if m.idle() && m.certified(reach) && (m.standing == cleared) == wanted && m.standing <= open {
 				judges = append(judges, m)
 			}
@@ -192,16 +228,17 @@ func leastMet(m *member, judges []*member) (best *member) {
 }
 
 // companion is another suspect, for a few nodes of which none has passed yet.
-func (s *stage) companion(m *member) *member {
+func (q *scheduler) companion(m *member) *member {
 	most := 2 * hopeless
-	if s.roundRobin {
+	if q.judge.roundRobin {
 		most = hopeless
 	}
-	if s.size > companionsTo || s.passed > 0 || m.newcomer || m.retests >= most && s.size > allMeetTo {
+	size := q.judge.size
+	if size > companionsTo || q.judge.history.passed > 0 || m.newcomer || m.retests >= most && size > allMeetTo {
 		return nil
 	}
 	var others []*member
-	for _, p := range s.members {
+	for _, p := range q.judge.members {
 		if p.idle() && !p.newcomer && p.standing == open && (m.retests < most || m.meetings(p) == 0) {
 			others = append(others, p)
 		}
@@ -209,17 +246,15 @@ func (s *stage) companion(m *member) *member {
 	return leastMet(m, others)
 }
 
-// release releases clear members that no test will need.
-func (s *stage) release() {
-	if !s.final {
-		return
-	}
-	for s.pool.len() > onCall+s.unsettled {
-		m := s.pool.pop()
+// spare takes clear members out of the pool that no test will need.
+func (q *scheduler) spare() (free []*member) {
+	for q.pool.len() > onCall+q.unsettled {
+		m := q.pool.pop()
 		m.pooled = false
 		if m.idle() && m.standing == cleared {
 			m.released = true
-			s.c.decide(m.n, s.fine(m))
+			free = append(free, m)
 		}
 	}
+	return free
 }

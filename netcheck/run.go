@@ -6,18 +6,16 @@ import "time"
 func (c *Check) stage() *stage { return c.stages[len(c.stages)-1] }
 
 // startTrial orders the serving end of t to listen. The other end gets its order once the serving end listens.
-func (c *Check) startTrial(s *stage, t *trial) {
-	t.id, t.start, t.stage = c.testName(), c.now, s
-	for _, m := range t.ends {
-		m.n.trial = t
-	}
+func (c *Check) startTrial(t *trial) {
+	t.id, t.start = c.testName(), c.now
+	c.round = max(c.round, t.round)
 	c.timers.set(t, c.now.Add(t.readyTime()))
 	c.assign(t.ends[0].n, c.part(t, Serve, t.ends[1].n))
 }
 
 // part is the assignment of one end of t.
 func (c *Check) part(t *trial, duty Duty, other *node) Assignment {
-	return Assignment{Duty: duty, Round: t.round, Test: t.id, Quick: t.quick, Torch: t.stage.torch,
+	return Assignment{Duty: duty, Round: t.round, Test: t.id, Quick: t.quick, Torch: t.torch,
 		Left: t.start.Add(t.limit()).Sub(c.now),
 		Peer: Peer{ID: other.ID, Name: other.name(), Addr: other.Addr, NICs: other.NICs}}
 }
@@ -25,7 +23,7 @@ func (c *Check) part(t *trial, duty Duty, other *node) Assignment {
 // limit is how long the test itself may take.
 func (t *trial) limit() time.Duration {
 	switch {
-	case t.stage.torch:
+	case t.torch:
 		return torchTime
 	case t.quick:
 		return quickTime
@@ -34,7 +32,7 @@ func (t *trial) limit() time.Duration {
 }
 
 func (t *trial) readyTime() time.Duration {
-	if t.stage.torch {
+	if t.torch {
 		return torchReady
 	}
 	return readyTime
@@ -80,7 +78,7 @@ func (c *Check) report(ev Report) {
 	if t.reported[end] || end == 1 && !t.ready {
 		return
 	}
-	t.absorb(t.stage, end, &ev.Result)
+	t.absorb(&c.stage().judge.rates, end, &ev.Result)
 	switch {
 	case t.reported[1-end] || !t.ready:
 		c.finish(t)
@@ -128,7 +126,24 @@ func (c *Check) finish(t *trial) {
 			c.assign(m.n, Assignment{Duty: Rest}) // it may still be at it
 		}
 	}
-	t.stage.end(t)
+	s := c.stage()
+	s.end(t)
+	c.perform(s)
+}
+
+// perform carries out the effects of a stage.
+func (c *Check) perform(s *stage) {
+	started, out := s.queue.started, s.out
+	s.queue.started, s.out = nil, effects{}
+	if out.baseEnded {
+		c.noteBase(s)
+	}
+	for _, t := range started {
+		c.startTrial(t)
+	}
+	for _, m := range out.released {
+		c.decide(m.n, s.report.fine(m))
+	}
 }
 
 // beginHost tests pairs by TCP, if that is requested and there are two nodes.
@@ -143,10 +158,11 @@ func (c *Check) beginHost() {
 }
 
 func (c *Check) beginStage(nodes []*node, usual norms, final bool) *stage {
-	s := newStage(c, nodes, usual)
-	s.torch, s.final = c.phase == inTorch, final
+	s := newStage(c.cfg, c.rng, nodes, usual, c.phase == inTorch, final)
 	c.stages = append(c.stages, s)
+	c.round = 1
 	s.begin()
+	c.perform(s)
 	return s
 }
 
@@ -164,31 +180,31 @@ func (c *Check) here(fit func(*node) bool) (nodes []*node) {
 func (c *Check) advanceStage() {
 	s := c.stage()
 	if s.phase != stageOver && reached(c.hard, c.now) {
-		s.abort()
+		c.abort(s)
 	}
 	if s.phase != stageOver {
 		return
 	}
 	c.closeStage(s)
 	if c.phase == inHost {
-		c.hostNorms = s.norms
+		c.hostNorms = s.judge.rates.norms
 		c.afterHost()
 	} else {
-		c.torchNorms = s.norms
+		c.torchNorms = s.judge.rates.norms
 		c.beginComm()
 	}
 }
 
 // abort ends a stage whose time is over: running trials count no more.
-func (s *stage) abort() {
+func (c *Check) abort(s *stage) {
 	inBase := s.phase == inBase
-	s.phase, s.aborted = stageOver, true
-	for _, m := range s.members {
+	s.phase, s.report.aborted = stageOver, true
+	for _, m := range s.judge.members {
 		m.queue = nil // of all, before any is free for the next one
 	}
-	for _, m := range s.members {
+	for _, m := range s.judge.members {
 		if m.n.trial != nil {
-			s.c.void(m.n.trial)
+			c.void(m.n.trial)
 		}
 	}
 	if inBase {
@@ -198,12 +214,14 @@ func (s *stage) abort() {
 
 // closeStage decides the nodes that have not passed, and frees the others.
 func (c *Check) closeStage(s *stage) {
-	s.rule()
-	for _, m := range s.members {
+	s.report.helped = c.withWitnesses()
+	s.report.rule()
+	c.hear(&s.report)
+	for _, m := range s.judge.members {
 		if !m.n.present() {
 			continue
 		}
-		v := s.verdict(m)
+		v := s.report.verdict(m)
 		m.n.member = nil
 		m.n.torched = s.torch && m.certified(reach)
 		v = m.n.verdict.and(v)

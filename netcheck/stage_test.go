@@ -11,15 +11,15 @@ func TestTestsAmongGoodNodes(t *testing.T) {
 	of := func(records ...record) *member { return &member{n: &node{}, records: records} }
 	good, fine, unproven := of(record{passed: true}), of(record{passed: true}), of(record{})
 	slow, bad := of(record{passed: true}, record{blamed: true}), of(record{passed: true, blamed: true})
-	s := &stage{}
+	j := &judge{}
 	for _, ends := range [][2]*member{{good, fine}, {fine, good}, {good, slow}, {slow, good}, {slow, slow}, {good, bad},
 		{bad, good}, {bad, slow}, {good, unproven}, {unproven, good}, {unproven, unproven}} {
-		s.ended = append(s.ended, &trial{ends: ends, reach: fail})
+		j.history.ended = append(j.history.ended, &trial{ends: ends, reach: fail})
 	}
-	s.ended = append(s.ended, &trial{ends: [2]*member{good, fine}, reach: pass},
+	j.history.ended = append(j.history.ended, &trial{ends: [2]*member{good, fine}, reach: pass},
 		&trial{ends: [2]*member{good, fine}, reach: fail, class: [2]Class{OK, Silent}},
 		&trial{ends: [2]*member{good, fine}, reach: fail, class: [2]Class{Silent, OK}})
-	failed, all := s.amongGood()
+	failed, all := j.amongGood()
 	require.Equal(t, 2, failed)
 	require.Equal(t, 5, all)
 }
@@ -44,7 +44,7 @@ func TestWhatTestsFailWith(t *testing.T) {
 			x.conclude()
 			m.trials = append(m.trials, x)
 		}
-		class, partner, _ := (&stage{}).classOf(m)
+		class, partner, _ := m.failures()
 		require.Equal(t, c.want, class, c.classes)
 		require.Equal(t, c.partner, partner, c.classes)
 	}

@@ -43,7 +43,7 @@ type trial struct {
 	kind     trialKind
 	round    int
 	quick    bool
-	stage    *stage
+	torch    bool
 	ends     [2]*member // the first one serves
 	start    time.Time
 	deadline time.Time
@@ -103,21 +103,21 @@ func (t *trial) silentEnd(m *member) bool { return t.class[t.end(m)] == Silent }
 func blameless(c Class) bool { return c == Own || c == Canceled }
 
 // absorb takes one end's report.
-func (t *trial) absorb(s *stage, end int, r *Result) {
+func (t *trial) absorb(rs *rates, end int, r *Result) {
 	t.reported[end] = true
 	t.class[end] = r.Class
 	if r.Class != OK {
 		t.text[end] = r.Text
 	}
 	for i := range r.Flows[:min(len(r.Flows), 2*maxRails)] {
-		t.flow(s, end, &r.Flows[i])
+		t.flow(rs, end, &r.Flows[i])
 	}
 	if r.Torch != nil && r.Torch.BusMBps > 0 {
-		t.sample(s, 1-end, lane{}).mbps = positive(8 * r.Torch.BusMBps)
+		t.sample(rs, 1-end, lane{}).mbps = positive(8 * r.Torch.BusMBps)
 	}
 }
 
-func (t *trial) flow(s *stage, end int, f *Flow) {
+func (t *trial) flow(rs *rates, end int, f *Flow) {
 	if f.Rail < 0 || f.Rail >= maxRails {
 		return
 	}
@@ -125,11 +125,11 @@ func (t *trial) flow(s *stage, end int, f *Flow) {
 	if f.Kind == "rdma" {
 		l.kind = f.Kind
 	}
-	in := t.sample(s, 1-end, l)
+	in := t.sample(rs, 1-end, l)
 	in.mbps, in.p50 = positive(f.Mbps), positive(f.P50)
 	in.cpu = in.cpu || f.CPUBound
 	in.mtu = int32(min(max(f.MTU, 0), math.MaxInt32))
-	out := t.sample(s, end, l) // after in: either may have moved the slice
+	out := t.sample(rs, end, l) // after in: either may have moved the slice
 	out.cpu = out.cpu || f.CPUBound
 	if f.Segments >= minSegments {
 		out.loss = positive(f.Retrans)
@@ -137,8 +137,8 @@ func (t *trial) flow(s *stage, end int, f *Flow) {
 }
 
 // sample is the place of one lane's direction; it is valid until the next call.
-func (t *trial) sample(s *stage, from int, l lane) *sample {
-	i := s.lane(l)
+func (t *trial) sample(rs *rates, from int, l lane) *sample {
+	i := rs.lane(l)
 	for len(t.lanes[from]) <= i {
 		t.lanes[from] = append(t.lanes[from], sample{})
 	}

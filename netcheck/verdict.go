@@ -27,26 +27,35 @@ type decision struct {
 	mass     string // why nobody is left out although named, or ""
 }
 
+// reporter words the verdicts of the members of a stage.
+type reporter struct {
+	judge    *judge
+	words    words
+	spec     Spec
+	aborted  bool // the time of the stage was over
+	helped   bool // helpers have taken part
+	decision decision
+}
+
 // rule ends a stage: it blames members that were close to it, and then looks at all members together.
-func (s *stage) rule() {
-	for _, m := range s.members {
-		s.blameAtLast(m)
+func (p *reporter) rule() {
+	for _, m := range p.judge.members {
+		p.judge.blameAtLast(m)
 	}
 	certified := 0
-	for _, m := range s.members {
+	for _, m := range p.judge.members {
 		if m.certified(reach) || m.ofIsland() {
 			certified++
 		}
 	}
-	s.decision.nameless = s.nameless(certified)
-	s.decision.mass = s.massive()
-	s.c.hear(s)
+	p.decision.nameless = p.nameless(certified)
+	p.decision.mass = p.massive()
 }
 
 // blameAtLast blames, with less evidence than usual, a member that has had all its tests, or its time.
-func (s *stage) blameAtLast(m *member) {
-	for f := range s.capabilities() {
-		if e := s.weigh(m, f); m.standing >= open && !m.exposed(f) && s.guilty(m, f, e, capShare) {
+func (j *judge) blameAtLast(m *member) {
+	for f := range j.rates.capabilities() {
+		if e := j.weigh(m, f); m.standing >= open && !m.exposed(f) && j.guilty(m, f, e, capShare) {
 			r := m.recordOf(f)
 			r.blamed, r.weight = true, float32(e.weight)
 		}
@@ -54,9 +63,9 @@ func (s *stage) blameAtLast(m *member) {
 }
 
 // countPaths counts the pairs that failed twice between good nodes, and the directions that were slow.
-func (s *stage) countPaths() (pairs, slow int) {
-	for _, t := range s.ended {
-		fs := s.pathCapabilities(t)
+func (j *judge) countPaths() (pairs, slow int) {
+	for _, t := range j.history.ended {
+		fs := j.pathCapabilities(t)
 		switch {
 		case len(fs) == 0:
 		case fs[0] == reach:
@@ -69,14 +78,14 @@ func (s *stage) countPaths() (pairs, slow int) {
 }
 
 // pathCapabilities are the capabilities of the first end in which the path has failed.
-func (s *stage) pathCapabilities(t *trial) (fs []capability) {
+func (j *judge) pathCapabilities(t *trial) (fs []capability) {
 	a, b := t.ends[0], t.ends[1]
 	if t.again == nil {
 		return nil
 	}
-	for f := range s.capabilities() {
+	for f := range j.rates.capabilities() {
 		if t.outcome(a, f) == fail && t.again.outcome(a, f) == fail && a.certified(f) && b.certified(f.counterpart()) &&
-			!s.explained(t, a, f) && !s.explained(t, b, f.counterpart()) {
+			!j.explained(t, a, f) && !j.explained(t, b, f.counterpart()) {
 			fs = append(fs, f)
 		}
 	}
@@ -84,22 +93,23 @@ func (s *stage) pathCapabilities(t *trial) (fs []capability) {
 }
 
 // nameless is the reason why no node can be named, or "".
-func (s *stage) nameless(certified int) string {
-	paths, slow := s.countPaths()
-	if s.slowFabric(slow) {
-		s.decision.slow = fmt.Sprintf("fabric: %d of %d directions between good nodes were slow twice", slow, 2*s.pairs)
+func (p *reporter) nameless(certified int) string {
+	j, h := p.judge, &p.judge.history
+	paths, slow := j.countPaths()
+	if j.slowFabric(slow) {
+		p.decision.slow = fmt.Sprintf("fabric: %d of %d directions between good nodes were slow twice", slow, 2*h.pairs)
 	}
-	failed, all := s.amongGood()
+	failed, all := j.amongGood()
 	switch {
-	case s.passed == 0 && len(s.ended) == 0, s.passed > 0 && s.size == 2:
+	case h.passed == 0 && len(h.ended) == 0, h.passed > 0 && j.size == 2:
 		return ""
-	case s.passed == 0:
-		return fmt.Sprintf("not one of %d pairs has passed%s: %s", s.pairs, s.over(), s.commonest())
-	case s.scarce(certified):
-		return fmt.Sprintf("only %d of %d nodes have passed with another one%s: %s", certified, s.size, s.over(),
-			s.commonest())
-	case paths >= fabricFrom && float64(paths) > fabricShare*float64(s.pairs):
-		return fmt.Sprintf("fabric: %d of %d pairs of good nodes have failed twice", paths, s.pairs)
+	case h.passed == 0:
+		return fmt.Sprintf("not one of %d pairs has passed%s: %s", h.pairs, j.over(), h.commonest())
+	case j.scarce(certified):
+		return fmt.Sprintf("only %d of %d nodes have passed with another one%s: %s", certified, j.size, j.over(),
+			h.commonest())
+	case paths >= fabricFrom && float64(paths) > fabricShare*float64(h.pairs):
+		return fmt.Sprintf("fabric: %d of %d pairs of good nodes have failed twice", paths, h.pairs)
 	case failed >= badFrom && float64(failed) > badShare*float64(all):
 		return fmt.Sprintf("fabric: %d of %d tests of good nodes have failed", failed, all)
 	}
@@ -108,20 +118,20 @@ func (s *stage) nameless(certified int) string {
 
 // slowFabric reports whether so many directions between good nodes were slow twice that it is no matter of single
 // paths.
-func (s *stage) slowFabric(slow int) bool {
-	return slow >= fabricFrom && float64(slow) > slowShare*float64(2*s.pairs*len(s.lanes))
+func (j *judge) slowFabric(slow int) bool {
+	return slow >= fabricFrom && float64(slow) > slowShare*float64(2*j.history.pairs*len(j.rates.lanes))
 }
 
 // scarce reports whether so few nodes have passed that none of the others can be named.
-func (s *stage) scarce(passed int) bool {
-	return float64(passed) < max(goodFrom, goodShare*float64(s.size))
+func (j *judge) scarce(passed int) bool {
+	return float64(passed) < max(goodFrom, goodShare*float64(j.size))
 }
 
 // amongGood counts the tests between nodes that are certified and not blamed.
-func (s *stage) amongGood() (failed, all int) {
-	for _, t := range s.ended {
+func (j *judge) amongGood() (failed, all int) {
+	for _, t := range j.history.ended {
 		a, b := t.ends[0], t.ends[1]
-		if a.blamed() || b.blamed() || !a.certified(reach) || !b.certified(reach) || s.cutOff(t) {
+		if a.blamed() || b.blamed() || !a.certified(reach) || !b.certified(reach) || j.leaves.cutOff(t) {
 			continue
 		}
 		if all++; t.reach == fail && !t.silentEnd(a) && !t.silentEnd(b) {
@@ -132,9 +142,9 @@ func (s *stage) amongGood() (failed, all int) {
 }
 
 // over names the interfaces that all members have in common.
-func (s *stage) over() string {
+func (j *judge) over() string {
 	var names []string
-	for i, m := range s.members {
+	for i, m := range j.members {
 		var own []string
 		for _, nic := range m.n.NICs {
 			own = append(own, nic.Name)
@@ -151,10 +161,10 @@ func (s *stage) over() string {
 }
 
 // commonest is the class of most failures.
-func (s *stage) commonest() string {
+func (h *testLog) commonest() string {
 	count := map[Class]int{}
 	best := OK
-	for _, t := range s.ended {
+	for _, t := range h.ended {
 		for _, c := range t.class {
 			if count[c]++; c != OK && (count[c] > count[best] || best == OK) {
 				best = c
@@ -165,30 +175,30 @@ func (s *stage) commonest() string {
 }
 
 // massive returns "", or the reason if so many nodes are blamed at once that they are hardly the cause.
-func (s *stage) massive() string {
+func (p *reporter) massive() string {
 	n := 0
-	for _, m := range s.members {
-		if m.n.present() && s.judged(m).Excluded {
+	for _, m := range p.judge.members {
+		if m.n.present() && p.judged(m).Excluded {
 			n++
 		}
 	}
-	if n < massFrom || float64(n) <= massShare*float64(s.size) {
+	if n < massFrom || float64(n) <= massShare*float64(p.judge.size) {
 		return ""
 	}
-	return fmt.Sprintf("%d of %d nodes are blamed at once", n, s.size)
+	return fmt.Sprintf("%d of %d nodes are blamed at once", n, p.judge.size)
 }
 
 // verdict of a member at the end of the stage. If others reach each other, a member that reaches nobody gets no
 // workers. The supposed cause decides only whether the failure is held against the node.
-func (s *stage) verdict(m *member) Verdict {
-	v := s.judged(m)
-	v.Paired = s.paired(m)
+func (p *reporter) verdict(m *member) Verdict {
+	v := p.judged(m)
+	v.Paired = p.paired(m)
 	switch {
-	case v.Excluded && s.decision.mass != "":
+	case v.Excluded && p.decision.mass != "":
 		v.Excluded = m.exposed(reach) || m.silents >= 2 || m.owns >= 2
 		v.Again = v.Excluded
-		v.Reason += "; it is not held against the node, as " + s.decision.mass
-	case !v.Excluded && s.apart(m) && s.othersWork(m):
+		v.Reason += "; it is not held against the node, as " + p.decision.mass
+	case !v.Excluded && p.apart(m) && p.othersWork(m):
 		v.Excluded, v.Again = true, true
 		if v.State == StatePath {
 			v.State = StateUndecided // of two, the other one has passed before
@@ -199,19 +209,19 @@ func (s *stage) verdict(m *member) Verdict {
 
 // apart reports whether a world with m cannot work: it reaches no others, or only its like. A witness has reached
 // others in an earlier check, and stands until the opposite is proved.
-func (s *stage) apart(m *member) bool {
-	return !m.record(reach).passed && !m.n.witness || s.dead[m.leaf] || m.ofIsland()
+func (p *reporter) apart(m *member) bool {
+	return !m.record(reach).passed && !m.n.witness || p.judge.leaves.dead[m.leaf] || m.ofIsland()
 }
 
 // othersWork reports whether nodes reach each other without m. A newcomer is tested with nodes that have trained
 // together; the rates of this run prove that tests between nodes can pass at all.
-func (s *stage) othersWork(m *member) bool {
-	if !m.n.witness && s.c.withWitnesses() && len(s.norms) > 0 {
+func (p *reporter) othersWork(m *member) bool {
+	if !m.n.witness && p.helped && len(p.judge.rates.norms) > 0 {
 		return true
 	}
 	good := 0
-	for _, o := range s.members {
-		if o != m && o.certified(reach) && !s.dead[o.leaf] {
+	for _, o := range p.judge.members {
+		if o != m && o.certified(reach) && !p.judge.leaves.dead[o.leaf] {
 			good++
 		}
 	}
@@ -220,68 +230,68 @@ func (s *stage) othersWork(m *member) bool {
 
 // paired reports whether m was really tested. It was not if all its partners failed. Failed tests alone do not renew
 // the pass of a witness.
-func (s *stage) paired(m *member) bool {
-	return m.certified(reach) || m.blamed() || s.fails(m) > 0 && !m.n.witness
+func (p *reporter) paired(m *member) bool {
+	return m.certified(reach) || m.blamed() || p.judge.fails(m) > 0 && !m.n.witness
 }
 
 // judged is the verdict of a member without regard to how many others have the same.
-func (s *stage) judged(m *member) Verdict {
+func (p *reporter) judged(m *member) Verdict {
 	switch {
 	case m.silents >= 2:
-		return s.convict(m, "net.silent", fmt.Sprintf("it did not report %d tests", m.silents))
+		return p.convict(m, "net.silent", fmt.Sprintf("it did not report %d tests", m.silents))
 	case m.owns >= 2:
-		return s.convict(m, "host.nic", fmt.Sprintf("it could not do its own part in %d tests", m.owns))
-	case s.dead[m.leaf]:
+		return p.convict(m, "host.nic", fmt.Sprintf("it could not do its own part in %d tests", m.owns))
+	case p.judge.leaves.dead[m.leaf]:
 		return Verdict{State: StateLeaf, Kind: "net.both", Confidence: 1,
 			Reason: fmt.Sprintf("leaf %s is cut off from the others; its nodes reach each other", m.leaf)}
 	case m.ofIsland():
 		return Verdict{State: StateIsland, Kind: "net.both", Confidence: 1, Partners: m.mutual,
 			Reason: "it reaches only some others: the network is partitioned"}
-	case s.decision.nameless != "" && s.size > 2 && (m.blamed() || !m.certified(reach) && s.fails(m) > 0):
-		return Verdict{State: StateUnattributable, Reason: s.decision.nameless}
-	case s.decision.slow != "" && m.blamed() && !m.record(reach).blamed:
-		return Verdict{State: StateUnattributable, Reason: s.decision.slow}
+	case p.decision.nameless != "" && p.judge.size > 2 && (m.blamed() || !m.certified(reach) && p.judge.fails(m) > 0):
+		return Verdict{State: StateUnattributable, Reason: p.decision.nameless}
+	case p.decision.slow != "" && m.blamed() && !m.record(reach).blamed:
+		return Verdict{State: StateUnattributable, Reason: p.decision.slow}
 	case m.blamed():
-		return s.blame(m)
+		return p.blame(m)
 	}
-	return s.unblamed(m)
+	return p.unblamed(m)
 }
 
 // unblamed is the verdict of a member that nothing is proved against.
-func (s *stage) unblamed(m *member) Verdict {
-	paths, fails := s.pathsOf(m), s.fails(m)
+func (p *reporter) unblamed(m *member) Verdict {
+	paths, fails := p.pathsOf(m), p.judge.fails(m)
 	switch {
-	case len(paths) > 0 || s.size == 2 && fails > 0:
-		return Verdict{State: StatePath, Kind: "net.both", Confidence: 0.9, Partners: m.passes(), Findings: s.warnings(m),
-			Reason: s.pathReason(m, paths)}
+	case len(paths) > 0 || p.judge.size == 2 && fails > 0:
+		return Verdict{State: StatePath, Kind: "net.both", Confidence: 0.9, Partners: m.passes(),
+			Findings: p.words.warnings(m), Reason: p.pathReason(m, paths)}
 	case fails > 0 && (!m.certified(reach) || m.standing == open || m.standing == capped):
-		return Verdict{State: StateUndecided, Kind: "net.both", Findings: s.warnings(m),
-			Reason: fmt.Sprintf("%d of its %d tests have failed, which proves nothing%s", fails, len(m.trials), s.late())}
+		return Verdict{State: StateUndecided, Kind: "net.both", Findings: p.words.warnings(m),
+			Reason: fmt.Sprintf("%d of its %d tests have failed, which proves nothing%s", fails, len(m.trials), p.late())}
 	}
-	return s.fine(m)
+	return p.fine(m)
 }
 
 // late is a note that the tests were cut short, or "".
-func (s *stage) late() string {
-	if s.aborted {
-		return fmt.Sprintf("; the time of the check, %s, was over", s.c.cfg.Spec.Timeout)
+func (p *reporter) late() string {
+	if p.aborted {
+		return fmt.Sprintf("; the time of the check, %s, was over", p.spec.Timeout)
 	}
 	return ""
 }
 
 // fails counts the failed trials of m that nothing explains.
-func (s *stage) fails(m *member) (n int) {
-	for f := range s.capabilities() {
-		n += s.weigh(m, f).unexplained
+func (j *judge) fails(m *member) (n int) {
+	for f := range j.rates.capabilities() {
+		n += j.weigh(m, f).unexplained
 	}
 	return n
 }
 
 // fine is the verdict of a member that has passed, or was not tested for another reason than its own fault.
-func (s *stage) fine(m *member) Verdict {
-	v := Verdict{State: StateOK, Partners: m.passes(), Findings: s.warnings(m), Confidence: 1}
+func (p *reporter) fine(m *member) Verdict {
+	v := Verdict{State: StateOK, Partners: m.passes(), Findings: p.words.warnings(m), Confidence: 1}
 	if !m.certified(reach) {
-		v.State, v.Confidence, v.Reason = StateNotTested, 0, unpaired+s.late()
+		v.State, v.Confidence, v.Reason = StateNotTested, 0, unpaired+p.late()
 	}
 	return v
 }
@@ -308,9 +318,9 @@ func confidence(weight float32, n int) float64 {
 	return 1 / (1 + math.Exp(math.Log(float64(max(n, 2)))-float64(weight)))
 }
 
-func (s *stage) convict(m *member, kind, reason string) Verdict {
+func (p *reporter) convict(m *member, kind, reason string) Verdict {
 	return Verdict{State: StateFaulty, Kind: kind, Confidence: 1, Partners: len(m.trials), Excluded: true, Reason: reason,
-		Findings: []Finding{{Check: s.name(), Kind: kind, Severity: Fatal, Text: reason}}}
+		Findings: []Finding{{Check: p.words.name(), Kind: kind, Severity: Fatal, Text: reason}}}
 }
 
 // and adds to the verdict of an earlier stage that of a later one.

@@ -1,0 +1,41 @@
+package netcheck
+
+// testLog has the ended tests of a stage, and counts them.
+type testLog struct {
+	ended     []*trial // for Picture and the medians
+	passed    int
+	alive     int // members that have passed any
+	pairs     int // different pairs tested
+	slowTwice int // directions
+}
+
+// enter puts an ended trial where evidence is looked for.
+func (h *testLog) enter(t *trial) {
+	for i, m := range t.ends {
+		if t.class[i] == Own {
+			m.owns++
+		}
+		if t.class[i] == Silent {
+			m.silents++
+		}
+	}
+	if t.reach == none {
+		return
+	}
+	h.ended = append(h.ended, t)
+	if t.ends[0].meetings(t.ends[1]) == 0 {
+		h.pairs++
+	}
+	for _, m := range t.ends {
+		m.trials = append(m.trials, t)
+	}
+	if t.reach == pass {
+		h.passed++
+		for _, m := range t.ends {
+			if r := m.recordOf(reach); !r.passed {
+				r.passed = true
+				h.alive++
+			}
+		}
+	}
+}
