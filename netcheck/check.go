@@ -1,7 +1,6 @@
 package netcheck
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -38,44 +37,31 @@ func (p phase) String() string {
 // One check follows another when nodes are expected: idle, gathering, the stages, idle. Its decisions depend only on
 // its events, their times and its seed.
 type Check struct {
-	cfg    Config
-	rng    *rand.Rand
-	prefix uint32 // of the names of tests; a Check of an earlier service has another
-
-	nodes   []*node          // of the present or last check, in order of first contact; including those that have gone
-	byID    map[string]*node // without those that have gone
-	open    int              // nodes that are here, or are expected to be checked, and not decided
-	missing [2]int           // expected nodes: to be checked, witnesses
-	local   int              // of these, those that are known to do their local checks
-	absent  fifo[*node]      // expected after gathering, by due
+	cfg Config
+	rng *rand.Rand
 
 	phase        phase
 	round        int
 	began, ended time.Time
-	lastChange   time.Time // of the set of nodes that are expected or here, while gathering
 	hard         time.Time // when all nodes that came are decided, with the evidence so far
-	stages       []*stage  // of this check: host, torch
+	roster       roster
+	stages       []*stage // of this check: host, torch
 	computing    computing
 	comm         collective
-	verdicts     tallies
-	paths        []string
-	cause        string // why nobody is named, in words
+	results      results
 
 	hostNorms, torchNorms norms   // of the run's last check
 	matmul                float64 // the same, milliseconds
 
 	timers timers
-	seq    uint64 // of assignments
-	tests  uint64 // begun
-
-	now time.Time
-	out []Action
+	now    time.Time
+	out    outbox
 }
 
 // New returns a Check without nodes.
 func New(cfg Config) *Check {
 	rng := rand.New(rand.NewPCG(cfg.Seed, 0x6e65746368656b))
-	return &Check{cfg: cfg, rng: rng, prefix: rng.Uint32(), byID: map[string]*node{}}
+	return &Check{cfg: cfg, rng: rng, out: outbox{prefix: rng.Uint32()}, roster: roster{byID: map[string]*node{}}}
 }
 
 // Step takes one event and returns the resulting actions, in order.
@@ -83,12 +69,12 @@ func (c *Check) Step(now time.Time, ev Event) []Action {
 	if now.Before(c.now) {
 		now = c.now // time never goes back
 	}
-	c.now, c.out = now, nil
+	c.now, c.out.actions = now, nil
 	c.expire()
 	c.take(ev)
 	for c.advance() {
 	}
-	return c.out
+	return c.out.actions
 }
 
 func (c *Check) take(ev Event) {
@@ -96,7 +82,7 @@ func (c *Check) take(ev Event) {
 	case Expect:
 		c.expect(ev)
 	case Busy:
-		c.isBusy(ev.ID)
+		c.roster.isBusy(ev.ID, c.now.Add(c.cfg.Spec.Timeout))
 	case Arrive:
 		c.arrive(ev.Node)
 	case Ready:
@@ -111,12 +97,12 @@ func (c *Check) take(ev Event) {
 // Next is when the Check next wants a Tick; zero: not before another event.
 func (c *Check) Next() time.Time {
 	at := c.timers.next()
-	if n := c.firstAbsent(); n != nil {
+	if n := c.roster.firstAbsent(); n != nil {
 		at = sooner(at, n.due)
 	}
 	switch c.phase {
 	case gathering:
-		return sooner(at, c.gatherUntil())
+		return sooner(at, c.roster.gatherUntil(c.began, c.cfg.Spec.Timeout))
 	case inHost, inTorch:
 		return sooner(at, c.hard)
 	case inCompute:
@@ -130,9 +116,10 @@ func (c *Check) Next() time.Time {
 // expire ends everything that has timed out.
 func (c *Check) expire() {
 	for t := c.timers.due(c.now); t != nil; t = c.timers.due(c.now) {
-		c.expireTrial(t)
+		t.expire(c.now)
+		c.finish(t)
 	}
-	for n := c.firstAbsent(); n != nil && reached(n.due, c.now); n = c.firstAbsent() {
+	for n := c.roster.firstAbsent(); n != nil && reached(n.due, c.now); n = c.roster.firstAbsent() {
 		c.silent(n)
 	}
 }
@@ -154,7 +141,7 @@ func (c *Check) advance() bool {
 			c.endComm()
 		}
 	case closing:
-		if c.open == 0 {
+		if c.roster.open == 0 {
 			c.end()
 		}
 	}
@@ -164,9 +151,5 @@ func (c *Check) advance() bool {
 // end makes the Check idle until nodes are to be checked again. Its results are kept for Picture.
 func (c *Check) end() {
 	c.phase, c.ended = idle, c.now
-	c.note(job.EventCheckEnded, "", "%s", c.summary())
-}
-
-func (c *Check) note(event job.Event, name, format string, args ...any) {
-	c.out = append(c.out, Action{Note: &job.Note{Event: event, Node: name, Text: fmt.Sprintf(format, args...)}})
+	c.out.note(job.EventCheckEnded, "", "%s", c.results.summary(c.roster.open, c.began, c.ended))
 }

@@ -495,7 +495,7 @@ func TestWithoutTorchTheHostCounts(t *testing.T) {
 
 func (s *sim) torchNodes() (nodes []int) {
 	for _, x := range s.nodes {
-		if s.check.byID[x.id].matmul > 0 {
+		if s.check.roster.byID[x.id].matmul > 0 {
 			nodes = append(nodes, x.i)
 		}
 	}
@@ -517,7 +517,7 @@ func TestTheHardEndDecidesAll(t *testing.T) {
 	s.run()
 	for _, x := range s.nodes {
 		require.NotNil(t, x.verdict)
-		require.NotEqual(t, StateFaulty, x.verdict.State, "%+v %s", x.verdict, s.check.summary())
+		require.NotEqual(t, StateFaulty, x.verdict.State, "%+v %s", x.verdict, s.check.Picture().Summary)
 		require.LessOrEqual(t, x.done, DefaultTimeout+time.Second)
 	}
 }

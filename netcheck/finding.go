@@ -279,20 +279,3 @@ func (p *reporter) pathReason(m *member, paths []string) string {
 	return fmt.Sprintf("it and %s do not reach each other (%s%s); it takes a third node to say whose fault that is", peer,
 		class, words)
 }
-
-// hear keeps the findings that no node is to blame for, for Picture.
-func (c *Check) hear(p *reporter) {
-	switch {
-	case p.decision.nameless != "":
-		c.cause = p.decision.nameless
-	case p.decision.slow != "":
-		c.cause = p.decision.slow
-	case p.decision.mass != "":
-		c.cause = p.decision.mass
-	}
-	for _, t := range p.judge.history.ended {
-		if len(c.paths) < MaxFindings {
-			c.paths = append(c.paths, p.pathNames(t)...)
-		}
-	}
-}

@@ -124,8 +124,8 @@ func (w *watcher) end() {
 		w.now = later(w.now, next)
 		w.give(Tick{})
 	}
-	require.Empty(w.t, w.here, "not decided: %s", w.check.summary())
-	require.Empty(w.t, w.told, "not decided: %s", w.check.summary())
+	require.Empty(w.t, w.here, "not decided: %s", w.check.Picture().Summary)
+	require.Empty(w.t, w.told, "not decided: %s", w.check.Picture().Summary)
 	most := gatherMost + absentTime + DefaultTimeout + ImportTimeout + computeTime + gatherMost
 	require.LessOrEqual(w.t, w.now.Sub(last), most+absentTime)
 	require.Equal(w.t, "idle", w.check.Picture().Phase)

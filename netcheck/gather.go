@@ -29,77 +29,46 @@ func (c *Check) expectOne(who Node, witness bool) {
 	if c.phase == idle || c.phase == closing {
 		c.gather()
 	}
-	old := c.byID[who.ID]
+	old := c.roster.byID[who.ID]
 	switch {
 	case old == nil:
 	case old.state == decided:
-		c.become(old, departed) // expected again: as another node
+		c.roster.become(old, departed) // expected again: as another node
 	case old.witness && !witness && old.state == expected:
-		c.count(old, -1)
+		c.roster.count(old, -1)
 		old.witness = false
-		c.count(old, +1)
-		c.await(old)
+		c.roster.count(old, +1)
+		c.roster.await(old, c.phase == gathering, c.now)
 		return
 	default:
 		return
 	}
-	c.await(c.enlist(&node{Node: who, witness: witness}))
-}
-
-// await gives an expected node its time.
-func (c *Check) await(n *node) {
-	if c.phase == gathering {
-		c.lastChange = c.now
-	} else if !n.witness {
-		n.due = c.now.Add(gatherMost + absentTime)
-		c.absent.push(n)
-	}
-}
-
-// isBusy gives an expected node the time that local checks may take: it is not silent.
-func (c *Check) isBusy(id string) {
-	n := c.byID[id]
-	if n == nil || n.state != expected || n.local {
-		return
-	}
-	n.local = true
-	c.local++
-	if !n.due.IsZero() {
-		n.due = c.now.Add(c.cfg.Spec.Timeout)
-	}
+	c.roster.await(c.roster.enlist(&node{Node: who, witness: witness}), c.phase == gathering, c.now)
 }
 
 // gather begins a new check. Nodes that the last one still expected stay expected.
 func (c *Check) gather() {
-	left := c.nodes
-	c.nodes, c.byID, c.open, c.missing, c.local = nil, map[string]*node{}, 0, [2]int{}, 0
-	c.absent = fifo[*node]{}
-	for _, n := range left {
-		if n.state == expected && !n.witness {
-			n.due = time.Time{}
-			c.enlist(n)
-		}
-	}
+	c.roster = c.roster.successor(c.now)
+	c.results = results{spec: c.cfg.Spec}
 	c.phase, c.round = gathering, 0
-	c.began, c.ended, c.lastChange = c.now, time.Time{}, c.now
-	c.stages, c.verdicts, c.paths, c.cause = nil, tallies{}, nil, ""
-	c.note(job.EventCheckBegan, "", "the nodes are checked: %s", c.cfg.Spec)
+	c.began, c.ended, c.stages = c.now, time.Time{}, nil
+	c.out.note(job.EventCheckBegan, "", "the nodes are checked: %s", c.cfg.Spec)
 }
 
 // arrive introduces a node. One that is in the check already has begun anew.
 func (c *Check) arrive(introduced Node) {
 	if c.phase == idle {
-		if n := c.byID[introduced.ID]; n == nil || !n.witness || n.state != expected {
+		if n := c.roster.byID[introduced.ID]; n == nil || !n.witness || n.state != expected {
 			c.gather()
 		}
 	}
-	n := c.byID[introduced.ID]
+	n := c.roster.byID[introduced.ID]
 	if n == nil || n.state != expected {
 		n = c.renew(n, introduced.ID)
 	}
 	n.Node = introduced
-	c.become(n, here)
-	c.lastChange = c.now
+	c.roster.become(n, here)
+	c.roster.changed = c.now
 	c.place(n)
 }
 
@@ -110,13 +79,15 @@ func (c *Check) renew(old *node, id string) *node {
 		n.witness = old.witness && old.state != decided
 		c.depart(old)
 	}
-	return c.enlist(n)
+	return c.roster.enlist(n)
 }
 
 // place decides a new node by its own report, or gives it a place in the running check.
 func (c *Check) place(n *node) {
+	unfit := n.unfit()
 	switch {
-	case c.unfit(n):
+	case unfit != nil:
+		c.decide(n, *unfit)
 	case c.phase == gathering:
 	case c.cfg.Spec.Level == LevelLocal:
 		c.decide(n, Verdict{State: StateOK})
@@ -130,17 +101,17 @@ func (c *Check) place(n *node) {
 	}
 }
 
-// unfit decides a node whose own checks have failed; it takes part in no test.
-func (c *Check) unfit(n *node) bool {
+// unfit is the verdict of a node whose own checks have failed, and which takes part in no test; else nil.
+func (n *node) unfit() *Verdict {
+	var v Verdict
 	if f := fatal(n.Findings); f != nil {
-		c.decide(n, Verdict{}.by(f))
-		return true
+		v = Verdict{}.by(f)
+	} else if n.Wants && n.GPUs == 0 {
+		v = noGPU("--accelerator or --nproc-per-node=gpu asks for some")
+	} else {
+		return nil
 	}
-	if n.Wants && n.GPUs == 0 {
-		c.decide(n, noGPU("--accelerator or --nproc-per-node=gpu asks for some"))
-		return true
-	}
-	return false
+	return &v
 }
 
 func fatal(findings []Finding) *Finding {
@@ -158,37 +129,20 @@ func noGPU(why string) Verdict {
 		{Check: "host", Kind: "host.gpu", Severity: Fatal, Metric: "gpus", Threshold: 1, Text: text}}}
 }
 
-// gatherUntil is when gathering ends if no other node comes. It waits for nodes that are known to do their local
-// checks.
-func (c *Check) gatherUntil() time.Time {
-	if c.local > 0 {
-		return c.began.Add(max(gatherMost, c.cfg.Spec.Timeout+absentTime))
-	}
-	wait := gatherQuiet
-	switch {
-	case c.missing == [2]int{}:
-		wait = 0
-	case c.missing[0] == 0:
-		wait = witnessTime
-	}
-	return sooner(c.began.Add(gatherMost), c.lastChange.Add(wait))
-}
-
 func (c *Check) advanceGathering() {
 	switch {
-	case c.open == 0:
+	case c.roster.open == 0:
 		c.end()
-	case !c.gatherUntil().After(c.now):
+	case !c.roster.gatherUntil(c.began, c.cfg.Spec.Timeout).After(c.now):
 		c.endGathering()
 	}
 }
 
 // endGathering begins the first stage.
 func (c *Check) endGathering() {
-	for _, n := range c.nodes {
+	for _, n := range c.roster.nodes {
 		if n.state == expected && !n.witness {
-			n.due = c.now.Add(absentTime)
-			c.absent.push(n)
+			c.roster.makeAbsent(n, c.now.Add(absentTime))
 		}
 	}
 	c.hard = c.now.Add(c.cfg.Spec.Timeout)
@@ -196,38 +150,30 @@ func (c *Check) endGathering() {
 	c.beginHost()
 }
 
-// firstAbsent is the next expected node to become silent, or nil.
-func (c *Check) firstAbsent() *node {
-	for c.absent.len() > 0 {
-		if n := c.absent.items[c.absent.head]; n.state == expected && !n.due.IsZero() {
-			return n
-		}
-		c.absent.pop()
-	}
-	return nil
-}
-
 // silent decides an expected node that did not come.
 func (c *Check) silent(n *node) {
-	c.absent.pop()
-	c.become(n, decided)
-	c.settle(n, Verdict{State: StateUnreachable, Kind: "net.silent", Confidence: 1, Excluded: true,
-		Reason: "it was told to be checked and has not answered"})
-	c.out = append(c.out, Action{Silent: n.ID, Verdict: &n.verdict})
+	c.roster.absent.pop()
+	c.roster.become(n, decided)
+	v := Verdict{State: StateUnreachable, Kind: "net.silent", Confidence: 1, Excluded: true,
+		Reason: "it was told to be checked and has not answered"}
+	if c.results.settle(n, v) {
+		c.out.verdict(n)
+	}
+	c.out.actions = append(c.out.actions, Action{Silent: n.ID, Verdict: &n.verdict})
 }
 
 // gone takes a node out that left the run, or has something else to do.
 func (c *Check) gone(id string) {
-	n := c.byID[id]
+	n := c.roster.byID[id]
 	if n == nil {
 		return
 	}
-	delete(c.byID, id)
+	delete(c.roster.byID, id)
 	if n.state == decided {
 		return // the findings stay visible
 	}
 	c.depart(n)
 	if c.phase == gathering {
-		c.lastChange = c.now
+		c.roster.changed = c.now
 	}
 }

@@ -8,7 +8,7 @@ import (
 // compareInventories looks for nodes that differ from most others, once all are there: it needs no list of expected
 // hardware. Hardware that differs is reported. A node without a GPU is not tested if others have GPUs.
 func (c *Check) compareInventories() {
-	nodes := c.here(func(*node) bool { return true })
+	nodes := c.roster.here(func(*node) bool { return true })
 	if len(nodes) < 3 { // two nodes have no majority
 		return
 	}
@@ -21,7 +21,7 @@ func (c *Check) compareInventories() {
 			working++
 		}
 	}
-	usual := c.usualInventory(nodes)
+	usual := usualInventory(nodes)
 	for _, n := range nodes {
 		if n.GPUs == 0 && !n.Bare && working > 2 && 2*withGPU > working {
 			c.decide(n, noGPU(fmt.Sprintf("%d of %d nodes have some", withGPU, working)))
@@ -60,7 +60,7 @@ func (n *node) items() []item {
 }
 
 // usualInventory is the value of every item that more than half of those that have it agree on.
-func (c *Check) usualInventory(nodes []*node) map[item]int {
+func usualInventory(nodes []*node) map[item]int {
 	count, of := map[item]int{}, map[item]int{}
 	for _, n := range nodes {
 		for _, x := range n.items() {

@@ -2,8 +2,6 @@ package netcheck
 
 import (
 	"time"
-
-	"dlrover-run/internal/job"
 )
 
 // nodeState is how far a node is in the present check.
@@ -45,43 +43,12 @@ func (n *node) name() string {
 	return n.ID
 }
 
-// enlist adds a node to the check.
-func (c *Check) enlist(n *node) *node {
-	c.nodes = append(c.nodes, n)
-	c.byID[n.ID] = n
-	c.count(n, +1)
-	return n
-}
-
-// count keeps the numbers of nodes that the check waits for. It is not over before they are decided, except witnesses
-// that have not come.
-func (c *Check) count(n *node, by int) {
-	if n.state == expected && n.local {
-		c.local += by
-	}
-	switch {
-	case n.state == expected && n.witness:
-		c.missing[1] += by
-	case n.state == expected:
-		c.missing[0] += by
-		c.open += by
-	case n.state == here:
-		c.open += by
-	}
-}
-
-// become changes the state of a node.
-func (c *Check) become(n *node, state nodeState) {
-	c.count(n, -1)
-	n.state = state
-	c.count(n, +1)
-}
-
 // depart takes a node out of the check, whichever phase it is in.
 func (c *Check) depart(n *node) {
-	c.become(n, departed) // first, so that nothing new is begun with it
+	c.roster.become(n, departed) // first, so that nothing new is begun with it
 	if n.trial != nil {
-		c.void(n.trial)
+		n.trial.cancel()
+		c.finish(n.trial)
 	}
 	if n.member != nil {
 		c.stage().leave(n.member)
@@ -98,46 +65,12 @@ func (c *Check) decide(n *node, v Verdict) {
 	if n.state != here {
 		return
 	}
-	c.become(n, decided)
-	c.settle(n, v)
+	c.roster.become(n, decided)
+	if c.results.settle(n, v) {
+		c.out.verdict(n)
+	}
 	told := n.verdict // which may be revised
-	c.assign(n, Assignment{Duty: Decided, Verdict: &told})
-}
-
-// maxTold bounds the nodes of a check in the timeline; the picture has all.
-const maxTold = 64
-
-// settle makes v the verdict of n, with the results of its local checks, under this Spec.
-func (c *Check) settle(n *node, v Verdict) {
-	v = v.by(fatal(n.Findings))
-	v.Findings = append(append([]Finding(nil), n.Findings...), v.Findings...)
-	v.Findings = v.Findings[:min(len(v.Findings), MaxFindings)]
-	v.Excluded = v.Excluded && !c.cfg.Spec.ReportOnly
-	v.Again = v.Again && v.Excluded
-	v.Covered = n.cover(v)
-	n.verdict = v
-	if n.witness && v.State == StateNotTested {
-		return // it was not needed
-	}
-	c.verdicts.count(v, +1)
-	if c.verdicts.excluded+c.verdicts.others <= maxTold && v.State != StateOK {
-		c.note(job.EventCheckVerdict, n.name(), "%s: %s", v.State, v.Reason)
-		c.noteFaults(n)
-	}
-}
-
-// maxFaults bounds the faults of one node's devices in the timeline.
-const maxFaults = 4
-
-// noteFaults notes devices that their driver reports as broken, if the verdict does not exclude the node.
-func (c *Check) noteFaults(n *node) {
-	told := 0
-	for _, f := range n.Findings {
-		if what := f.fault(); what != "" && !n.verdict.Excluded && told < maxFaults {
-			c.note(job.EventDeviceFault, n.name(), "%s: %s", what, f.Text)
-			told++
-		}
-	}
+	c.out.assign(n, Assignment{Duty: Decided, Verdict: &told})
 }
 
 // fault returns the kind of a hardware fault that no program can cause, "" for other findings. Retired memory or a
@@ -152,13 +85,6 @@ func (f Finding) fault() string {
 		return "ecc"
 	}
 	return ""
-}
-
-// assign gives a node its duty.
-func (c *Check) assign(n *node, a Assignment) {
-	c.seq++
-	a.Seq = c.seq
-	c.out = append(c.out, Action{To: n.ID, Assign: &a})
 }
 
 // leafOf is the label of the node's switch: the topology's, else its own, else that of its NVLink domain.

@@ -1,10 +1,6 @@
 package netcheck
 
-import (
-	"slices"
-
-	"dlrover-run/internal/job"
-)
+import "slices"
 
 // notice takes the findings of a node about itself since its local checks, each once.
 func (c *Check) notice(n *node, found []Finding) {
@@ -13,24 +9,9 @@ func (c *Check) notice(n *node, found []Finding) {
 			continue
 		}
 		n.Findings = append(slices.Clip(n.Findings), f)
-		if n.state == decided {
-			c.revise(n, f)
+		if n.state == decided && c.results.revise(n, f) {
+			c.out.verdict(n)
 		}
-	}
-}
-
-// revise adds a later finding to a verdict.
-func (c *Check) revise(n *node, f Finding) {
-	was := n.verdict.State
-	if !n.witness || was != StateNotTested {
-		c.verdicts.count(n.verdict, -1)
-	}
-	n.verdict = n.verdict.Against(f)
-	n.verdict.Excluded = n.verdict.Excluded && !c.cfg.Spec.ReportOnly
-	c.verdicts.count(n.verdict, +1)
-	if n.verdict.State != was {
-		c.note(job.EventCheckVerdict, n.name(), "%s: %s", n.verdict.State, n.verdict.Reason)
-		c.noteFaults(n)
 	}
 }
 

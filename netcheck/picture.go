@@ -1,35 +1,17 @@
 package netcheck
 
-import (
-	"fmt"
-	"strings"
-
-	"dlrover-run/internal/job"
-)
-
-// tallies counts the verdicts of a check.
-type tallies struct{ ok, excluded, others int }
-
-func (t *tallies) count(v Verdict, by int) {
-	switch {
-	case v.Excluded:
-		t.excluded += by
-	case v.State == StateOK:
-		t.ok += by
-	default:
-		t.others += by
-	}
-}
+import "fmt"
 
 // Picture shows the present state.
 func (c *Check) Picture() Picture {
 	p := Picture{Spec: c.cfg.Spec.String(), Phase: c.phase.String(), Round: c.round, Began: c.began, Ended: c.ended,
-		Summary: c.summary(), Nodes: []NodePicture{}, Pairs: []Pair{}, Paths: c.paths}
-	if c.cause != "" {
-		p.Paths = append([]string{c.cause}, p.Paths...)
+		Summary: c.results.summary(c.roster.open, c.began, c.ended), Nodes: []NodePicture{}, Pairs: []Pair{},
+		Paths: c.results.paths}
+	if c.results.cause != "" {
+		p.Paths = append([]string{c.results.cause}, p.Paths...)
 	}
 	place := map[*node]int{}
-	for _, n := range c.nodes {
+	for _, n := range c.roster.nodes {
 		if n.state == departed || n.state == expected && n.witness {
 			continue
 		}
@@ -105,39 +87,13 @@ func (r *rates) pairsOf(t *trial, d, from, to int) []Pair {
 	return pairs
 }
 
-// summary is the state of the check in one line.
-func (c *Check) summary() string {
-	if c.began.IsZero() {
-		return "no check yet"
-	}
-	parts := []string{fmt.Sprintf("%d ok", c.verdicts.ok)}
-	if c.verdicts.excluded > 0 {
-		parts = append(parts, fmt.Sprintf("%d left out", c.verdicts.excluded))
-	}
-	if c.verdicts.others > 0 {
-		parts = append(parts, fmt.Sprintf("%d not ok, but kept", c.verdicts.others))
-	}
-	if c.open > 0 {
-		parts = append(parts, fmt.Sprintf("%d open", c.open))
-	}
-	if c.cause != "" {
-		parts = append(parts, c.cause)
-	}
-	if !c.ended.IsZero() {
-		parts = append(parts, fmt.Sprintf("in %.1f s", c.ended.Sub(c.began).Seconds()))
-	}
-	return strings.Join(parts, ", ")
-}
-
-// noteBase notes the result of the base rounds.
-func (c *Check) noteBase(s *stage) {
+// baseResult is the result of the base rounds.
+func (j *judge) baseResult() string {
 	suspects := 0
-	for _, m := range s.judge.members {
+	for _, m := range j.members {
 		if m.standing == open || m.standing == exposed {
 			suspects++
 		}
 	}
-	c.note(job.EventCheckRound, "",
-		"%s: %d nodes in %d pairs, %d rounds; %d are suspects", c.phase, s.judge.size, s.judge.history.pairs, s.judge.base,
-		suspects)
+	return fmt.Sprintf("%d nodes in %d pairs, %d rounds; %d are suspects", j.size, j.history.pairs, j.base, suspects)
 }

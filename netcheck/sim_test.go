@@ -215,7 +215,7 @@ func (s *sim) obey(x *simNode, a Assignment) {
 	case Serve:
 		s.at(simLatency, Ready{ID: x.id, Test: a.Test, Addrs: []string{"10.0.0.1:1"}})
 		peer := s.byID[a.Peer.ID]
-		t := s.check.byID[x.id].trial
+		t := s.check.roster.byID[x.id].trial
 		if s.began != nil {
 			s.began(a.Test, x.i, peer.i)
 		}

@@ -31,24 +31,26 @@ func straggles(v, med, sigma float64) bool {
 }
 
 // judgeCompute decides for every node with a result whether it is much slower than the others, or than the nodes of the
-// run's last check. Computing needs no partner, so three nodes are enough.
-func (c *Check) judgeCompute(nodes []*node) {
+// run's last check, whose median is usual. Computing needs no partner, so three nodes are enough. It returns the median
+// for the next check.
+func judgeCompute(nodes []*node, usual float64, exclude bool) float64 {
 	var values []float64
 	for _, n := range nodes {
 		if n.matmul > 0 {
 			values = append(values, n.matmul)
 		}
 	}
-	med, sigma := c.matmul, madFloor*c.matmul
+	med, sigma := usual, madFloor*usual
 	if len(values) >= stragglersFrom {
 		med, sigma = spread(values)
-		c.matmul = med
+		usual = med
 	}
 	for _, n := range nodes {
 		if n.matmul > 0 && straggles(n.matmul, med, sigma) {
-			n.slowCompute(med, c.cfg.Spec.ExcludeStraggler)
+			n.slowCompute(med, exclude)
 		}
 	}
+	return usual
 }
 
 // slowCompute makes a straggler of n.

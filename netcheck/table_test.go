@@ -200,7 +200,7 @@ func TestTableOfPaths(t *testing.T) {
 				if len(s.check.Picture().Paths) > 0 {
 					noticed += 1 / float64(trials)
 				}
-				if s.check.cause != "" {
+				if s.check.results.cause != "" {
 					isFabric += 1 / float64(trials)
 				}
 			}

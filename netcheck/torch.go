@@ -37,9 +37,15 @@ type collective struct {
 // afterHost goes on with PyTorch if that is requested and does not delay the nodes. It would delay members of a world
 // that was stopped to check others.
 func (c *Check) afterHost() {
-	c.tellNoTorch()
-	nodes := c.here(func(n *node) bool { return n.Torch })
-	if c.cfg.Spec.Level != LevelFull || c.withWitnesses() || len(nodes) == 0 || c.cause != "" || reached(c.hard, c.now) {
+	if c.cfg.Spec.Level != LevelFull || c.roster.withWitnesses() {
+		c.conclude()
+		return
+	}
+	for _, n := range c.roster.here(func(n *node) bool { return !n.Torch && n.NoTorch != "" }) {
+		n.skipTorch(n.NoTorch)
+	}
+	nodes := c.roster.here(func(n *node) bool { return n.Torch })
+	if len(nodes) == 0 || c.results.cause != "" || reached(c.hard, c.now) {
 		c.conclude()
 		return
 	}
@@ -48,18 +54,8 @@ func (c *Check) afterHost() {
 		until: c.began.Add(gatherMost + ImportTimeout + computeTime)}
 	for _, n := range nodes {
 		n.busy = true
-		n.test = c.testName()
-		c.assign(n, Assignment{Duty: Compute, Test: n.test, Torch: true, Left: c.computing.until.Sub(c.now)})
-	}
-}
-
-// tellNoTorch gives nodes that cannot use PyTorch a finding with the reason.
-func (c *Check) tellNoTorch() {
-	if c.cfg.Spec.Level != LevelFull || c.withWitnesses() {
-		return
-	}
-	for _, n := range c.here(func(n *node) bool { return !n.Torch && n.NoTorch != "" }) {
-		n.skipTorch(n.NoTorch)
+		n.test = c.out.testName()
+		c.out.assign(n, Assignment{Duty: Compute, Test: n.test, Torch: true, Left: c.computing.until.Sub(c.now)})
 	}
 }
 
@@ -71,15 +67,6 @@ func (n *node) skipTorch(why string) {
 		Text: "not tested with PyTorch: " + why})
 }
 
-func (c *Check) withWitnesses() bool {
-	for _, n := range c.nodes {
-		if n.witness && n.state != expected {
-			return true
-		}
-	}
-	return false
-}
-
 // reportAlone takes the result of a node's own work, or of its part in the collective.
 func (c *Check) reportAlone(n *node, r *Result) {
 	if r.Test != n.test {
@@ -87,7 +74,8 @@ func (c *Check) reportAlone(n *node, r *Result) {
 	}
 	n.busy = false
 	if c.phase == inComm {
-		c.reportComm(n, r)
+		c.comm.report(n, r)
+		c.yield(n)
 		return
 	}
 	n.computed = r.Class
@@ -116,23 +104,15 @@ func (c *Check) yield(n *node) {
 	}
 }
 
-// stop ends the test that a node runs alone, if one is running.
-func (c *Check) stop(n *node) {
-	if n.busy && n.present() {
-		c.assign(n, Assignment{Duty: Rest})
-	}
-	n.busy = false
-}
-
 // endCompute judges the results of the compute test and goes on with pairs. Its duration counts against no node.
 func (c *Check) endCompute() {
 	c.hard = c.hard.Add(c.now.Sub(c.computing.began))
 	nodes := c.computing.nodes
 	silent := c.computing.waiting
-	c.judgeCompute(nodes)
+	c.matmul = judgeCompute(nodes, c.matmul, c.cfg.Spec.ExcludeStraggler)
 	for _, n := range nodes {
 		late := n.busy
-		c.stop(n)
+		c.out.stop(n)
 		switch {
 		case !n.present():
 		case late && 2*silent < len(nodes):
@@ -155,7 +135,7 @@ func brokenCompute(why string) Verdict {
 
 // beginTorch tests pairs with PyTorch.
 func (c *Check) beginTorch() {
-	nodes := c.here((*node).canTorch)
+	nodes := c.roster.here((*node).canTorch)
 	if len(nodes) < 2 || reached(c.hard, c.now) {
 		c.conclude()
 		return
@@ -169,81 +149,89 @@ func (n *node) canTorch() bool { return n.Torch && n.computed == OK && n.matmul 
 
 // beginComm has all that passed meet once.
 func (c *Check) beginComm() {
-	nodes := c.here((*node).canTorch)
-	if !c.cfg.Spec.Comm || len(nodes) < 2 || c.cause != "" || reached(c.hard, c.now) {
+	nodes := c.roster.here((*node).canTorch)
+	if !c.cfg.Spec.Comm || len(nodes) < 2 || c.results.cause != "" || reached(c.hard, c.now) {
 		c.conclude()
 		return
 	}
 	c.phase = inComm
-	c.comm = collective{nodes: nodes, first: nodes[0], test: c.testName(), waiting: len(nodes),
+	c.comm = collective{nodes: nodes, first: nodes[0], test: c.out.testName(), waiting: len(nodes),
 		until: sooner(c.hard, c.now.Add(commTime))}
-	a := c.joining(nodes[0], 0)
+	a := c.comm.joining(0, c.now)
 	for _, n := range nodes[1:] {
 		n.busy, n.test = true, "" // it may leave; it reports nothing before its order to join
 		a.Allow = append(a.Allow, n.Addr)
 	}
-	c.assign(nodes[0], a)
+	c.out.assign(nodes[0], a)
 }
 
 // joining is the part of one rank.
-func (c *Check) joining(n *node, rank int) Assignment {
-	n.test, n.busy = c.comm.test, true
-	return Assignment{Duty: Join, Test: c.comm.test, Torch: true, Rank: rank, World: len(c.comm.nodes),
-		Left: c.comm.until.Sub(c.now)}
+func (x *collective) joining(rank int, now time.Time) Assignment {
+	n := x.nodes[rank]
+	n.test, n.busy = x.test, true
+	return Assignment{Duty: Join, Test: x.test, Torch: true, Rank: rank, World: len(x.nodes), Left: x.until.Sub(now)}
 }
 
-// readyComm sends the other ranks to the store of the first one.
-func (c *Check) readyComm(ev Ready) {
-	if ev.Test != c.comm.test || c.comm.told {
-		return
+// report takes the result of a node.
+func (x *collective) report(n *node, r *Result) {
+	if r.Class != OK {
+		x.failed = append(x.failed, fmt.Sprintf("%s: %s", n.name(), r.Class))
+	} else if r.Torch != nil {
+		x.bus = append(x.bus, float64(positive(8*r.Torch.BusMBps)))
 	}
-	c.comm.told = true
-	first := c.comm.first
-	for i, n := range c.comm.nodes {
-		if n == first || !n.present() {
+}
+
+// cause is why the collective is not as it should be, or "". It names no node: one missing node stops all.
+func (x *collective) cause(bus, usual float64) string {
+	switch {
+	case len(x.failed) > 0:
+		return fmt.Sprintf("the collective of %d nodes failed: %s", len(x.nodes), x.failed[0])
+	case x.waiting > 0:
+		return fmt.Sprintf("the collective of %d nodes was not done in time by %d", len(x.nodes), x.waiting)
+	case usual > 0 && bus < commShare*usual:
+		return fmt.Sprintf("the collective of %d nodes reached %.0f Mbit/s, pairs reach %.0f", len(x.nodes), bus, usual)
+	}
+	return ""
+}
+
+// order is the assignment of a node.
+type order struct {
+	to *node
+	Assignment
+}
+
+// ready sends the other ranks to the store of the first one.
+func (x *collective) ready(ev Ready, now time.Time) (orders []order) {
+	if ev.Test != x.test || x.told {
+		return nil
+	}
+	x.told = true
+	addrs := ev.Addrs[:min(len(ev.Addrs), maxRails)]
+	for i, n := range x.nodes {
+		if n == x.first || !n.present() {
 			continue
 		}
-		a := c.joining(n, i)
-		a.Peer = Peer{ID: first.ID, Name: first.name(), Addr: first.Addr, Addrs: ev.Addrs[:min(len(ev.Addrs), maxRails)]}
-		c.assign(n, a)
+		a := x.joining(i, now)
+		a.Peer = Peer{ID: x.first.ID, Name: x.first.name(), Addr: x.first.Addr, Addrs: addrs}
+		orders = append(orders, order{n, a})
 	}
+	return orders
 }
 
-func (c *Check) reportComm(n *node, r *Result) {
-	if r.Class != OK {
-		c.comm.failed = append(c.comm.failed, fmt.Sprintf("%s: %s", n.name(), r.Class))
-	} else if r.Torch != nil {
-		c.comm.bus = append(c.comm.bus, float64(positive(8*r.Torch.BusMBps)))
-	}
-	c.yield(n)
-}
-
-// endComm notes the result of the collective. It names no node: one missing node stops all.
+// endComm notes the result of the collective.
 func (c *Check) endComm() {
 	x := &c.comm
 	usual := float64(c.torchNorms.main().mbps)
 	bus := median(x.bus)
-	switch {
-	case len(x.failed) > 0:
-		c.cause = fmt.Sprintf("the collective of %d nodes failed: %s", len(x.nodes), x.failed[0])
-	case x.waiting > 0:
-		c.cause = fmt.Sprintf("the collective of %d nodes was not done in time by %d", len(x.nodes), x.waiting)
-	case usual > 0 && bus < commShare*usual:
-		c.cause = fmt.Sprintf("the collective of %d nodes reached %.0f Mbit/s, pairs reach %.0f", len(x.nodes), bus, usual)
-	}
+	c.results.cause = x.cause(bus, usual)
 	text := fmt.Sprintf("a collective of %d nodes: %.0f Mbit/s a node, pairs %.0f", len(x.nodes), bus, usual)
-	if c.cause != "" {
-		text += "; " + c.cause
+	if c.results.cause != "" {
+		text += "; " + c.results.cause
 	}
-	c.note(job.EventCheckRound, "", "%s", text)
+	c.out.note(job.EventCheckRound, "", "%s", text)
 	for _, n := range x.nodes {
-		c.stop(n)
+		c.out.stop(n)
 	}
 	c.comm = collective{}
 	c.conclude()
-}
-
-func (c *Check) testName() string {
-	c.tests++
-	return fmt.Sprintf("%08x-%d", c.prefix, c.tests)
 }

@@ -205,3 +205,51 @@ func (t *trial) failed() bool {
 	}
 	return false
 }
+
+// part is the assignment of the end with that duty.
+func (t *trial) part(duty Duty, now time.Time) Assignment {
+	other := t.ends[1].n
+	if duty == Dial {
+		other = t.ends[0].n
+	}
+	return Assignment{Duty: duty, Round: t.round, Test: t.id, Quick: t.quick, Torch: t.torch,
+		Left: t.start.Add(t.limit()).Sub(now),
+		Peer: Peer{ID: other.ID, Name: other.name(), Addr: other.Addr, NICs: other.NICs}}
+}
+
+// expire ends a test that took too long. An end that has not reported in time is silent. After one end has reported a
+// failure, the wait for the other is shorter, and that end does not count as silent.
+func (t *trial) expire(now time.Time) {
+	switch {
+	case !t.ready:
+		t.class[0] = Silent
+	case t.start.Add(t.limit() + reportTime).After(now): // one end has reported a failure
+	default:
+		for i := range t.ends {
+			if !t.reported[i] {
+				t.class[i] = Silent
+			}
+		}
+	}
+}
+
+// cancel ends a test without a result.
+func (t *trial) cancel() { t.class = [2]Class{Canceled, Canceled} }
+
+// limit is how long the test itself may take.
+func (t *trial) limit() time.Duration {
+	switch {
+	case t.torch:
+		return torchTime
+	case t.quick:
+		return quickTime
+	}
+	return trialTime
+}
+
+func (t *trial) readyTime() time.Duration {
+	if t.torch {
+		return torchReady
+	}
+	return readyTime
+}
