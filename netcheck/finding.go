@@ -117,7 +117,7 @@ func (w words) rateFinding(m *member, f capability) Finding {
 	best, lossy := w.bestOf(m, f, &x)
 	if lossy {
 		x.Kind, x.Metric, x.Unit = "net.loss", "retransmissions", "share"
-		x.Value, x.Threshold, x.Median = float64(best.loss), lossFail, 0
+		x.Value, x.Threshold, x.Median = float64(best.figures[loss]), lossFail, 0
 		x.Text = fmt.Sprintf("%s %s with %.2g of the segments lost, at most %.2g is right", x.Entity, verb, x.Value, lossFail)
 		return x
 	}
@@ -166,73 +166,15 @@ func (w words) warnings(m *member) (found []Finding) {
 			x.Severity, x.Threshold = Warn, warnShare*x.Median
 			found = append(found, x)
 		}
-		if !f.receives() {
-			found = append(found, w.warnLane(m, f)...)
+		for _, x := range measures {
+			if y := x.warn(w, m, f); y != nil {
+				y.Check, y.Severity, y.Entity = w.name(), Warn, m.nic(w.rates.lanes[f.lane()])
+				y.Text = y.Entity + " " + y.Text
+				found = append(found, *y)
+			}
 		}
-		found = append(found, w.warnMTU(m, f)...)
 	}
 	return found[:min(len(found), MaxFindings)]
-}
-
-// warnLane reports losses and latencies that all tests of a lane have shown.
-func (w words) warnLane(m *member, f capability) (found []Finding) {
-	loss, p50, usual := float32(1), float32(0), norm{}
-	n := 0
-	for _, t := range m.trials {
-		y := t.of(m, f)
-		if y == nil || y.mbps == 0 {
-			continue
-		}
-		if n++; n == 1 || y.p50 < p50 {
-			p50, usual = y.p50, w.rates.normOf(f, t.cross)
-		}
-		loss = min(loss, y.loss)
-	}
-	nic := m.nic(w.rates.lanes[f.lane()])
-	if n > 0 && loss > lossWarn {
-		found = append(found, Finding{Check: w.name(), Kind: "net.loss", Severity: Warn, Entity: nic, Direction: "tx",
-			Metric: "retransmissions", Unit: "share", Value: float64(loss), Threshold: lossWarn,
-			Text: fmt.Sprintf("%s sends %.2g of the segments again, more than %.2g", nic, loss, lossWarn)})
-	}
-	if n > 1 && usual.p50 > 0 && p50 > latencyShare*usual.p50 {
-		found = append(found, Finding{Check: w.name(), Kind: "net.latency", Severity: Warn, Entity: nic,
-			Metric: "latency p50", Unit: "us", Value: float64(p50), Threshold: float64(latencyShare * usual.p50),
-			Median: float64(usual.p50), Text: fmt.Sprintf("%s answers after %.0f us, the median is %.0f", nic, p50, usual.p50)})
-	}
-	return found
-}
-
-// warnMTU reports that packets as large as the MTU of both ends arrived in no test.
-func (w words) warnMTU(m *member, f capability) []Finding {
-	l := w.rates.lanes[f.lane()]
-	most, want := int32(0), int32(0)
-	for _, t := range m.trials {
-		if y := t.of(m, f); y != nil && y.mtu > 0 {
-			most, want = max(most, y.mtu), max(want, min(m.mtu(l), t.other(m).mtu(l)))
-		}
-	}
-	if most >= min(want, maxPacket) {
-		return nil
-	}
-	verb := "sends"
-	if f.receives() {
-		verb = "receives"
-	}
-	return []Finding{{Check: w.name(), Kind: "net.mtu", Severity: Warn, Entity: m.nic(l), Metric: "packet, " + verb,
-		Unit: "bytes", Value: float64(most), Threshold: float64(want),
-		Text: fmt.Sprintf("%s %s packets of at most %d bytes, though the MTU is %d at both ends", m.nic(l), verb, most,
-			want)}}
-}
-
-// maxPacket is the largest packet of IP.
-const maxPacket = 65535
-
-// mtu is that of the interface of a lane, 0 if unknown.
-func (m *member) mtu(l lane) int32 {
-	if l.rail >= len(m.n.NICs) {
-		return 0
-	}
-	return int32(m.n.NICs[l.rail].MTU)
 }
 
 // pathsOf are the paths of m that are at fault, in words.
@@ -263,7 +205,7 @@ func (w words) pathRate(t *trial, f capability, from, to string) string {
 	y := t.again.of(t.ends[0], f)
 	l := w.rates.lanes[f.lane()]
 	if y.lossy {
-		return fmt.Sprintf("%s > %s: %.2g of the segments lost", from, to, y.loss)
+		return fmt.Sprintf("%s > %s: %.2g of the segments lost", from, to, y.figures[loss])
 	}
 	return fmt.Sprintf("%s > %s: %.2f of the median rate%s", from, to, y.mbps/w.rates.normOf(f, t.cross).mbps, l.by())
 }

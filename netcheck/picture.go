@@ -72,7 +72,8 @@ func (r *rates) pairsOf(t *trial, d, from, to int) []Pair {
 			continue
 		}
 		x := blank
-		x.Rail, x.Mbps, x.Loss, x.P50 = r.lanes[i].rail, float64(y.mbps), float64(y.loss), float64(y.p50)
+		x.Rail, x.Mbps = r.lanes[i].rail, float64(y.mbps)
+		y.figures.show(&x)
 		if x.Class == OK && y.result == fail {
 			x.Class = Slow
 			if y.lossy {

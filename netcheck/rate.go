@@ -4,13 +4,11 @@ import "slices"
 
 // Rates are compared with the median of their own kind: absolute limits cause false alarms.
 const (
-	blameShare   = 0.75  // of the median: below it a rate is a fault
-	warnShare    = 0.85  // a node's best share below it is a warning
-	lossWarn     = 0.001 // share of segments sent again: the rate alone does not show 1 % of loss
-	lossFail     = 0.005
-	lossFactor   = 4 // a network in which all lose as much has another problem than this node
-	latencyShare = 5 // times the median of the latencies
-	enoughRates  = 6 // samples that make a median; with fewer the one of the run's last check is kept
+	blameShare  = 0.75  // of the median: below it a rate is a fault
+	warnShare   = 0.85  // a node's best share below it is a warning
+	lossFail    = 0.005 // share of segments sent again: the rate alone does not show 1 % of loss
+	lossFactor  = 4     // a network in which all lose as much has another problem than this node
+	enoughRates = 6     // samples that make a median; with fewer the one of the run's last check is kept
 )
 
 // class of pairs within which rates are compared: a lane, in the leaf or across leaves.
@@ -21,7 +19,8 @@ type rateClass struct {
 
 // norm is the usual rate of a class.
 type norm struct {
-	mbps, loss, p50 float32 // medians; 0 is unknown
+	mbps    float32 // medians; 0 is unknown
+	figures figures
 }
 
 // norms of a stage, by class.
@@ -112,17 +111,27 @@ func (m *member) best(f capability, c rateClass) (best float32) {
 
 // usual is the norm of samples. Rates that a CPU has limited count only as long as there are no others.
 func usual(samples []*sample) norm {
-	var free, all, loss, p50 []float32
+	var free, all []float32
+	var others [len(figures{})][]float32
 	for _, x := range samples {
 		if x.mbps > 0 && !x.cpu {
 			free = append(free, x.mbps)
 		}
-		all, loss, p50 = appendPositive(all, x.mbps), append(loss, x.loss), appendPositive(p50, x.p50)
+		all = appendPositive(all, x.mbps)
+		for i, v := range x.figures {
+			if v > 0 || measures[i].zero {
+				others[i] = append(others[i], v)
+			}
+		}
 	}
 	if len(free) == 0 {
 		free = all
 	}
-	return norm{mbps: median(free), loss: median(loss), p50: median(p50)}
+	n := norm{mbps: median(free)}
+	for i := range others {
+		n.figures[i] = median(others[i])
+	}
+	return n
 }
 
 func appendPositive(xs []float32, x float32) []float32 {
@@ -157,7 +166,7 @@ func (r *rates) judge(t *trial) {
 
 // rate decides about one sample. A CPU that was the limit is no evidence against a network.
 func (x *sample) rate(usual norm) {
-	x.lossy = x.loss > lossFail && x.loss > lossFactor*usual.loss
+	x.lossy = x.figures[loss] > max(lossFail, lossFactor*usual.figures[loss])
 	switch {
 	case usual.mbps == 0 || x.mbps == 0:
 		x.result = none

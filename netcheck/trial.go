@@ -8,14 +8,13 @@ import (
 
 // Bounds of one test. A node that has reported nothing when a test expires is silent in it.
 const (
-	trialTime   = 6 * time.Second // of a test by TCP, handshake and both directions included
-	quickTime   = 4 * time.Second // of a shorter one
-	torchTime   = 20 * time.Second
-	reportTime  = 2 * time.Second // beyond it, for the report to come; also after the other end's report of a failure
-	readyTime   = 4 * time.Second // from the assignment to Ready
-	torchReady  = 10 * time.Second
-	maxRails    = 64
-	minSegments = 1000 // fewer are no evidence about a share of 0.1 %
+	trialTime  = 6 * time.Second // of a test by TCP, handshake and both directions included
+	quickTime  = 4 * time.Second // of a shorter one
+	torchTime  = 20 * time.Second
+	reportTime = 2 * time.Second // beyond it, for the report to come; also after the other end's report of a failure
+	readyTime  = 4 * time.Second // from the assignment to Ready
+	torchReady = 10 * time.Second
+	maxRails   = 64
 )
 
 // outcome of a trial for one capability of its ends.
@@ -63,12 +62,11 @@ type trial struct {
 
 // sample is one direction of one lane in one trial. Rates are in 10^6 bit/s.
 type sample struct {
-	mbps, p50 float32
-	loss      float32
-	mtu       int32 // the largest packet that came through; 0 is unknown
-	cpu       bool  // a low rate is no evidence
-	result    outcome
-	lossy     bool // result is fail because of losses
+	mbps    float32
+	figures figures
+	cpu     bool // a low rate is no evidence
+	result  outcome
+	lossy   bool // result is fail because of losses
 }
 
 // lane identifies comparable samples across trials: the i-th rail of all nodes, by one means.
@@ -126,14 +124,11 @@ func (t *trial) flow(rs *rates, end int, f *Flow) {
 		l.kind = f.Kind
 	}
 	in := t.sample(rs, 1-end, l)
-	in.mbps, in.p50 = positive(f.Mbps), positive(f.P50)
-	in.cpu = in.cpu || f.CPUBound
-	in.mtu = int32(min(max(f.MTU, 0), math.MaxInt32))
+	in.mbps, in.cpu = positive(f.Mbps), in.cpu || f.CPUBound
+	in.figures.take(f, false)
 	out := t.sample(rs, end, l) // after in: either may have moved the slice
 	out.cpu = out.cpu || f.CPUBound
-	if f.Segments >= minSegments {
-		out.loss = positive(f.Retrans)
-	}
+	out.figures.take(f, true)
 }
 
 // sample is the place of one lane's direction; it is valid until the next call.

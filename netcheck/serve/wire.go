@@ -242,9 +242,8 @@ func (b *bounds) flow(f netcheck.Flow) {
 	b.text("nic", f.NIC, 0, maxWord)
 	b.that(f.Kind == "" || f.Kind == "rdma", "kind %.60q of a flow: need \"\" or rdma", f.Kind)
 	b.number("rate", f.Mbps, 0, maxMbps)
-	b.number("retrans", f.Retrans, 0, 1)
-	for _, v := range []float64{f.P50, float64(f.Segments), float64(f.MTU)} {
-		b.number("a figure of a flow", v, 0, 1e12)
+	for _, x := range f.Bounds() {
+		b.number(x.Name, x.Value, 0, x.Most)
 	}
 }
 
