@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/duration"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
@@ -16,9 +17,9 @@ import (
 
 // budgetFeature limits the cost of recovery and decides when the job has succeeded. The rendezvous counts; this
 // launcher only reports the progress of its workers.
-func budgetFeature() feature {
+func budgetFeature() row {
 	var b rendezvous.Budget
-	return feature{
+	return row{
 		name: "budget",
 		settings: func(o *options, s *settings) (err error) {
 			b, err = readBudget(o, s.params.Budget, s.framework.preset.Success)
@@ -30,11 +31,11 @@ func budgetFeature() feature {
 				p.Features["budget"] = b.String()
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if b.StartDeadline == 0 {
 				return nil, nil
 			}
-			return &opened{Part: launcher.Part{Run: (&firstStep{job: j}).run}}, nil
+			return &feature.Opened{Part: launcher.Part{Run: (&firstStep{job: j}).run}}, nil
 		},
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/app/nodecheck"
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/netcheck"
@@ -34,10 +35,10 @@ type nodeChecks struct {
 	shown   bool
 }
 
-func (c *nodeChecks) opened() *opened {
-	return &opened{
-		Part: launcher.Part{Check: c.check, Start: c.start, End: c.end}, joined: c.joined, configure: c.configure,
-		close: c.close,
+func (c *nodeChecks) opened(j *nodeJob) *feature.Opened {
+	return &feature.Opened{
+		Part: launcher.Part{Check: c.check, Start: c.start, End: c.end}, Joined: func() { c.joined(j) }, Configure: c.configure,
+		Close: c.close,
 	}
 }
 
@@ -46,7 +47,7 @@ func openNodeChecks(j *nodeJob, k checkSettings) (*nodeChecks, error) {
 	c := &nodeChecks{checkSettings: k, job: j, log: j.log}
 	var err error
 	c.devices, err = c.adaptor()
-	return c, unusableOption(err)
+	return c, feature.Unusable(err)
 }
 
 // noDevices is the message if detection has found no device that this job uses.

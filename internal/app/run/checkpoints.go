@@ -16,6 +16,8 @@ import (
 	"dlrover-run/checkpointd/python"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/internal/app/ckptd"
+	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/pytree"
 	"dlrover-run/launcher"
@@ -25,9 +27,9 @@ import (
 
 // checkpointClient is the module that training processes import to save checkpoints. It stands before the user's
 // path. If the user has a package of the same name, the client itself gives way to it.
-var checkpointClient = pythonTree{
+var checkpointClient = pypath.Tree{
 	Source: pytree.Source{Name: "checkpoint-client", Files: python.Files},
-	what:   "checkpoint client", loss: "workers cannot import dlrover",
+	What:   "checkpoint client", Loss: "workers cannot import dlrover",
 }
 
 // ckptSettings are the options of the feature.
@@ -49,10 +51,10 @@ type checkpoints struct {
 	unsaved  error             // why saves may not be on disk at the end; known after end
 }
 
-func checkpointsFeature() feature {
+func checkpointsFeature() row {
 	var k ckptSettings
 	var shmDir string
-	return feature{
+	return row{
 		name: "checkpoints",
 		settings: func(o *options, s *settings) (err error) {
 			k, err = readCheckpoints(o, s)
@@ -66,9 +68,9 @@ func checkpointsFeature() feature {
 				}
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			j.saves = openCheckpoints(j, k)
-			return j.saves.opened(), nil
+			return j.saves.opened(j), nil
 		},
 	}
 }
@@ -118,17 +120,17 @@ type planCheckpoints struct {
 	WriteRate        string `json:"write_rate,omitempty"`
 }
 
-func (c *checkpoints) opened() *opened {
-	return &opened{
-		Part: launcher.Part{Start: c.start, Stop: c.stop, End: c.end}, joined: c.joined,
-		configure: func(cfg *launcher.Config) { cfg.Saved = c.saved }, release: c.release,
+func (c *checkpoints) opened(j *nodeJob) *feature.Opened {
+	return &feature.Opened{
+		Part: launcher.Part{Start: c.start, Stop: c.stop, End: c.end}, Joined: func() { c.joined(j) },
+		Configure: func(cfg *launcher.Config) { cfg.Saved = c.saved }, Release: c.release,
 	}
 }
 
 // openCheckpoints creates the runtime directory in the background; joined waits for it.
 func openCheckpoints(j *nodeJob, k ckptSettings) *checkpoints {
 	c := &checkpoints{ckptSettings: k, s: j.s}
-	j.python.add(checkpointClient)
+	j.python.Add(checkpointClient)
 	if k.off {
 		return c
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/conns"
@@ -132,7 +133,7 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 		Peers: s.newPeers(log),
 	})
 	if err != nil {
-		return unusableOption(err)
+		return feature.Unusable(err)
 	}
 	l, err := api.Listen(ctx, e.bindAddr(s))
 	if err != nil {

@@ -3,48 +3,34 @@ package run
 import (
 	"slices"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 )
 
-// feature is a task of the launcher apart from starting workers. It has its own file and a row in the table below.
-// Its functions share the variables of the closure that made it. A nil function has nothing to do.
-type feature struct {
-	name string
-	// settings reads and checks the feature's options.
+// row is a feature.Feature that reaches into the settings and the node's job.
+type row struct {
+	name     string
 	settings func(*options, *settings) error
-	// plan adds to the --dry-run output.
-	plan func(*plan)
-	// open prepares everything that can fail, before any other node is contacted. It returns nil for a feature that was
-	// not requested.
-	open func(*nodeJob) (*opened, error)
+	plan     func(*plan)
+	open     func(*nodeJob) (*feature.Opened, error)
 }
 
-// opened is a feature that was requested. A nil function has nothing to do. They are called in this order, apart from
-// the part's hooks, observe and the taps, which are called while the agent runs:
-//
-//	open -> joined -> configure -> Part, observe, taps -> Part.End -> release -> close
-type opened struct {
-	launcher.Part // openFeatures names it
-	// joined acts when this node has joined its run.
-	joined func(*nodeJob)
-	// configure changes how workers are run.
-	configure func(*launcher.Config)
-	// observe is notified of the events on this node.
-	observe func(launcher.Event)
-	// tap gets the workers' output, from a worker's start on. A feature that reads it only now and then follows the logs.
-	tap func(id logs.WorkerID, stream logs.Std) logs.Tap
-	// sideTap gets the output of the side processes.
-	sideTap func(name string) logs.Tap
-	// release frees the resources of workers and side processes when all of them have ended.
-	release func()
-	// close frees the rest, when the other nodes have been notified as well.
-	close func() error
+// of makes a row of a feature in a package of its own.
+func of(f feature.Feature) row {
+	r := row{name: f.Name, open: func(j *nodeJob) (*feature.Opened, error) { return f.Open(featureNode{j}) }}
+	if f.Settings != nil {
+		r.settings = func(o *options, s *settings) error { return f.Settings(featureOptions{o, s}) }
+	}
+	if f.Plan != nil {
+		r.plan = func(p *plan) { f.Plan(&p.Plan) }
+	}
+	return r
 }
 
 // features are opened in this order, and ended and closed in the reverse order.
-func features() []feature {
-	return []feature{
+func features() []row {
+	return []row{
 		eventLogFeature(),
 		budgetFeature(),
 		metricsFeature(),
@@ -107,8 +93,8 @@ func (j *nodeJob) parts() (parts []launcher.Part) {
 
 func (j *nodeJob) joinedFeatures() {
 	for _, o := range j.opened {
-		if o.joined != nil {
-			o.joined(j)
+		if o.Joined != nil {
+			o.Joined()
 		}
 	}
 }
@@ -116,41 +102,41 @@ func (j *nodeJob) joinedFeatures() {
 // configureFeatures adds the features' observers, and then has the features change the configuration.
 func (j *nodeJob) configureFeatures(cfg *launcher.Config) {
 	for _, o := range j.opened {
-		if o.observe != nil {
-			cfg.Observers = append(cfg.Observers, o.observe)
+		if o.Observe != nil {
+			cfg.Observers = append(cfg.Observers, o.Observe)
 		}
 	}
 	cfg.Observers = append(cfg.Observers, (&startPages{}).observe)
 	for _, o := range j.opened {
-		if o.configure != nil {
-			o.configure(cfg)
+		if o.Configure != nil {
+			o.Configure(cfg)
 		}
 	}
 }
 
 func (j *nodeJob) tapFeatures(cfg *logs.Config) {
 	for _, o := range j.opened {
-		if o.tap != nil {
-			cfg.Tap = logs.Taps(cfg.Tap, o.tap)
+		if o.Tap != nil {
+			cfg.Tap = logs.Taps(cfg.Tap, o.Tap)
 		}
-		if o.sideTap != nil {
-			cfg.SideTap = o.sideTap
+		if o.SideTap != nil {
+			cfg.SideTap = o.SideTap
 		}
 	}
 }
 
 func (j *nodeJob) releaseFeatures() {
 	for _, o := range slices.Backward(j.opened) {
-		if o.release != nil {
-			o.release()
+		if o.Release != nil {
+			o.Release()
 		}
 	}
 }
 
 func (j *nodeJob) closeFeatures() {
 	for _, o := range slices.Backward(j.opened) {
-		if o.close != nil {
-			j.closing("close the "+o.Name, o.close())
+		if o.Close != nil {
+			j.closing("close the "+o.Name, o.Close())
 		}
 	}
 }

@@ -17,28 +17,30 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 )
 
 // emptyFeature is all that a new feature needs: this function in a file of its own, and a row of the table.
-func emptyFeature(steps *[]string) feature {
+func emptyFeature(steps *[]string) feature.Feature {
 	did := func(step string) { *steps = append(*steps, step) }
-	return feature{
-		name:     "empty",
-		settings: func(*options, *settings) error { did("settings"); return nil },
-		plan:     func(p *plan) { p.Features["empty"] = true },
-		open:     func(*nodeJob) (*opened, error) { did("open"); return emptyOpened(did), nil },
+	return feature.Feature{
+		Name:     "empty",
+		Settings: func(feature.Options) error { did("settings"); return nil },
+		Plan:     func(p *feature.Plan) { p.Features["empty"] = true },
+		Open:     func(feature.Node) (*feature.Opened, error) { did("open"); return emptyOpened(did), nil },
 	}
 }
 
-func emptyOpened(did func(step string)) *opened {
-	return &opened{
+func emptyOpened(did func(step string)) *feature.Opened {
+	return &feature.Opened{
 		Part:      launcher.Part{End: func(launcher.EndRequest) { did("end") }},
-		joined:    func(*nodeJob) { did("joined") },
-		configure: func(*launcher.Config) { did("configure") },
-		release:   func() { did("release") },
-		close:     func() error { did("close"); return nil },
+		Joined:    func() { did("joined") },
+		Configure: func(*launcher.Config) { did("configure") },
+		Release:   func() { did("release") },
+		Close:     func() error { did("close"); return nil },
 	}
 }
 
@@ -50,10 +52,10 @@ func withEmpty(t *testing.T, line string, steps *[]string) (*nodeJob, hostFacts)
 	env := func(string) (string, bool) { return "", false }
 	c, err := parse(strings.Fields(line), env, io.Discard)
 	require.NoError(t, err)
-	s, err := resolveWith(append(features(), emptyFeature(steps)), c, env, testHost())
+	s, err := resolveWith(append(features(), of(emptyFeature(steps))), c, env, testHost())
 	require.NoError(t, err)
 	log := slog.New(slog.DiscardHandler)
-	python := &pythonPath{shmDir: s.shmDir, log: log}
+	python := pypath.New(s.shmDir, log)
 	return &nodeJob{s: &s, log: log, level: new(slog.LevelVar), python: python}, testHost()
 }
 
@@ -66,7 +68,7 @@ func TestAnEmptyFeatureIsARow(t *testing.T) {
 	launcher.EndParts(j.parts(), launcher.EndRequest{})
 	j.releaseFeatures()
 	j.closeFeatures()
-	j.python.close()
+	j.python.Close()
 	require.Equal(t, []string{"settings", "open", "joined", "configure", "end", "release", "close"}, steps)
 
 	var out bytes.Buffer
@@ -78,10 +80,10 @@ func TestAnEmptyFeatureIsARow(t *testing.T) {
 
 func TestFeaturesEndInTheReverseOrder(t *testing.T) {
 	var order []string
-	named := func(name string) *opened {
+	named := func(name string) *feature.Opened {
 		return emptyOpened(func(step string) { order = append(order, name+" "+step) })
 	}
-	j := &nodeJob{log: slog.New(slog.DiscardHandler), opened: []*opened{named("a"), named("b")}}
+	j := &nodeJob{log: slog.New(slog.DiscardHandler), opened: []*feature.Opened{named("a"), named("b")}}
 	launcher.EndParts(j.parts(), launcher.EndRequest{})
 	j.releaseFeatures()
 	j.closeFeatures()
@@ -141,7 +143,7 @@ func TestFeaturesHaveNames(t *testing.T) {
 			"--ckpt-daemon=off --warm --start-deadline=1h --leave-on=/nowhere "+
 			"--ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
 	require.NoError(t, j.openFeatures())
-	defer j.python.close()
+	defer j.python.Close()
 	defer j.closeFeatures()
 	absent := maps.Clone(seen)
 	for _, p := range j.parts() {
@@ -157,7 +159,7 @@ func TestFeaturesThatAreOffHaveNoPart(t *testing.T) {
 	var steps []string
 	j, _ := withEmpty(t, "--standalone --hang=off --ckpt-daemon=off --ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
 	require.NoError(t, j.openFeatures())
-	defer j.python.close()
+	defer j.python.Close()
 	var names []string
 	for _, p := range j.parts() {
 		names = append(names, p.Name)
@@ -166,6 +168,6 @@ func TestFeaturesThatAreOffHaveNoPart(t *testing.T) {
 		"the first two wait for notices, the third names epochs")
 }
 
-func resolveWith(table []feature, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
+func resolveWith(table []row, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
 	return settings{features: table, called: ownName()}.resolve(&options{Line: c, env: env, host: host})
 }

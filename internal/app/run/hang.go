@@ -10,6 +10,7 @@ import (
 	"dlrover-run/hang/hangtell"
 	"dlrover-run/hang/report"
 	"dlrover-run/internal/app/guarded"
+	"dlrover-run/internal/app/run/feature"
 )
 
 // hangMode is the way in which hangs are found.
@@ -35,9 +36,9 @@ type hangSettings struct {
 // xpuTimer begins the names of the variables of DLRover's xpu_timer.
 const xpuTimer = "XPU_TIMER_"
 
-func hangFeature() feature {
+func hangFeature() row {
 	var k hangSettings
-	return feature{
+	return row{
 		name: "hang detection",
 		settings: func(o *options, s *settings) (err error) {
 			if k, err = readHangs(o, s.called.Name); err == nil && k.mode != hangOff {
@@ -50,12 +51,12 @@ func hangFeature() feature {
 				p.Features["hang"] = k.plan()
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if k.mode == hangOff {
 				return nil, nil
 			}
 			j.hangs = openHangs(j, k)
-			return j.hangs.opened(), nil
+			return j.hangs.opened(j), nil
 		},
 	}
 }

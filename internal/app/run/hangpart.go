@@ -26,6 +26,8 @@ import (
 	"dlrover-run/hang/shim"
 	"dlrover-run/hang/sockets"
 	"dlrover-run/hang/watch"
+	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/pytree"
@@ -37,9 +39,9 @@ import (
 
 // hangShim reports steps, collectives and phases from within the workers. Its sitecustomize runs the user's, so
 // Python has to find it first.
-var hangShim = pythonTree{
+var hangShim = pypath.Tree{
 	Source: pytree.Source{Name: "hang-shim", Files: shim.Files},
-	what:   "shim of hang detection", loss: "hangs are found from outside only",
+	What:   "shim of hang detection", Loss: "hangs are found from outside only",
 }
 
 // lookAuto is the interval of the looks at workers with a shim.
@@ -72,20 +74,20 @@ func openHangs(j *nodeJob, k hangSettings) *hangs {
 	h := &hangs{hangSettings: k, job: j, log: j.log, stacks: sync.OnceValue(pystack.New)}
 	h.judge = sync.OnceValue(func() serve.Transport { return judgeOf(j.endpoint) })
 	if k.mode == hangAuto {
-		j.python.add(hangShim)
+		j.python.Add(hangShim)
 		h.pages = newHangPages(j.s.shmDir, j.log)
 	}
 	return h
 }
 
-func (h *hangs) opened() *opened {
-	return &opened{
-		Part: launcher.Part{Start: h.start, Run: h.run, Stop: h.stop, End: h.end}, joined: h.joined,
-		configure: func(cfg *launcher.Config) {
+func (h *hangs) opened(j *nodeJob) *feature.Opened {
+	return &feature.Opened{
+		Part: launcher.Part{Start: h.start, Run: h.run, Stop: h.stop, End: h.end}, Joined: func() { h.joined(j) },
+		Configure: func(cfg *launcher.Config) {
 			cfg.Examiner = launcher.Examiner{Name: "hang detection", Examine: h.examine}
 			cfg.OnNotice = append(cfg.OnNotice, h.notice)
 		},
-		release: h.release,
+		Release: h.release,
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
@@ -41,9 +42,9 @@ type leaveNotice struct {
 	wg     sync.WaitGroup
 }
 
-func holdFeature() feature {
+func holdFeature() row {
 	var k holdSettings
-	return feature{
+	return row{
 		name:     "hold",
 		settings: func(o *options, s *settings) (err error) { k, err = readHold(o, s); return err },
 		plan: func(p *plan) {
@@ -51,13 +52,13 @@ func holdFeature() feature {
 				p.Features["hold"] = k
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if k.LeaveOn == "" {
 				return nil, nil
 			}
 			l := &leaveNotice{from: k.LeaveOn, log: j.log, leaves: make(chan string, 1)}
 			configure := func(cfg *launcher.Config) { cfg.Leaves = l.leaves }
-			return &opened{joined: l.joined, configure: configure, close: l.close}, nil
+			return &feature.Opened{Joined: l.joined, Configure: configure, Close: l.close}, nil
 		},
 	}
 }
@@ -144,7 +145,7 @@ func readLeaveOn(o *options, _ *settings, k *holdSettings) error {
 	return nil
 }
 
-func (l *leaveNotice) joined(*nodeJob) {
+func (l *leaveNotice) joined() {
 	var ctx context.Context
 	ctx, l.cancel = context.WithCancel(context.Background())
 	l.wg.Go(func() {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/tempdir"
@@ -22,10 +23,10 @@ type liveHostfile struct {
 	log     *slog.Logger
 }
 
-func liveHostfileFeature() feature {
+func liveHostfileFeature() row {
 	var path string
 	var known []string
-	return feature{
+	return row{
 		name: "live hostfile",
 		settings: func(o *options, s *settings) error {
 			path, known = o.String("live-hostfile"), s.called.command.Hosts
@@ -36,19 +37,19 @@ func liveHostfileFeature() feature {
 				p.Features["live_hostfile"] = path
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if path == "" {
 				return nil, nil
 			}
 			h, err := openLiveHostfile(path, j.log)
 			if err != nil {
-				return nil, unusableOption(fmt.Errorf("--live-hostfile=%s: %w; give a path that this user may write to", path, err))
+				return nil, feature.Unusable(fmt.Errorf("--live-hostfile=%s: %w; give a path that this user may write to", path, err))
 			}
 			h.fixed = j.s.params.Static
 			for _, name := range known {
 				h.known = append(h.known, hostfile.Host{Name: name})
 			}
-			return &opened{Part: launcher.Part{Start: h.start}, configure: needsWorld, close: h.close}, nil
+			return &feature.Opened{Part: launcher.Part{Start: h.start}, Configure: needsWorld, Close: h.close}, nil
 		},
 	}
 }

@@ -3,6 +3,7 @@ package run
 import (
 	"log/slog"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/launcher"
 )
 
@@ -13,10 +14,10 @@ type logLevel struct {
 	log   *slog.Logger
 }
 
-func logLevelFeature() feature {
-	return feature{
+func logLevelFeature() row {
+	return row{
 		name: "log level",
-		open: func(j *nodeJob) (*opened, error) { return onNotice(logLevel{j.level, j.log}.notice), nil },
+		open: func(j *nodeJob) (*feature.Opened, error) { return onNotice(logLevel{j.level, j.log}.notice), nil },
 	}
 }
 
@@ -29,8 +30,8 @@ var logLevels = map[string]slog.Level{
 const maxQuoted = 40
 
 // onNotice is a feature that only reads notices.
-func onNotice(f func(topic, body string)) *opened {
-	return &opened{configure: func(cfg *launcher.Config) { cfg.OnNotice = append(cfg.OnNotice, f) }}
+func onNotice(f func(topic, body string)) *feature.Opened {
+	return &feature.Opened{Configure: func(cfg *launcher.Config) { cfg.OnNotice = append(cfg.OnNotice, f) }}
 }
 
 // notice follows a notice of the topic log-level.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/retry"
 	"dlrover-run/internal/text"
@@ -30,9 +31,9 @@ type logRules struct {
 	news    chan struct{} // something was found in it
 }
 
-func logRulesFeature() feature {
+func logRulesFeature() row {
 	var rules []logrule.Rule
-	return feature{
+	return row{
 		name:     "log rules",
 		settings: func(o *options, s *settings) (err error) { rules, err = readLogRules(o); return err },
 		plan: func(p *plan) {
@@ -40,12 +41,12 @@ func logRulesFeature() feature {
 				p.Features["log_rules"] = planLogRules(rules)
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if len(rules) == 0 {
 				return nil, nil
 			}
 			l := &logRules{j: j, rules: rules}
-			return &opened{Part: launcher.Part{Start: l.start, Run: l.run, Stop: l.stop}, tap: l.tap}, nil
+			return &feature.Opened{Part: launcher.Part{Start: l.start, Run: l.run, Stop: l.stop}, Tap: l.tap}, nil
 		},
 	}
 }
@@ -311,7 +312,7 @@ func (l *logRules) say(f logrule.Finding) {
 		l.j.log.Warn("log rule", append(attrs, "action", string(f.Rule.Action))...)
 		l.j.findings.add(f.Rule.Name, f.Rank, f.Text)
 	}
-	l.j.events.logRule(f)
+	l.j.events.LogRule(f)
 }
 
 func (l *logRules) act(r launcher.RunRequest, f logrule.Finding, local int) {

@@ -17,6 +17,9 @@ import (
 
 	"dlrover-run/internal/app/ckptd"
 	"dlrover-run/internal/app/guarded"
+	"dlrover-run/internal/app/run/events"
+	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
@@ -121,8 +124,8 @@ type nodeJob struct {
 	s        *settings
 	level    *slog.LevelVar // of log
 	log      *slog.Logger
-	runsLog  *slog.Logger // as log, for lines that name their run themselves
-	events   eventWriter  // writes nothing without --event-log
+	runsLog  *slog.Logger  // as log, for lines that name their run themselves
+	events   events.Writer // writes nothing without --event-log
 	logs     *logs.Logs
 	procs    *proc.Supervisor
 	endpoint *endpoint
@@ -133,11 +136,11 @@ type nodeJob struct {
 	checks   *nodeChecks                 // nil: there are none
 	saves    *checkpoints
 	hangs    *hangs // nil: hang detection is off
-	python   *pythonPath
-	opened   []*opened   // the requested features
-	ended    bool        // their parts are
-	unsaved  error       // why a job that has succeeded lacks checkpoints on disk
-	guard    *guard.Link // nil: there is none
+	python   *pypath.Path
+	opened   []*feature.Opened // the requested features
+	ended    bool              // their parts are
+	unsaved  error             // why a job that has succeeded lacks checkpoints on disk
+	guard    *guard.Link       // nil: there is none
 	inbox    *inbox.Inbox
 	signals  chan os.Signal
 }
@@ -153,7 +156,7 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	j.runsLog = console.Logger(console.Stderr, "dlrover-run", s.logs.format, j.level).With("host", s.node.Name)
 	j.log = j.runsLog.With("run_id", s.runID)
 	console.Libraries(j.log)
-	j.python = &pythonPath{shmDir: s.shmDir, log: j.log}
+	j.python = pypath.New(s.shmDir, j.log)
 	for _, w := range s.warnings {
 		j.log.Warn(w)
 	}
@@ -216,7 +219,7 @@ func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Resul
 	j.adapter.bar, j.adapter.notice = j.barSelf, j.notice.Load()
 	j.adapter.notice.joined(session)
 	j.joinedFeatures()
-	j.python.tidy()
+	j.python.Tidy()
 	agent, err := launcher.New(j.agentConfig(host))
 	if err != nil {
 		return res, err
@@ -300,16 +303,8 @@ func (j *nodeJob) orphaned() {
 	told.Wait()
 }
 
-// unusableOption gives an option that has no effect here the exit status of a wrong one.
-func unusableOption(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &launcher.ReasonError{Reason: policy.Usage, Err: err}
-}
-
 func (j *nodeJob) observe(run string, n rendezvous.Note) {
-	j.events.rendezvous(n)
+	j.events.Rendezvous(n)
 	if n.Event == job.EventLastCall || n.Event == job.EventResume || n.Event == job.EventAddress {
 		j.log.Info("rendezvous: "+string(n.Event), "text", n.Text)
 	}
@@ -341,7 +336,7 @@ func (j *nodeJob) sessionConfig(started time.Time) api.SessionConfig {
 func (j *nodeJob) agentConfig(host hostFacts) launcher.Config {
 	cfg := j.s.agent(host)
 	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.adapter, j.endpoint, j.procs, j.logs
-	cfg.Parts, cfg.Env = j.parts(), j.python.environ(cfg.Env)
+	cfg.Parts, cfg.Env = j.parts(), j.python.Environ(cfg.Env)
 	cfg.Signals, cfg.Terminate = j.signals, j.s.shutdown.ends
 	cfg.Logger = j.log
 	if j.s.called.command.Alone {
@@ -415,7 +410,7 @@ func (j *nodeJob) interruptible(cancel context.CancelCauseFunc) (stop func()) {
 
 // conclude logs the end of the job.
 func (j *nodeJob) conclude(res launcher.Result) {
-	j.events.ended(res)
+	j.events.Ended(res)
 	switch {
 	case res.Err != nil:
 		console.Complain(console.Stderr, "dlrover-run", res.Err)
@@ -460,7 +455,7 @@ func (j *nodeJob) close(res launcher.Result) {
 		j.closing("end processes", j.procs.Close())
 	}
 	j.releaseFeatures()
-	j.python.close()
+	j.python.Close()
 	if j.adapter != nil && res.Err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		_, _ = j.adapter.Leave(ctx, res.Err.Error(), nil) // the daemon may be why we end

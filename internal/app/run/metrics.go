@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/conns"
 	"dlrover-run/internal/exposition"
 	"dlrover-run/launcher"
@@ -38,21 +39,21 @@ type exit struct {
 // scrapers bounds the connections at --metrics-addr, which has no authentication.
 const scrapers = 64
 
-func metricsFeature() feature {
+func metricsFeature() row {
 	var addr string
-	return feature{
+	return row{
 		name:     "metrics",
 		settings: func(o *options, s *settings) error { addr = o.String("metrics-addr"); return nil },
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if addr == "" {
 				return nil, nil
 			}
 			m, err := serveMetrics(addr)
 			if err != nil {
-				return nil, unusableOption(err)
+				return nil, feature.Unusable(err)
 			}
 			j.metrics = m
-			return &opened{observe: m.observe, close: m.close}, nil
+			return &feature.Opened{Observe: m.observe, Close: m.close}, nil
 		},
 	}
 }

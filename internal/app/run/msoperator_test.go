@@ -113,7 +113,7 @@ func TestChecksOfMSOperatorsPods(t *testing.T) {
 		host := testHost()
 		host.gpus = func() (int, string) { return 0, "" }
 		var k checkSettings
-		table := []feature{{settings: func(o *options, s *settings) (err error) {
+		table := []row{{settings: func(o *options, s *settings) (err error) {
 			k, err = readNodeChecks(o,
 				s.size.sideOnly())
 			return err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/app/guarded"
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
@@ -48,9 +49,9 @@ func (b *boxSettings) list() string {
 
 func (k *checkSettings) asked() bool { return k.spec.Level != "" }
 
-func nodeChecksFeature() feature {
+func nodeChecksFeature() row {
 	var k checkSettings
-	return feature{
+	return row{
 		name: "node check",
 		settings: func(o *options, s *settings) (err error) {
 			if k, err = readNodeChecks(o, s.size.sideOnly()); err == nil && k.asked() {
@@ -63,13 +64,13 @@ func nodeChecksFeature() feature {
 				p.Features["node_checks"] = k.plan()
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if !k.asked() {
 				return nil, nil
 			}
 			c, err := openNodeChecks(j, k)
 			j.checks = c
-			return c.opened(), err
+			return c.opened(j), err
 		},
 	}
 }

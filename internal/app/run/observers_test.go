@@ -20,6 +20,7 @@ import (
 	"dlrover-run/checkpointd"
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/hang"
+	"dlrover-run/internal/app/run/events"
 	"dlrover-run/internal/eventlog"
 	"dlrover-run/internal/exposition"
 	"dlrover-run/internal/job"
@@ -79,7 +80,7 @@ var told = map[string][]launcher.Event{
 }
 
 // everyEvent has w write every event that there is.
-func everyEvent(t *testing.T, w eventWriter) {
+func everyEvent(t *testing.T, w events.Writer) {
 	t.Helper()
 	src, err := os.ReadFile("../../launcher/event.go")
 	require.NoError(t, err)
@@ -89,24 +90,24 @@ func everyEvent(t *testing.T, w eventWriter) {
 		require.NotEmpty(t, told[m[1]], "add %s to the map above", m[1])
 		for _, e := range told[m[1]] {
 			require.Equal(t, m[1], reflect.TypeOf(e).Name())
-			w.observe(e)
+			w.Observe(e)
 		}
 	}
-	w.rendezvous(rendezvous.Note{Event: "NAME", Round: 5, Epoch: 6, Node: "a", Text: "t", Nodes: 2})
-	w.exec(node.Command{Rank: 3, LocalRank: 1, PID: 9, From: "10.0.0.1:5", Args: []string{"id", "-u"}})
-	w.execEnded(node.Command{Rank: 3, PID: 9}, streams.Exit{Code: 124, Error: "it was ended after 1s"})
-	w.logRule(logrule.Finding{Rule: &logrule.Rule{Name: "loss", Action: logrule.Restart}, Rank: 3,
+	w.Rendezvous(rendezvous.Note{Event: "NAME", Round: 5, Epoch: 6, Node: "a", Text: "t", Nodes: 2})
+	w.Exec(node.Command{Rank: 3, LocalRank: 1, PID: 9, From: "10.0.0.1:5", Args: []string{"id", "-u"}})
+	w.ExecEnded(node.Command{Rank: 3, PID: 9}, streams.Exit{Code: 124, Error: "it was ended after 1s"})
+	w.LogRule(logrule.Finding{Rule: &logrule.Rule{Name: "loss", Action: logrule.Restart}, Rank: 3,
 		Text: "nan is no number"})
-	w.warmPrepared(warm.Preparation{PID: 10, Modules: 900, Failed: []string{"x: no"}, Took: 1500 * time.Millisecond})
-	w.warmStart(warm.Start{Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 11, How: warm.ByParked,
+	w.WarmPrepared(warm.Preparation{PID: 10, Modules: 900, Failed: []string{"x: no"}, Took: 1500 * time.Millisecond})
+	w.WarmStart(warm.Start{Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 11, How: warm.ByParked,
 		Took: 1500 * time.Microsecond})
-	w.ended(launcher.Result{Reason: policy.Success, Verdict: "rank 3 failed first"})
+	w.Ended(launcher.Result{Reason: policy.Success, Verdict: "rank 3 failed first"})
 }
 
 // Names, fields and their order are what people's tools read.
 func TestEventLogIsStable(t *testing.T) {
 	var b bytes.Buffer
-	everyEvent(t, eventWriter{eventlog.New(&b)})
+	everyEvent(t, events.To(eventlog.New(&b)))
 	lines := strings.Split(strings.TrimSpace(regexp.MustCompile(`"time":"[^"]*",`).ReplaceAllString(b.String(), "")), "\n")
 	slices.Sort(lines)
 	require.Equal(t, []string{
@@ -194,7 +195,7 @@ func typeOf(v any) string {
 func TestEventsAreDocumented(t *testing.T) {
 	doc, seen := readEventDoc(t), map[string]bool{}
 	var b bytes.Buffer
-	everyEvent(t, eventWriter{eventlog.New(&b)})
+	everyEvent(t, events.To(eventlog.New(&b)))
 	dec := json.NewDecoder(&b)
 	dec.UseNumber()
 	for dec.More() {

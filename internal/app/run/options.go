@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/scheduler"
@@ -27,6 +28,24 @@ func (o *options) Warn(format string, args ...any) {
 func (o *options) Lookup(name string) string {
 	v, _ := o.env(name)
 	return v
+}
+
+// LookupEnv is the value of a variable of the environment, if it is set.
+func (o *options) LookupEnv(name string) (string, bool) { return o.env(name) }
+
+// LookPath finds a program.
+func (o *options) LookPath(program string) (string, error) { return o.host.lookPath(program) }
+
+// GPUs counts the accelerators of this node.
+func (o *options) GPUs() (n int, kind string) { return o.host.gpus() }
+
+// SharedMemory is the room in /dev/shm, if it is known.
+func (o *options) SharedMemory() (free int64, known bool) {
+	if o.host.shmFree == nil {
+		return 0, false
+	}
+	free, err := o.host.shmFree()
+	return free, err == nil
 }
 
 // maxGrace bounds the time that workers may get to end.
@@ -90,4 +109,22 @@ func (o *options) system(most int) scheduler.System {
 func (o *options) namesRendezvous() bool {
 	return o.Bool("standalone") || o.String("rdzv-endpoint") != "" || o.IsSet("master-addr") ||
 		o.IsSet("master-port") || o.String("rdzv-backend") == string(master)
+}
+
+// featureOptions are the options for a feature, with the settings that were read before.
+type featureOptions struct {
+	*options
+	s *settings
+}
+
+// Job implements feature.Options.
+func (o featureOptions) Job() *feature.Job { return o.s.job() }
+
+// job is what features see of the settings.
+func (s *settings) job() *feature.Job {
+	return &feature.Job{
+		Command: &s.called.command, RunID: s.runID, Params: &s.params, Node: &s.node, Slots: s.size.slots,
+		First: s.surelyFirst(), Port: s.rdzv.port, Preset: &s.framework.preset, Workdir: string(s.program.dir),
+		ShmDir: s.shmDir,
+	}
 }

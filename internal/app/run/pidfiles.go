@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/openfile"
 )
 
@@ -16,12 +17,12 @@ type pidFiles struct {
 	text  string
 }
 
-func pidFilesFeature() feature {
+func pidFilesFeature() row {
 	var names []string
-	return feature{
+	return row{
 		name:     "pid files",
 		settings: func(o *options, s *settings) error { names = s.called.command.PIDFiles; return nil },
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if len(names) == 0 {
 				return nil, nil
 			}
@@ -31,10 +32,10 @@ func pidFilesFeature() feature {
 			}
 			p, err := writePIDFiles(names, command)
 			if err != nil {
-				return nil, unusableOption(err)
+				return nil, feature.Unusable(err)
 			}
 			j.log.Info("launcher pid: "+p.text, "files", strings.Join(p.paths, " "))
-			return &opened{close: p.close}, nil
+			return &feature.Opened{Close: p.close}, nil
 		},
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
@@ -28,10 +29,7 @@ type plan struct {
 	Node       planNode       `json:"node"`
 	Restarts   planRestarts   `json:"restarts"`
 	Logs       planLogs       `json:"logs"`
-	// Checkpoints is left out when no daemon is wanted.
-	Checkpoints *planCheckpoints `json:"checkpoints,omitempty"`
-	// Features are the parts of the other features, by name. A feature that was not requested adds nothing.
-	Features map[string]any `json:"features,omitempty"`
+	feature.Plan
 	// Assumed names the values that only the rendezvous decides.
 	Assumed string `json:"assumed"`
 	// Preset is left out if it is torch's by default.
@@ -138,7 +136,7 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 	params := s.params.WithDefaults()
 	p := plan{
 		Called: s.called.plan(), Scheduler: s.planScheduler(), RunID: s.runID,
-		Warnings: s.warnings, Features: map[string]any{},
+		Warnings: s.warnings, Plan: feature.Plan{Features: map[string]any{}},
 		Rendezvous: planRendezvous{
 			Backend: string(s.rdzv.backend), ServedHere: s.rdzv.serves(s.node.Rank, h), Token: s.auth.token != "",
 			Hosts: s.auth.peers.String(),

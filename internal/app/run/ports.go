@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/freeports"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
@@ -29,10 +30,10 @@ type ports struct {
 	log    *slog.Logger
 }
 
-func portsFeature() feature {
+func portsFeature() row {
 	var users, all int
 	var world bool
-	return feature{
+	return row{
 		name: "ports",
 		settings: func(o *options, s *settings) error {
 			if users = o.Int("ports"); users < 0 || users > rendezvous.MaxPorts {
@@ -50,7 +51,7 @@ func portsFeature() feature {
 				p.Features["ports"] = users
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if all == 0 && !world {
 				return nil, nil
 			}
@@ -59,7 +60,7 @@ func portsFeature() feature {
 				return nil, err
 			}
 			part := launcher.Part{Start: p.start, Stop: p.stop}
-			return &opened{Part: part, joined: p.joined, configure: needsWorld, close: p.close}, nil
+			return &feature.Opened{Part: part, Joined: func() { p.joined(j) }, Configure: needsWorld, Close: p.close}, nil
 		},
 	}
 }
@@ -68,7 +69,7 @@ func portsFeature() feature {
 func openPorts(j *nodeJob, n int, tell bool) (*ports, error) {
 	held, err := freeports.Hold(n, j.s.rdzv.port)
 	if err != nil {
-		return nil, unusableOption(fmt.Errorf("--preset=%s and --ports need %d ports: %w; ask for fewer",
+		return nil, feature.Unusable(fmt.Errorf("--preset=%s and --ports need %d ports: %w; ask for fewer",
 			j.s.framework.preset.Name, n, err))
 	}
 	p := &ports{Ports: held, preset: j.s.framework.preset.PortsOf, slots: j.s.size.slots, log: j.log}
@@ -77,7 +78,7 @@ func openPorts(j *nodeJob, n int, tell bool) (*ports, error) {
 	}
 	if err != nil {
 		held.Release()
-		return nil, unusableOption(fmt.Errorf("--ports: no place for the file that tells workers of all nodes: %w; "+
+		return nil, feature.Unusable(fmt.Errorf("--ports: no place for the file that tells workers of all nodes: %w; "+
 			"set TMPDIR to a directory that this user may write to", err))
 	}
 	j.s.node.Ports = held.Numbers()

@@ -16,13 +16,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher/preflight"
 )
 
 // preflightFeature warns of processes on this node that will get into the job's way. It refuses nothing.
-func preflightFeature() feature {
-	return feature{
+func preflightFeature() row {
+	return row{
 		name: "preflight",
 		settings: func(o *options, s *settings) error {
 			if o.host.shmFree == nil || o.Bool("check-only") {
@@ -35,9 +36,9 @@ func preflightFeature() feature {
 			}
 			return nil
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if root := os.DirFS("/"); hasDevices(root) {
-				return &opened{close: lookAtDevices(root, j.log).close}, nil
+				return &feature.Opened{Close: lookAtDevices(root, j.log).close}, nil
 			}
 			return nil, nil
 		},

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv/native"
@@ -27,9 +28,9 @@ type rankLogs struct {
 	open  map[string]*rankLog // of the workers that run
 }
 
-func rankLogsFeature() feature {
+func rankLogsFeature() row {
 	var want *native.RankLogs
-	return feature{
+	return row{
 		name: "rank logs",
 		settings: func(o *options, s *settings) error {
 			if want = s.called.command.RankLogs; want != nil {
@@ -45,7 +46,7 @@ func rankLogsFeature() feature {
 				p.Logs.Ranks = want.Path(0, 0)
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if want == nil {
 				return nil, nil
 			}
@@ -53,7 +54,7 @@ func rankLogsFeature() feature {
 			if err != nil {
 				return nil, err
 			}
-			return &opened{Part: launcher.Part{Start: l.start}, tap: l.tap, sideTap: l.sideTap, close: l.close}, nil
+			return &feature.Opened{Part: launcher.Part{Start: l.start}, Tap: l.tap, SideTap: l.sideTap, Close: l.close}, nil
 		},
 	}
 }
@@ -61,7 +62,7 @@ func rankLogsFeature() feature {
 func newRankLogs(want *native.RankLogs, log *slog.Logger) (*rankLogs, error) {
 	if dir := filepath.Dir(want.Path(0, 0)); dir != "." {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, unusableOption(fmt.Errorf("directory of the workers' logs: %w: give a path that this user may write to",
+			return nil, feature.Unusable(fmt.Errorf("directory of the workers' logs: %w: give a path that this user may write to",
 				err))
 		}
 	}

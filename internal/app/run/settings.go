@@ -26,7 +26,7 @@ type settings struct {
 	binding   binding
 	hold      holding
 	shmDir    string // --ckpt-shm-dir
-	features  []feature
+	features  []row
 	warnings  []string
 }
 

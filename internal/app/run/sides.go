@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/preset"
 )
@@ -17,22 +18,22 @@ const maxServers = 256
 
 // sidesFeature has the options about the side processes of a preset. The preset chooses them, and the agent starts
 // and ends them.
-func sidesFeature() feature {
-	return feature{
+func sidesFeature() row {
+	return row{
 		name: "sides",
 		settings: func(o *options, s *settings) error {
 			return s.framework.readSides(o, s.scheduler.Servers, s.size.share, s.rdzv.port)
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if j.s.framework.port == 0 {
 				return nil, nil
 			}
 			p := &fixedPort{root: os.DirFS("/"), port: j.s.framework.port}
-			o := &opened{configure: func(cfg *launcher.Config) { cfg.Sides = p.sides }}
+			o := &feature.Opened{Configure: func(cfg *launcher.Config) { cfg.Sides = p.sides }}
 			if !j.s.surelyFirst() {
 				return o, nil
 			}
-			return o, unusableOption(p.free(j.s.node.Addr))
+			return o, feature.Unusable(p.free(j.s.node.Addr))
 		},
 	}
 }

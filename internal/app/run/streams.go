@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/streams"
@@ -26,9 +27,9 @@ type streamServer struct {
 	node *node.Node // made by the first invitation
 }
 
-func streamsFeature() feature {
+func streamsFeature() row {
 	var exec bool
-	return feature{
+	return row{
 		name: "streams",
 		settings: func(o *options, s *settings) (err error) {
 			exec, err = readAllowExec(o, &s.auth)
@@ -39,13 +40,13 @@ func streamsFeature() feature {
 				p.Features["allow_exec"] = true
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			s := &streamServer{job: j}
 			o := onNotice(s.notice)
 			o.End = s.end
 			if exec {
 				s.exec = &execBeside{job: j}
-				o.observe = s.exec.observe
+				o.Observe = s.exec.observe
 			}
 			return o, nil
 		},
@@ -153,13 +154,13 @@ func (x *execBeside) worker(rank int) (node.Worker, error) {
 func (x *execBeside) began(c node.Command) {
 	x.job.log.Info("executing a command beside a worker", "rank", c.Rank, "pid", c.PID, "from", c.From,
 		"command", commandLine(c.Args))
-	x.job.events.exec(c)
+	x.job.events.Exec(c)
 }
 
 func (x *execBeside) ended(c node.Command, e streams.Exit) {
 	x.job.log.Info("a command beside a worker has ended", "rank", c.Rank, "pid", c.PID, "exit_code", e.Code,
 		"why", e.Error)
-	x.job.events.execEnded(c, e)
+	x.job.events.ExecEnded(c, e)
 }
 
 // maxCommandLine bounds the text of a command in a log line, in bytes.

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
@@ -34,9 +35,9 @@ type board struct {
 // defaultBoardPort is TensorBoard's own.
 const defaultBoardPort = 6006
 
-func tensorBoardFeature() feature {
+func tensorBoardFeature() row {
 	var b *board
-	return feature{
+	return row{
 		name:     "tensorboard",
 		settings: func(o *options, s *settings) (err error) { b, err = readTensorBoard(o); return err },
 		plan: func(p *plan) {
@@ -44,14 +45,14 @@ func tensorBoardFeature() feature {
 				p.Features["tensorboard"] = b
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if b == nil {
 				return nil, nil
 			}
 			t := newTensorBoard(j, *b)
-			o := &opened{Part: launcher.Part{Start: t.start, End: t.end}}
+			o := &feature.Opened{Part: launcher.Part{Start: t.start, End: t.end}}
 			if j.s.surelyFirst() {
-				return o, unusableOption(t.free())
+				return o, feature.Unusable(t.free())
 			}
 			return o, nil
 		},

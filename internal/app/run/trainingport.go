@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/freeports"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
@@ -32,9 +33,9 @@ type trainingPort struct {
 	log     *slog.Logger
 }
 
-func trainingPortFeature() feature {
+func trainingPortFeature() row {
 	var start int
-	return feature{
+	return row{
 		name: "training-port",
 		settings: func(o *options, s *settings) (err error) {
 			start, err = readTrainingPort(o)
@@ -45,7 +46,7 @@ func trainingPortFeature() feature {
 				p.Features["training-port"] = map[string]any{"from": start, hcclVariable: fromRendezvous}
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if start == 0 {
 				return nil, nil
 			}
@@ -53,7 +54,7 @@ func trainingPortFeature() feature {
 			j.s.node.Bases = bases()
 			p := &trainingPort{bases: bases, log: j.log}
 			part := launcher.Part{Start: p.start, Stop: p.stop}
-			return &opened{Part: part, joined: p.joined, configure: needsWorld}, nil
+			return &feature.Opened{Part: part, Joined: func() { p.joined(j) }, Configure: needsWorld}, nil
 		},
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/pytree"
 	"dlrover-run/launcher"
@@ -20,9 +22,9 @@ import (
 )
 
 // warmTree imports modules, forks, and reports a worker's imports. The sitecustomize of hangShim runs it.
-var warmTree = pythonTree{
+var warmTree = pypath.Tree{
 	Source: pytree.Source{Name: "warm", Files: python.Files},
-	what:   "Python of warm workers", loss: "workers are started by exec",
+	What:   "Python of warm workers", Loss: "workers are started by exec",
 }
 
 // Interval of the looks for a worker's imports, and their limit. A worker without steps reports them within a
@@ -43,9 +45,9 @@ type warmSettings struct {
 	deny    []string
 }
 
-func warmFeature() feature {
+func warmFeature() row {
 	var k warmSettings
-	return feature{
+	return row{
 		name:     "warm workers",
 		settings: func(o *options, s *settings) (err error) { k, err = readWarm(o, s.size.slots); return err },
 		plan: func(p *plan) {
@@ -53,7 +55,7 @@ func warmFeature() feature {
 				p.Features["warm"] = k.plan()
 			}
 		},
-		open: func(j *nodeJob) (*opened, error) {
+		open: func(j *nodeJob) (*feature.Opened, error) {
 			if !k.on {
 				return nil, nil
 			}
@@ -136,7 +138,7 @@ type warmWorkers struct {
 }
 
 // openWarm returns nil, and the job runs without warm workers, where they have no directory.
-func openWarm(j *nodeJob, k warmSettings) *opened {
+func openWarm(j *nodeJob, k warmSettings) *feature.Opened {
 	w := &warmWorkers{warmSettings: k, job: j, log: j.log}
 	var err error
 	if w.dir, err = shm.Create(j.s.shmDir, "warm-"+strings.ToLower(rand.Text())); err == nil {
@@ -146,17 +148,17 @@ func openWarm(j *nodeJob, k warmSettings) *opened {
 		j.log.Warn("no place for what workers tell of their imports: no warm workers", "shm_dir", j.s.shmDir, "err", err)
 		return nil
 	}
-	j.python.add(hangShim)
-	j.python.add(warmTree)
-	return &opened{
-		Part: launcher.Part{Start: w.start, Run: w.run, Stop: w.stop, End: w.end}, configure: w.configure,
-		release: w.release,
+	j.python.Add(hangShim)
+	j.python.Add(warmTree)
+	return &feature.Opened{
+		Part: launcher.Part{Start: w.start, Run: w.run, Stop: w.stop, End: w.end}, Configure: w.configure,
+		Release: w.release,
 	}
 }
 
 // configure runs when the trees are on disk and all settings of an interpreter are known.
 func (w *warmWorkers) configure(cfg *launcher.Config) {
-	tree := w.job.python.dir(warmTree.Name)
+	tree := w.job.python.Dir(warmTree.Name)
 	if tree == "" {
 		tree = "/nonexistent" // the parent that cannot be started logs the error once more
 	}
@@ -172,7 +174,7 @@ func (w *warmWorkers) configure(cfg *launcher.Config) {
 	w.spawner = warm.New(warm.Config{
 		Mode: w.mode, Slots: cfg.Slots, Modules: w.modules, Deny: w.deny, Command: cfg.Args, Flags: pythonFlags,
 		Path: cfg.Path, Program: filepath.Join(tree, python.Parent), Dir: w.dir.Path(), Env: slices.Concat(cfg.Env, env),
-		Processes: w.job.procs, Log: w.log, Prepared: w.job.events.warmPrepared, Started: w.job.events.warmStart,
+		Processes: w.job.procs, Log: w.log, Prepared: w.job.events.WarmPrepared, Started: w.job.events.WarmStart,
 	})
 	w.spawner.Joined()
 	cfg.Spawn, cfg.Excuse = w.spawner.Spawn, w.spawner.Excuse

@@ -1,4 +1,4 @@
-package run
+package pypath
 
 import (
 	"bytes"
@@ -15,10 +15,10 @@ import (
 	"dlrover-run/internal/tempdir"
 )
 
-func aTree(name string, after bool) pythonTree {
+func aTree(name string, after bool) Tree {
 	files := fstest.MapFS{name + ".py": {Data: []byte("x = 1\n")}}
-	return pythonTree{
-		Source: pytree.Source{Name: name, Files: files}, what: name + " client", loss: "no " + name, after: after,
+	return Tree{
+		Source: pytree.Source{Name: name, Files: files}, What: name + " client", Loss: "no " + name, After: after,
 	}
 }
 
@@ -35,32 +35,32 @@ func treeNames(env []string) (names []string) {
 }
 
 func TestPythonPathOrder(t *testing.T) {
-	p := &pythonPath{shmDir: t.TempDir(), log: slog.New(slog.DiscardHandler)}
-	defer p.close()
+	p := New(t.TempDir(), slog.New(slog.DiscardHandler))
+	defer p.Close()
 	untouched := []string{"A=1", "PYTHONPATH=/mine"}
-	require.Equal(t, untouched, p.environ(untouched), "nothing was asked for")
-	p.add(aTree("last", true))
-	require.Equal(t, []string{"/mine", "last.py"}, treeNames(p.environ(untouched)))
-	p.add(aTree("first", false))
-	p.add(aTree("second", false))
+	require.Equal(t, untouched, p.Environ(untouched), "nothing was asked for")
+	p.Add(aTree("last", true))
+	require.Equal(t, []string{"/mine", "last.py"}, treeNames(p.Environ(untouched)))
+	p.Add(aTree("first", false))
+	p.Add(aTree("second", false))
 	for user, want := range map[string][]string{
 		"":    {"first.py", "second.py", "last.py"},
 		"/x":  {"first.py", "second.py", "/x", "last.py"},
 		"/x:": {"first.py", "second.py", "/x", "", "last.py"}, // an empty entry is the working directory
 	} {
-		require.Equal(t, want, treeNames(p.environ([]string{"PYTHONPATH=/old", "PYTHONPATH=" + user})), user)
+		require.Equal(t, want, treeNames(p.Environ([]string{"PYTHONPATH=/old", "PYTHONPATH=" + user})), user)
 	}
-	require.Equal(t, []string{"first.py", "second.py", "last.py"}, treeNames(p.environ(nil)))
+	require.Equal(t, []string{"first.py", "second.py", "last.py"}, treeNames(p.Environ(nil)))
 }
 
 // Two features may ask for the same tree.
 func TestPythonPathHasATreeOnce(t *testing.T) {
 	dir := t.TempDir()
-	p := &pythonPath{shmDir: dir, log: slog.New(slog.DiscardHandler)}
-	defer p.close()
-	p.add(aTree("one", false))
-	p.add(aTree("one", false))
-	require.Equal(t, []string{"one.py"}, treeNames(p.environ(nil)))
+	p := New(dir, slog.New(slog.DiscardHandler))
+	defer p.Close()
+	p.Add(aTree("one", false))
+	p.Add(aTree("one", false))
+	require.Equal(t, []string{"one.py"}, treeNames(p.Environ(nil)))
 	trees, err := filepath.Glob(filepath.Join(dir, "*", ".python-one-*"))
 	require.NoError(t, err)
 	require.Len(t, trees, 1)
@@ -70,10 +70,10 @@ func TestPythonPathHasATreeOnce(t *testing.T) {
 func TestPythonPathInATemporaryDirectory(t *testing.T) {
 	temporary := t.TempDir()
 	t.Setenv("TMPDIR", temporary)
-	p := &pythonPath{shmDir: "/proc", log: slog.New(slog.DiscardHandler)}
-	p.add(aTree("one", false))
-	require.Equal(t, []string{"one.py"}, treeNames(p.environ(nil)))
-	p.close()
+	p := New("/proc", slog.New(slog.DiscardHandler))
+	p.Add(aTree("one", false))
+	require.Equal(t, []string{"one.py"}, treeNames(p.Environ(nil)))
+	p.Close()
 	entries, err := os.ReadDir(temporary)
 	require.NoError(t, err)
 	require.Empty(t, entries)
@@ -85,9 +85,9 @@ func TestPythonPathNowhere(t *testing.T) {
 	t.Cleanup(func() { tempdir.Fallbacks = fallbacks })
 	t.Setenv("TMPDIR", "/proc")
 	var log bytes.Buffer
-	p := &pythonPath{shmDir: "/proc", log: slog.New(slog.NewTextHandler(&log, nil))}
-	defer p.close()
-	p.add(aTree("one", false))
-	require.Equal(t, []string{"A=1"}, p.environ([]string{"A=1"}))
+	p := New("/proc", slog.New(slog.NewTextHandler(&log, nil)))
+	defer p.Close()
+	p.Add(aTree("one", false))
+	require.Equal(t, []string{"A=1"}, p.Environ([]string{"A=1"}))
 	require.Contains(t, log.String(), "no place for the one client: no one")
 }

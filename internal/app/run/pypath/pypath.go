@@ -1,4 +1,5 @@
-package run
+// Package pypath puts Python packages of this program on the workers' PYTHONPATH.
+package pypath
 
 import (
 	"log/slog"
@@ -14,18 +15,18 @@ import (
 	"dlrover-run/internal/tempdir"
 )
 
-// pythonTree is a tree of packages within this program that workers import.
-type pythonTree struct {
+// Tree is a tree of packages within this program that workers import.
+type Tree struct {
 	pytree.Source
-	what  string // for people
-	loss  string // the loss for workers without it
-	after bool   // it comes after the user's PYTHONPATH
+	What  string // for people
+	Loss  string // the loss for workers without it
+	After bool   // it comes after the user's PYTHONPATH
 }
 
-// pythonPath is the PYTHONPATH of the workers: the user's, with trees of ours before and after it. A tree is written
+// Path is the PYTHONPATH of the workers: the user's, with trees of ours before and after it. A tree is written
 // once, in the background, on the first request: into the cache of this user, or else into a temporary directory.
-// add and environ belong to one goroutine.
-type pythonPath struct {
+// Add and Environ belong to one goroutine.
+type Path struct {
 	shmDir string
 	log    *slog.Logger
 	trees  []*placedTree
@@ -33,24 +34,27 @@ type pythonPath struct {
 	tidier sync.WaitGroup
 }
 
+// New returns a Path whose cache is below shmDir.
+func New(shmDir string, log *slog.Logger) *Path { return &Path{shmDir: shmDir, log: log} }
+
 // placedTree is a tree on disk, once its goroutine has ended.
 type placedTree struct {
-	pythonTree
+	Tree
 	dir     string // "": it has no place
 	release func() error
 }
 
-// add puts a tree on the path. A launcher that can write nowhere logs that and continues.
-func (p *pythonPath) add(t pythonTree) {
+// Add puts a tree on the path. A launcher that can write nowhere logs that and continues.
+func (p *Path) Add(t Tree) {
 	if slices.ContainsFunc(p.trees, func(o *placedTree) bool { return o.Name == t.Name }) {
 		return
 	}
-	placed := &placedTree{pythonTree: t, release: func() error { return nil }}
+	placed := &placedTree{Tree: t, release: func() error { return nil }}
 	p.trees = append(p.trees, placed)
 	p.wg.Go(func() { p.place(placed) })
 }
 
-func (p *pythonPath) place(t *placedTree) {
+func (p *Path) place(t *placedTree) {
 	base, err := shm.UserDir(p.shmDir)
 	if err == nil {
 		tree, err := t.Take(base)
@@ -58,10 +62,10 @@ func (p *pythonPath) place(t *placedTree) {
 			t.dir, t.release = tree.Dir(), tree.Release
 			return
 		}
-		p.log.Warn("no room for the "+t.what+" in shared memory", "shm_dir", p.shmDir, "err", err)
+		p.log.Warn("no room for the "+t.What+" in shared memory", "shm_dir", p.shmDir, "err", err)
 	}
 	if err := t.temporary(); err != nil {
-		p.log.Warn("no place for the "+t.what+": "+t.loss, "shm_dir", p.shmDir, "err", err)
+		p.log.Warn("no place for the "+t.What+": "+t.Loss, "shm_dir", p.shmDir, "err", err)
 	}
 }
 
@@ -79,14 +83,14 @@ func (t *placedTree) temporary() error {
 	return nil
 }
 
-// environ sets PYTHONPATH in an environment block, unless there is nothing to add. It waits for the writes of add.
-func (p *pythonPath) environ(env []string) []string {
+// Environ sets PYTHONPATH in an environment block, unless there is nothing to add. It waits for the writes of Add.
+func (p *Path) Environ(env []string) []string {
 	p.wg.Wait()
 	var before, after []string
 	for _, t := range p.trees {
 		switch {
 		case t.dir == "":
-		case t.after:
+		case t.After:
 			after = append(after, t.dir)
 		default:
 			before = append(before, t.dir)
@@ -106,8 +110,8 @@ func (p *pythonPath) environ(env []string) []string {
 	return append(env, "PYTHONPATH="+strings.Join(append(before, after...), string(os.PathListSeparator)))
 }
 
-// dir is where a tree is, after environ; "": it has no place.
-func (p *pythonPath) dir(name string) string {
+// Dir is where a tree is, after Environ; "": it has no place.
+func (p *Path) Dir(name string) string {
 	for _, t := range p.trees {
 		if t.Name == name {
 			return t.dir
@@ -119,8 +123,8 @@ func (p *pythonPath) dir(name string) string {
 // treeAge is how long the trees of other versions are kept.
 const treeAge = 10 * time.Minute
 
-// tidy removes, in the background, the trees of launchers of other versions.
-func (p *pythonPath) tidy() {
+// Tidy removes, in the background, the trees of launchers of other versions.
+func (p *Path) Tidy() {
 	p.tidier.Go(func() {
 		base, err := shm.UserDir(p.shmDir)
 		if err == nil {
@@ -132,7 +136,8 @@ func (p *pythonPath) tidy() {
 	})
 }
 
-func (p *pythonPath) close() {
+// Close removes what is in no cache.
+func (p *Path) Close() {
 	p.wg.Wait()
 	p.tidier.Wait()
 	for _, t := range p.trees {

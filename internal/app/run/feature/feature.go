@@ -1,0 +1,134 @@
+// Package feature describes a task of the launcher apart from starting workers. Each one is a package next to this, and
+// a row in the table of features in internal/app/run.
+package feature
+
+import (
+	"log/slog"
+	"time"
+
+	"dlrover-run/internal/app/run/events"
+	"dlrover-run/internal/app/run/pypath"
+	"dlrover-run/internal/exposition"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/argv/native"
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/preset"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/rendezvous"
+)
+
+// Feature is a task of the launcher. Its functions share the variables of the closure that made it. A nil function has
+// nothing to do.
+type Feature struct {
+	Name string
+	// Settings reads and checks the feature's options.
+	Settings func(Options) error
+	// Plan adds to the --dry-run output.
+	Plan func(*Plan)
+	// Open prepares everything that can fail, before any other node is contacted. It returns nil for a feature that was
+	// not requested.
+	Open func(Node) (*Opened, error)
+}
+
+// Opened is a feature that was requested. A nil function has nothing to do. They are called in this order, apart from
+// the part's hooks, Observe and the taps, which are called while the agent runs:
+//
+//	Open -> Joined -> Configure -> Part, Observe, taps -> Part.End -> Release -> Close
+type Opened struct {
+	launcher.Part // the launcher names it
+	// Joined acts when this node has joined its run.
+	Joined func()
+	// Configure changes how workers are run.
+	Configure func(*launcher.Config)
+	// Observe is notified of the events on this node.
+	Observe func(launcher.Event)
+	// Tap gets the workers' output, from a worker's start on. A feature that reads it only now and then follows the logs.
+	Tap func(id logs.WorkerID, stream logs.Std) logs.Tap
+	// SideTap gets the output of the side processes.
+	SideTap func(name string) logs.Tap
+	// Release frees the resources of workers and side processes when all of them have ended.
+	Release func()
+	// Close frees the rest, when the other nodes have been notified as well.
+	Close func() error
+}
+
+// Plan is the part of the --dry-run output that features write.
+type Plan struct {
+	// Checkpoints is left out when no daemon is wanted.
+	Checkpoints any `json:"checkpoints,omitempty"`
+	// Features are the parts of the other features, by name. A feature that was not requested adds nothing.
+	Features map[string]any `json:"features,omitempty"`
+}
+
+// Options are the command line, the environment and this host.
+type Options interface {
+	IsSet(option string) bool
+	Bool(option string) bool
+	Int(option string) int
+	String(option string) string
+	Strings(option string) []string
+	// Within is the value of an option of type Duration within bounds, both of them inclusive.
+	Within(option string, least, most time.Duration) (time.Duration, error)
+	// Lookup is the value of a variable of the environment; "" if it is not set.
+	Lookup(variable string) string
+	LookupEnv(variable string) (string, bool)
+	// LookPath finds a program.
+	LookPath(program string) (string, error)
+	// Python is the workers' interpreter.
+	Python() (string, error)
+	// GPUs counts the accelerators of this node.
+	GPUs() (n int, kind string)
+	// SharedMemory is the room in /dev/shm; false if it is not known.
+	SharedMemory() (free int64, known bool)
+	// Warn adds a warning, which is logged when the job starts.
+	Warn(format string, args ...any)
+	// Job is the job as the options before have it.
+	Job() *Job
+}
+
+// Job has the settings of the job that features read. They may change what its pointers refer to.
+type Job struct {
+	Command *native.Command // the meaning of another launcher's command line
+	RunID   string
+	Params  *rendezvous.Params
+	Node    *rendezvous.Node // this one
+	Slots   int              // workers of this node
+	First   bool             // this node is sure to get group rank 0
+	Port    int              // where the nodes meet
+	Preset  *preset.Preset
+	Workdir string // of the workers; "": the launcher's
+	ShmDir  string
+}
+
+// Node is the running launcher of this node.
+type Node interface {
+	Job() *Job
+	Log() *slog.Logger
+	// Events is the event log.
+	Events() events.Writer
+	// Finding tells the run of a finding in a worker's output.
+	Finding(rule string, rank int, text string)
+	// Scrape has tell called for every scrape of the metrics; false if there are none.
+	Scrape(tell func(*exposition.Scrape)) bool
+	// Python is the workers' PYTHONPATH.
+	Python() *pypath.Path
+	// Environ is the environment that workers inherit.
+	Environ() []string
+	// PID is the process that the user has started, or the launcher of several hosts.
+	PID() int
+	// Logs is the workers' output, and Processes are their processes. Both are nil before all features are open.
+	Logs() *logs.Logs
+	Processes() *proc.Supervisor
+	// SetPorts and SetBases change the offers of this node to the next world.
+	SetPorts(ports []int)
+	SetBases(bases []int)
+}
+
+// Unusable gives an option that has no effect here the exit status of a wrong one.
+func Unusable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &launcher.ReasonError{Reason: policy.Usage, Err: err}
+}
