@@ -2,8 +2,6 @@ package run
 
 import (
 	"encoding/json"
-	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,10 +10,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"dlrover-run/internal/job"
-	"dlrover-run/launcher"
-	"dlrover-run/launcher/hostfile"
 )
 
 // deepSpeed starts the program by that name; its workers are shell scripts.
@@ -139,26 +133,6 @@ func TestLiveHostfileFollowsTheWorld(t *testing.T) {
 	require.Empty(t, left)
 }
 
-func TestLiveHostfileOfKnownHosts(t *testing.T) {
-	t.Parallel()
-	h, err := openLiveHostfile("auto", slog.New(slog.NewTextHandler(io.Discard, nil)))
-	require.NoError(t, err)
-	h.known = []hostfile.Host{{Name: "w-0.svc"}, {Name: "10.0.0.2"}}
-	world := []job.Member{{Node: "w-2", Addr: "10.0.0.3", Slots: 4}, {Node: "w-0", Addr: "10.0.0.1", Slots: 1},
-		{Node: "w-1", Addr: "10.0.0.2", Slots: 2}}
-	h.start(&launcher.StartRequest{Epoch: launcher.Epoch{World: world}})
-	text, err := os.ReadFile(h.path)
-	require.NoError(t, err)
-	require.Equal(t, "10.0.0.3 slots=4\nw-0.svc slots=1\n10.0.0.2 slots=2\n", string(text))
-	h.fixed = true
-	require.Equal(t, "w-0.svc slots=4\n10.0.0.2 slots=1\n", h.text(world[:2]))
-	require.NoError(t, h.close())
-	require.NoFileExists(t, h.path)
-
-	_, err = openLiveHostfile("/proc/none/hosts", nil)
-	require.Error(t, err)
-}
-
 func TestDeepSpeedRefusesAndIdles(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -216,24 +190,6 @@ func TestDeepSpeedTunes(t *testing.T) {
 	l.signal(syscall.SIGKILL)
 	l.wait()
 	b.noneLeft()
-}
-
-func TestPIDFilesReplaceNoOneElses(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	own := filepath.Join(dir, "own")
-	require.NoError(t, os.WriteFile(own, []byte("mine"), 0o600))
-	require.NoError(t, os.Symlink(own, filepath.Join(dir, "5.ds")))
-	p, err := writePIDFiles([]string{filepath.Join(dir, "{pid}.ds")}, 5)
-	require.NoError(t, err)
-	text, err := os.ReadFile(own)
-	require.NoError(t, err)
-	require.Equal(t, "mine", string(text), "a link is not followed")
-	require.NoError(t, os.WriteFile(p.paths[0], []byte("9"), 0o600))
-	require.NoError(t, p.close())
-	require.FileExists(t, p.paths[0], "it is another's by now")
-	_, err = writePIDFiles([]string{filepath.Join(dir, "none", "{pid}")}, 5)
-	require.Error(t, err)
 }
 
 // The files are where people put the secrets of their workers.

@@ -4,6 +4,9 @@ import (
 	"slices"
 
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/filetimer"
+	"dlrover-run/internal/app/run/hostfile"
+	"dlrover-run/internal/app/run/pidfiles"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 )
@@ -36,11 +39,11 @@ func features() []row {
 		metricsFeature(),
 		logLevelFeature(),
 		streamsFeature(),
-		fileTimerFeature(),
+		of(filetimer.New()),
 		logRulesFeature(),
 		rankLogsFeature(),
-		pidFilesFeature(),
-		liveHostfileFeature(),
+		of(pidfiles.New()),
+		of(hostfile.New()),
 		portsFeature(),
 		trainingPortFeature(),
 		sidesFeature(),

@@ -60,7 +60,7 @@ func portsFeature() row {
 				return nil, err
 			}
 			part := launcher.Part{Start: p.start, Stop: p.stop}
-			return &feature.Opened{Part: part, Joined: func() { p.joined(j) }, Configure: needsWorld, Close: p.close}, nil
+			return &feature.Opened{Part: part, Joined: func() { p.joined(j) }, Configure: feature.NeedsWorld, Close: p.close}, nil
 		},
 	}
 }

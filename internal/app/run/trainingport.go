@@ -54,7 +54,7 @@ func trainingPortFeature() row {
 			j.s.node.Bases = bases()
 			p := &trainingPort{bases: bases, log: j.log}
 			part := launcher.Part{Start: p.start, Stop: p.stop}
-			return &feature.Opened{Part: part, Joined: func() { p.joined(j) }, Configure: needsWorld}, nil
+			return &feature.Opened{Part: part, Joined: func() { p.joined(j) }, Configure: feature.NeedsWorld}, nil
 		},
 	}
 }

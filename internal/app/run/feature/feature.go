@@ -125,6 +125,9 @@ type Node interface {
 	SetBases(bases []int)
 }
 
+// NeedsWorld is the Configure of features that read the nodes of the world.
+func NeedsWorld(cfg *launcher.Config) { cfg.NeedsWorld = true }
+
 // Unusable gives an option that has no effect here the exit status of a wrong one.
 func Unusable(err error) error {
 	if err == nil {

@@ -1,4 +1,5 @@
-package run
+// Package pidfiles writes the process id of the launcher to files.
+package pidfiles
 
 import (
 	"errors"
@@ -11,37 +12,34 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// pidFiles have the launcher's process id while it runs: a signal to it ends the job.
-type pidFiles struct {
+// files have the launcher's process id while it runs: a signal to it ends the job.
+type files struct {
 	paths []string
 	text  string
 }
 
-func pidFilesFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var names []string
-	return row{
-		name:     "pid files",
-		settings: func(o *options, s *settings) error { names = s.called.command.PIDFiles; return nil },
-		open: func(j *nodeJob) (*feature.Opened, error) {
+	return feature.Feature{
+		Name:     "pid files",
+		Settings: func(o feature.Options) error { names = o.Job().Command.PIDFiles; return nil },
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if len(names) == 0 {
 				return nil, nil
 			}
-			command := os.Getpid()
-			if j.guard != nil {
-				command = os.Getppid()
-			}
-			p, err := writePIDFiles(names, command)
+			p, err := write(names, n.PID())
 			if err != nil {
 				return nil, feature.Unusable(err)
 			}
-			j.log.Info("launcher pid: "+p.text, "files", strings.Join(p.paths, " "))
+			n.Log().Info("launcher pid: "+p.text, "files", strings.Join(p.paths, " "))
 			return &feature.Opened{Close: p.close}, nil
 		},
 	}
 }
 
-func writePIDFiles(names []string, command int) (*pidFiles, error) {
-	p := &pidFiles{text: strconv.Itoa(os.Getpid())}
+func write(names []string, command int) (*files, error) {
+	p := &files{text: strconv.Itoa(os.Getpid())}
 	for _, name := range names {
 		path := strings.ReplaceAll(name, "{pid}", strconv.Itoa(command))
 		if err := openfile.Replace(path, []byte(p.text), 0o644); err != nil {
@@ -52,7 +50,7 @@ func writePIDFiles(names []string, command int) (*pidFiles, error) {
 	return p, nil
 }
 
-func (p *pidFiles) close() error {
+func (p *files) close() error {
 	var errs []error
 	for _, path := range p.paths {
 		if text, err := openfile.Read(path, int64(len(p.text))); err == nil && string(text) == p.text {

@@ -1,4 +1,5 @@
-package run
+// Package hostfile writes a host file of the nodes of the world, anew before every start of workers.
+package hostfile
 
 import (
 	"fmt"
@@ -14,8 +15,8 @@ import (
 	"dlrover-run/launcher/hostfile"
 )
 
-// liveHostfile is a host file of the nodes of the world, written anew before every start of workers.
-type liveHostfile struct {
+// file is a host file of the nodes of the world, written anew before every start of workers.
+type file struct {
 	path    string
 	private string          // the directory to remove with it; "": the user has named the path
 	known   []hostfile.Host // the names to list the nodes by
@@ -23,40 +24,41 @@ type liveHostfile struct {
 	log     *slog.Logger
 }
 
-func liveHostfileFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var path string
 	var known []string
-	return row{
-		name: "live hostfile",
-		settings: func(o *options, s *settings) error {
-			path, known = o.String("live-hostfile"), s.called.command.Hosts
+	return feature.Feature{
+		Name: "live hostfile",
+		Settings: func(o feature.Options) error {
+			path, known = o.String("live-hostfile"), o.Job().Command.Hosts
 			return nil
 		},
-		plan: func(p *plan) {
+		Plan: func(p *feature.Plan) {
 			if path != "" {
 				p.Features["live_hostfile"] = path
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if path == "" {
 				return nil, nil
 			}
-			h, err := openLiveHostfile(path, j.log)
+			h, err := open(path, n.Log())
 			if err != nil {
 				return nil, feature.Unusable(fmt.Errorf("--live-hostfile=%s: %w; give a path that this user may write to", path, err))
 			}
-			h.fixed = j.s.params.Static
+			h.fixed = n.Job().Params.Static
 			for _, name := range known {
 				h.known = append(h.known, hostfile.Host{Name: name})
 			}
-			return &feature.Opened{Part: launcher.Part{Start: h.start}, Configure: needsWorld, Close: h.close}, nil
+			return &feature.Opened{Part: launcher.Part{Start: h.start}, Configure: feature.NeedsWorld, Close: h.close}, nil
 		},
 	}
 }
 
-// openLiveHostfile checks that the file can be written, but does not change it until the nodes are known.
-func openLiveHostfile(path string, log *slog.Logger) (*liveHostfile, error) {
-	h := &liveHostfile{log: log}
+// open checks that the file can be written, but does not change it until the nodes are known.
+func open(path string, log *slog.Logger) (*file, error) {
+	h := &file{log: log}
 	if path == "auto" {
 		dir, err := tempdir.Make("dlrover-hosts-") // mode 0700
 		h.path, h.private = filepath.Join(dir, "hostfile"), dir
@@ -75,10 +77,7 @@ func openLiveHostfile(path string, log *slog.Logger) (*liveHostfile, error) {
 	return h, os.Remove(trial.Name())
 }
 
-// needsWorld is the configure of features that read the nodes of the world.
-func needsWorld(cfg *launcher.Config) { cfg.NeedsWorld = true }
-
-func (h *liveHostfile) start(r *launcher.StartRequest) {
+func (h *file) start(r *launcher.StartRequest) {
 	if err := openfile.Replace(h.path, []byte(h.text(r.World)), 0o644); err != nil {
 		h.log.Error("cannot write the live hostfile: it has the nodes of an earlier world", "path", h.path, "err", err)
 	}
@@ -86,7 +85,7 @@ func (h *liveHostfile) start(r *launcher.StartRequest) {
 }
 
 // text lists the nodes in rank order, by the names that the job's own host file has for them; others by their address.
-func (h *liveHostfile) text(world []job.Member) string {
+func (h *file) text(world []job.Member) string {
 	var hosts []hostfile.Host
 	for i, m := range world {
 		if m.Slots == 0 {
@@ -105,7 +104,7 @@ func (h *liveHostfile) text(world []job.Member) string {
 	return hostfile.Format(hosts)
 }
 
-func (h *liveHostfile) close() error {
+func (h *file) close() error {
 	if h.private == "" {
 		return nil
 	}

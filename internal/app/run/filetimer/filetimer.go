@@ -1,21 +1,23 @@
-package run
+// Package filetimer serves the file timer of torch, which workers find in their environment.
+package filetimer
 
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/filetimer"
 )
 
-// fileTimerFeature is torch's file timer, which workers find in their environment.
-func fileTimerFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var on bool
 	var path string // "": one of our own
-	return row{
-		name: "file timer",
-		settings: func(o *options, s *settings) error {
+	return feature.Feature{
+		Name: "file timer",
+		Settings: func(o feature.Options) error {
 			const enable = "TORCHELASTIC_ENABLE_FILE_TIMER"
 			text := o.Lookup(enable)
 			if on, path = text == "1", o.Lookup("TORCHELASTIC_TIMER_FILE"); !on && text != "" && text != "0" {
@@ -23,23 +25,23 @@ func fileTimerFeature() row {
 			}
 			return nil
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if !on {
 				return nil, nil
 			}
-			return openFileTimer(j, path)
+			return open(n.Log(), path)
 		},
 	}
 }
 
-// openFileTimer serves the timer to workers. A path that is served already belongs to a launcher around this one, or
+// open serves the timer to workers. A path that is served already belongs to a launcher around this one, or
 // to another node on this machine. Workers find ours in their environment.
-func openFileTimer(j *nodeJob, path string) (*feature.Opened, error) {
-	fifo, err := filetimer.Listen(path, j.log)
+func open(log *slog.Logger, path string) (*feature.Opened, error) {
+	fifo, err := filetimer.Listen(path, log)
 	if errors.Is(err, filetimer.ErrServed) {
-		j.log.Warn("another process serves $TORCHELASTIC_TIMER_FILE; the workers get a file timer at another path",
+		log.Warn("another process serves $TORCHELASTIC_TIMER_FILE; the workers get a file timer at another path",
 			"path", path)
-		fifo, err = filetimer.Listen("", j.log)
+		fifo, err = filetimer.Listen("", log)
 	}
 	if err != nil {
 		return nil, feature.Unusable(fmt.Errorf("$TORCHELASTIC_ENABLE_FILE_TIMER=1: %w; set TORCHELASTIC_TIMER_FILE to a "+
