@@ -6,7 +6,9 @@ import (
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/filetimer"
 	"dlrover-run/internal/app/run/hostfile"
+	"dlrover-run/internal/app/run/logrules"
 	"dlrover-run/internal/app/run/pidfiles"
+	"dlrover-run/internal/app/run/ranklogs"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 )
@@ -40,8 +42,8 @@ func features() []row {
 		logLevelFeature(),
 		streamsFeature(),
 		of(filetimer.New()),
-		logRulesFeature(),
-		rankLogsFeature(),
+		of(logrules.New()),
+		of(ranklogs.New()),
 		of(pidfiles.New()),
 		of(hostfile.New()),
 		portsFeature(),

@@ -5,6 +5,7 @@ import (
 
 	"dlrover-run/internal/console"
 	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/argv/native"
 )
 
 // logSettings are the places of the launcher's lines and of the workers' output.
@@ -12,7 +13,8 @@ type logSettings struct {
 	format         console.Format // of the launcher's own lines
 	dir            string
 	redirects, tee argv.StdMap
-	ranks          map[int]bool
+	ranks          map[int]bool // whose output the console has; nil: all
+	rankFile       string       // that of rank 0; "": there are none
 	outFilters     []string
 	errFilters     []string
 	prefix         string
@@ -30,7 +32,8 @@ func (l *logSettings) files(workers int) bool {
 	return false
 }
 
-func readLogging(o *options) (l logSettings, err error) {
+// readLogging reads the options. ranks are those of another launcher's command line.
+func readLogging(o *options, ranks *native.RankLogs) (l logSettings, err error) {
 	l.dir = o.String("log-dir")
 	if l.redirects, err = argv.ParseStd("--redirects", o.String("redirects")); err != nil {
 		return l, err
@@ -48,6 +51,12 @@ func readLogging(o *options) (l logSettings, err error) {
 	}
 	if l.format, err = console.ParseFormat(o.String("log-format")); err != nil {
 		return l, err
+	}
+	if ranks != nil {
+		l.ranks, l.rankFile = map[int]bool{}, ranks.Path(0, 0)
+		for _, rank := range ranks.Console {
+			l.ranks[rank] = true
+		}
 	}
 	return l, l.readRotation(o)
 }

@@ -150,7 +150,7 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 			ShutdownTimeout: s.shutdown.timeout.Truncate(time.Second).String(), RestartGrace: s.shutdown.restart.Grace.String(),
 			Signals: s.shutdown.text, ExitCodes: planCodes(s.restarts.codes), Rules: planRules(s.restarts.policy),
 		},
-		Logs: planLogs{Dir: s.logs.dir, RotateSize: s.logs.rotateSize},
+		Logs: planLogs{Dir: s.logs.dir, RotateSize: s.logs.rotateSize, Ranks: s.logs.rankFile},
 	}
 	if params.Quiet > 0 {
 		p.Rendezvous.Quiet = params.Quiet.String()

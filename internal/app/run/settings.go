@@ -52,7 +52,7 @@ func (s *settings) read(o *options) (err error) {
 		func() { err = s.secure(o) },
 		func() { err = s.restarts.read(o, &s.params, s.rdzv.backend == local) },
 		func() { s.shutdown, err = readShutdown(o) },
-		func() { s.logs, err = readLogging(o) },
+		func() { s.logs, err = readLogging(o, s.called.command.RankLogs) },
 		func() { s.program.dir, err = readWorkdir(o) },
 		func() { err = s.framework.pick(o, &s.scheduler, s.program.dir, s.params.Max*s.size.slots) },
 		func() { err = s.readFeatures(o) },

@@ -1,4 +1,5 @@
-package run
+// Package logrules watches the output of the workers for lines, and for lines that stay away.
+package logrules
 
 import (
 	"context"
@@ -19,9 +20,10 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// logRules watches the workers' output.
-type logRules struct {
-	j     *nodeJob
+// watch watches the workers' output.
+type watch struct {
+	node  feature.Node
+	slots int
 	rules []logrule.Rule
 
 	unread sync.Once // skipped output has been logged
@@ -31,21 +33,22 @@ type logRules struct {
 	news    chan struct{} // something was found in it
 }
 
-func logRulesFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var rules []logrule.Rule
-	return row{
-		name:     "log rules",
-		settings: func(o *options, s *settings) (err error) { rules, err = readLogRules(o); return err },
-		plan: func(p *plan) {
+	return feature.Feature{
+		Name:     "log rules",
+		Settings: func(o feature.Options) (err error) { rules, err = readLogRules(o); return err },
+		Plan: func(p *feature.Plan) {
 			if len(rules) > 0 {
 				p.Features["log_rules"] = planLogRules(rules)
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if len(rules) == 0 {
 				return nil, nil
 			}
-			l := &logRules{j: j, rules: rules}
+			l := &watch{node: n, slots: n.Job().Slots, rules: rules}
 			return &feature.Opened{Part: launcher.Part{Start: l.start, Run: l.run, Stop: l.stop}, Tap: l.tap}, nil
 		},
 	}
@@ -55,7 +58,7 @@ func logRulesFeature() row {
 const maxRulesFile = 1 << 20
 
 // readLogRules returns the rules of the command line, then those of the file.
-func readLogRules(o *options) (rules []logrule.Rule, err error) {
+func readLogRules(o feature.Options) (rules []logrule.Rule, err error) {
 	for _, text := range o.Strings("log-rule") {
 		one, err := logrule.Parse(text)
 		if err != nil {
@@ -130,9 +133,9 @@ const never time.Duration = math.MaxInt64
 func (w *watchedLog) clock(t time.Time) time.Duration { return t.Sub(w.begun) }
 
 // start forgets the earlier workers. Their output that is still read counts as theirs.
-func (l *logRules) start(r *launcher.StartRequest) {
+func (l *watch) start(r *launcher.StartRequest) {
 	now, news := time.Now(), make(chan struct{}, 1)
-	workers := make([]*watchedLog, l.j.s.size.slots)
+	workers := make([]*watchedLog, l.slots)
 	for i := range workers {
 		workers[i] = &watchedLog{begun: now, news: news, rules: logrule.NewWorker(l.rules, r.Place.RankBase+i, 0)}
 	}
@@ -142,7 +145,7 @@ func (l *logRules) start(r *launcher.StartRequest) {
 }
 
 // tap is the logs.Config.Tap.
-func (l *logRules) tap(id logs.WorkerID, _ logs.Std) logs.Tap {
+func (l *watch) tap(id logs.WorkerID, _ logs.Std) logs.Tap {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !slices.ContainsFunc(l.rules, func(r logrule.Rule) bool { return r.Covers(id.Rank) }) {
@@ -233,7 +236,7 @@ func (w *watchedLog) next() time.Time {
 	return w.begun.Add(at)
 }
 
-func (l *logRules) run(ctx context.Context, r launcher.RunRequest) {
+func (l *watch) run(ctx context.Context, r launcher.RunRequest) {
 	l.mu.Lock()
 	workers, news := l.workers, l.news
 	l.mu.Unlock()
@@ -273,7 +276,7 @@ func nextOf(workers []*watchedLog) (next time.Time) {
 }
 
 // stop reports the findings in the last lines, which lead to no action.
-func (l *logRules) stop(r launcher.StopRequest) {
+func (l *watch) stop(r launcher.StopRequest) {
 	if r.Early {
 		return
 	}
@@ -284,7 +287,7 @@ func (l *logRules) stop(r launcher.StopRequest) {
 }
 
 // tell logs the findings, and calls act for the rest.
-func (l *logRules) tell(workers []*watchedLog, act func(f logrule.Finding, local int)) {
+func (l *watch) tell(workers []*watchedLog, act func(f logrule.Finding, local int)) {
 	now := time.Now()
 	for local, w := range workers {
 		found, skipped := w.take(now)
@@ -296,26 +299,26 @@ func (l *logRules) tell(workers []*watchedLog, act func(f logrule.Finding, local
 		}
 		if skipped {
 			l.unread.Do(func() {
-				l.j.log.Warn("a worker prints more than its log rules can read in a tenth of the time; some of it goes by unread",
+				l.node.Log().Warn("a worker prints more than its log rules can read in a tenth of the time; some of it goes by unread",
 					"local_rank", local)
 			})
 		}
 	}
 }
 
-func (l *logRules) say(f logrule.Finding) {
+func (l *watch) say(f logrule.Finding) {
 	text := text.EscapeLine(f.Text)
 	attrs := []any{"rule", f.Rule.Name, "rank", f.Rank, "found", text}
 	if f.Over {
-		l.j.log.Info("log rule: good again", attrs...)
+		l.node.Log().Info("log rule: good again", attrs...)
 	} else {
-		l.j.log.Warn("log rule", append(attrs, "action", string(f.Rule.Action))...)
-		l.j.findings.add(f.Rule.Name, f.Rank, f.Text)
+		l.node.Log().Warn("log rule", append(attrs, "action", string(f.Rule.Action))...)
+		l.node.Finding(f.Rule.Name, f.Rank, f.Text)
 	}
-	l.j.events.LogRule(f)
+	l.node.Events().LogRule(f)
 }
 
-func (l *logRules) act(r launcher.RunRequest, f logrule.Finding, local int) {
+func (l *watch) act(r launcher.RunRequest, f logrule.Finding, local int) {
 	action := policy.RestartCharged
 	if f.Rule.Action == logrule.Stop {
 		action = policy.Fail

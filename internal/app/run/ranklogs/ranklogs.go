@@ -1,4 +1,5 @@
-package run
+// Package ranklogs writes the log files of the launcher whose name the program was called by.
+package ranklogs
 
 import (
 	"errors"
@@ -16,41 +17,32 @@ import (
 	"dlrover-run/launcher/logs"
 )
 
-// rankLogs writes the log files of the launcher whose name the program was called by: one for each worker, with both
+// files writes the log files of the launcher whose name the program was called by: one for each worker, with both
 // of its streams. It appends to the output of an earlier start.
-type rankLogs struct {
+type files struct {
 	want *native.RankLogs
 	now  *native.RankLogs // of the workers that run, or are being started
 	log  *slog.Logger
 
 	mu    sync.Mutex
-	known map[string]bool     // paths that this launcher has written
-	open  map[string]*rankLog // of the workers that run
+	known map[string]bool  // paths that this launcher has written
+	open  map[string]*file // of the workers that run
 }
 
-func rankLogsFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var want *native.RankLogs
-	return row{
-		name: "rank logs",
-		settings: func(o *options, s *settings) error {
-			if want = s.called.command.RankLogs; want != nil {
-				s.logs.ranks = map[int]bool{}
-				for _, rank := range want.Console {
-					s.logs.ranks[rank] = true
-				}
-			}
+	return feature.Feature{
+		Name: "rank logs",
+		Settings: func(o feature.Options) error {
+			want = o.Job().Command.RankLogs
 			return nil
 		},
-		plan: func(p *plan) {
-			if want != nil {
-				p.Logs.Ranks = want.Path(0, 0)
-			}
-		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if want == nil {
 				return nil, nil
 			}
-			l, err := newRankLogs(want, j.log)
+			l, err := open(want, n.Log())
 			if err != nil {
 				return nil, err
 			}
@@ -59,20 +51,20 @@ func rankLogsFeature() row {
 	}
 }
 
-func newRankLogs(want *native.RankLogs, log *slog.Logger) (*rankLogs, error) {
+func open(want *native.RankLogs, log *slog.Logger) (*files, error) {
 	if dir := filepath.Dir(want.Path(0, 0)); dir != "." {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, feature.Unusable(fmt.Errorf("directory of the workers' logs: %w: give a path that this user may write to",
 				err))
 		}
 	}
-	return &rankLogs{
-		want: want, now: want.At(time.Now()), log: log, known: map[string]bool{}, open: map[string]*rankLog{},
+	return &files{
+		want: want, now: want.At(time.Now()), log: log, known: map[string]bool{}, open: map[string]*file{},
 	}, nil
 }
 
 // start closes the files of earlier workers, which are complete.
-func (l *rankLogs) start(*launcher.StartRequest) {
+func (l *files) start(*launcher.StartRequest) {
 	_ = l.close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,20 +72,20 @@ func (l *rankLogs) start(*launcher.StartRequest) {
 }
 
 // tap is the logs.Config.Tap.
-func (l *rankLogs) tap(id logs.WorkerID, _ logs.Std) logs.Tap {
+func (l *files) tap(id logs.WorkerID, _ logs.Std) logs.Tap {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.fileLocked(l.now.Path(id.Rank, id.LocalRank))
 }
 
 // sideTap is the logs.Config.SideTap: a side process has its file next to the workers'.
-func (l *rankLogs) sideTap(name string) logs.Tap {
+func (l *files) sideTap(name string) logs.Tap {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.fileLocked(filepath.Join(l.want.Dir, name+".log"))
 }
 
-func (l *rankLogs) fileLocked(path string) logs.Tap {
+func (l *files) fileLocked(path string) logs.Tap {
 	if f := l.open[path]; f != nil {
 		return f
 	}
@@ -101,16 +93,16 @@ func (l *rankLogs) fileLocked(path string) logs.Tap {
 	if !l.known[path] {
 		flags |= os.O_TRUNC
 	}
-	file, err := openfile.Open(path, flags, 0o644)
+	f, err := openfile.Open(path, flags, 0o644)
 	if err != nil {
 		l.log.Warn("there is no log file", "err", err)
 		return nil
 	}
-	l.known[path], l.open[path] = true, &rankLog{file: file, log: l.log}
+	l.known[path], l.open[path] = true, &file{file: f, log: l.log}
 	return l.open[path]
 }
 
-func (l *rankLogs) close() error {
+func (l *files) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var first error
@@ -121,16 +113,16 @@ func (l *rankLogs) close() error {
 	return first
 }
 
-// rankLog is the file of a worker, to which the readers of its two streams write. It is given up after a failed
+// file is the file of a worker, to which the readers of its two streams write. It is given up after a failed
 // write.
-type rankLog struct {
+type file struct {
 	log  *slog.Logger
 	mu   sync.Mutex
 	file *os.File // nil: closed, or given up
 }
 
 // Feed implements logs.Tap.
-func (f *rankLog) Feed(b []byte, _ time.Time) {
+func (f *file) Feed(b []byte, _ time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.file == nil {
@@ -143,7 +135,7 @@ func (f *rankLog) Feed(b []byte, _ time.Time) {
 	}
 }
 
-func (f *rankLog) close() error {
+func (f *file) close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.file == nil {
