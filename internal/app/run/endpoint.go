@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/preflight"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/conns"
@@ -115,7 +116,7 @@ func reachable(s *settings) string {
 func (e *endpoint) takenByStranger(err error, s *settings) error {
 	return fmt.Errorf("port %d of this host is taken%s, and no rendezvous is served at %s after %s; "+
 		"end what has the port, or give all nodes another one (%w)",
-		s.rdzv.port, holder(os.DirFS("/"), reachable(s), s.rdzv.port), e.where, s.rdzv.connect, cmp.Or(errors.Unwrap(err),
+		s.rdzv.port, preflight.Holder(os.DirFS("/"), reachable(s), s.rdzv.port), e.where, s.rdzv.connect, cmp.Or(errors.Unwrap(err),
 			err))
 }
 

@@ -8,7 +8,11 @@ import (
 	"dlrover-run/internal/app/run/hostfile"
 	"dlrover-run/internal/app/run/logrules"
 	"dlrover-run/internal/app/run/pidfiles"
+	"dlrover-run/internal/app/run/ports"
+	"dlrover-run/internal/app/run/preflight"
 	"dlrover-run/internal/app/run/ranklogs"
+	"dlrover-run/internal/app/run/tensorboard"
+	"dlrover-run/internal/app/run/trainingport"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 )
@@ -46,11 +50,11 @@ func features() []row {
 		of(ranklogs.New()),
 		of(pidfiles.New()),
 		of(hostfile.New()),
-		portsFeature(),
-		trainingPortFeature(),
+		of(ports.New()),
+		of(trainingport.New()),
 		sidesFeature(),
-		tensorBoardFeature(),
-		preflightFeature(),
+		of(tensorboard.New()),
+		of(preflight.New()),
 		nodeChecksFeature(),
 		checkpointsFeature(),
 		hangFeature(),

@@ -9,8 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/launcher/torchpython"
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/torchpython"
 )
 
 const timed = `

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"dlrover-run/internal/app/token"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/pyenv"
@@ -117,4 +119,13 @@ func routeTo(host string, port int) string {
 	}
 	defer c.Close()
 	return c.LocalAddr().(*net.UDPAddr).IP.String()
+}
+
+// shmFree is the room in /dev/shm for this user, in bytes.
+func shmFree() (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs("/dev/shm", &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil
 }

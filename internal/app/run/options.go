@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/preflight"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/scheduler"
@@ -94,7 +95,7 @@ func (o *options) Python() (string, error) {
 
 // devices counts the accelerators of a node that has any.
 func (o *options) devices() (n int) {
-	if hasDevices(o.host.root) {
+	if preflight.HasDevices(o.host.root) {
 		n, _ = o.host.gpus()
 	}
 	return n

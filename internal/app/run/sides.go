@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/preflight"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/preset"
 )
@@ -121,7 +122,7 @@ func (p *fixedPort) free(addr string) error {
 	if _, err := netip.ParseAddr(addr); err != nil {
 		addr = "" // a name
 	}
-	if err := listenable(p.root, addr, p.port); err != nil {
+	if err := preflight.Listenable(p.root, addr, p.port); err != nil {
 		return fmt.Errorf("--ms-port=%d: %w; end it, or give all nodes another port", p.port, err)
 	}
 	return nil

@@ -1,4 +1,5 @@
-package run
+// Package trainingport gives the workers of all nodes the same HCCL_IF_BASE_PORT.
+package trainingport
 
 import (
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"dlrover-run/internal/freeports"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
+	"dlrover-run/launcher/preset"
 )
 
 // Ports of HCCL, the collectives of Ascend's devices: it listens on hcclPorts from HCCL_IF_BASE_PORT on, which has to
@@ -28,43 +30,44 @@ const offeredBases = 8
 // trainingPort gives the workers of all nodes the same HCCL_IF_BASE_PORT: every node offers some, and the world
 // takes the lowest that all have offered. In DLRover, nodes report one after the other until they agree.
 type trainingPort struct {
-	bases   func() []int // that are free now
-	session interface{ SetBases([]int) }
-	log     *slog.Logger
+	bases func() []int // that are free now
+	offer func([]int)
+	log   *slog.Logger
 }
 
-func trainingPortFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var start int
-	return row{
-		name: "training-port",
-		settings: func(o *options, s *settings) (err error) {
-			start, err = readTrainingPort(o)
+	return feature.Feature{
+		Name: "training-port",
+		Settings: func(o feature.Options) (err error) {
+			start, err = read(o)
 			return err
 		},
-		plan: func(p *plan) {
+		Plan: func(p *feature.Plan) {
 			if start > 0 {
-				p.Features["training-port"] = map[string]any{"from": start, hcclVariable: fromRendezvous}
+				p.Features["training-port"] = map[string]any{"from": start, hcclVariable: preset.Undecided}
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if start == 0 {
 				return nil, nil
 			}
 			bases := func() []int { return freeBases(start, freeports.Outgoing(os.DirFS("/"))) }
-			j.s.node.Bases = bases()
-			p := &trainingPort{bases: bases, log: j.log}
+			n.Job().Node.Bases = bases()
+			p := &trainingPort{bases: bases, offer: n.SetBases, log: n.Log()}
 			part := launcher.Part{Start: p.start, Stop: p.stop}
-			return &feature.Opened{Part: part, Joined: func() { p.joined(j) }, Configure: feature.NeedsWorld}, nil
+			return &feature.Opened{Part: part, Configure: feature.NeedsWorld}, nil
 		},
 	}
 }
 
-// readTrainingPort returns the first port, 0 without devices of Ascend.
-func readTrainingPort(o *options) (int, error) {
+// read returns the first port, 0 without devices of Ascend.
+func read(o feature.Options) (int, error) {
 	start, from := o.Int("training-port"), "--training-port"
 	ascend := o.String("accelerator") == "ascend-npu"
 	if !ascend && o.IsSet("training-port") && start > 0 && !o.IsSet("accelerator") {
-		_, kind := o.host.gpus()
+		_, kind := o.GPUs()
 		ascend = kind == "ascend"
 	}
 	if text := o.Lookup(hcclVariable); ascend && start > 0 && text != "" {
@@ -117,8 +120,6 @@ func offerFree(bases []int, base int) []int {
 	return bases
 }
 
-func (p *trainingPort) joined(j *nodeJob) { p.session = j.adapter.session }
-
 func (p *trainingPort) start(r *launcher.StartRequest) {
 	base := commonBase(r.World)
 	if base == 0 {
@@ -144,6 +145,6 @@ func commonBase(world []job.Member) int {
 
 func (p *trainingPort) stop(r launcher.StopRequest) {
 	if !r.Early {
-		p.session.SetBases(p.bases())
+		p.offer(p.bases())
 	}
 }

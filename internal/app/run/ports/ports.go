@@ -1,4 +1,5 @@
-package run
+// Package ports holds free ports of this node for the servers of its workers.
+package ports
 
 import (
 	"encoding/json"
@@ -30,49 +31,52 @@ type ports struct {
 	log    *slog.Logger
 }
 
-func portsFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var users, all int
 	var world bool
-	return row{
-		name: "ports",
-		settings: func(o *options, s *settings) error {
+	return feature.Feature{
+		Name: "ports",
+		Settings: func(o feature.Options) error {
 			if users = o.Int("ports"); users < 0 || users > rendezvous.MaxPorts {
 				return fmt.Errorf("--ports=%d: need 0 to %d ports on this node", users, rendezvous.MaxPorts)
 			}
-			all, world = users+s.framework.preset.PortsOf(s.size.slots), s.framework.preset.World
+			j := o.Job()
+			all, world = users+j.Preset.PortsOf(j.Slots), j.Preset.World
 			if all > rendezvous.MaxPorts {
 				return fmt.Errorf("--preset=%s needs %d ports for %d workers: with --ports=%d it is %d of at most %d for a node; "+
-					"start fewer workers", s.framework.preset.Name, all-users, s.size.slots, users, all, rendezvous.MaxPorts)
+					"start fewer workers", j.Preset.Name, all-users, j.Slots, users, all, rendezvous.MaxPorts)
 			}
 			return nil
 		},
-		plan: func(p *plan) {
+		Plan: func(p *feature.Plan) {
 			if users > 0 {
 				p.Features["ports"] = users
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if all == 0 && !world {
 				return nil, nil
 			}
-			p, err := openPorts(j, all, users > 0)
+			p, err := open(n, all, users > 0)
 			if err != nil {
 				return nil, err
 			}
 			part := launcher.Part{Start: p.start, Stop: p.stop}
-			return &feature.Opened{Part: part, Joined: func() { p.joined(j) }, Configure: feature.NeedsWorld, Close: p.close}, nil
+			return &feature.Opened{Part: part, Configure: feature.NeedsWorld, Close: p.close}, nil
 		},
 	}
 }
 
-// openPorts holds n ports. If tell is set, the workers get a file with them.
-func openPorts(j *nodeJob, n int, tell bool) (*ports, error) {
-	held, err := freeports.Hold(n, j.s.rdzv.port)
+// open holds count ports. If tell is set, the workers get a file with them.
+func open(n feature.Node, count int, tell bool) (*ports, error) {
+	j := n.Job()
+	held, err := freeports.Hold(count, j.Port)
 	if err != nil {
 		return nil, feature.Unusable(fmt.Errorf("--preset=%s and --ports need %d ports: %w; ask for fewer",
-			j.s.framework.preset.Name, n, err))
+			j.Preset.Name, count, err))
 	}
-	p := &ports{Ports: held, preset: j.s.framework.preset.PortsOf, slots: j.s.size.slots, log: j.log}
+	p := &ports{Ports: held, offer: n.SetPorts, preset: j.Preset.PortsOf, slots: j.Slots, log: n.Log()}
 	if tell {
 		p.dir, err = tempdir.Make("dlrover-world-") // mode 0700
 	}
@@ -81,11 +85,9 @@ func openPorts(j *nodeJob, n int, tell bool) (*ports, error) {
 		return nil, feature.Unusable(fmt.Errorf("--ports: no place for the file that tells workers of all nodes: %w; "+
 			"set TMPDIR to a directory that this user may write to", err))
 	}
-	j.s.node.Ports = held.Numbers()
+	j.Node.Ports = held.Numbers()
 	return p, nil
 }
-
-func (p *ports) joined(j *nodeJob) { p.offer = j.adapter.session.SetPorts }
 
 // start leaves the ports to the workers.
 func (p *ports) start(r *launcher.StartRequest) {

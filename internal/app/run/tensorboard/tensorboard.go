@@ -1,4 +1,5 @@
-package run
+// Package tensorboard runs TensorBoard next to the job.
+package tensorboard
 
 import (
 	"cmp"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/preflight"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
@@ -35,23 +37,24 @@ type board struct {
 // defaultBoardPort is TensorBoard's own.
 const defaultBoardPort = 6006
 
-func tensorBoardFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var b *board
-	return row{
-		name:     "tensorboard",
-		settings: func(o *options, s *settings) (err error) { b, err = readTensorBoard(o); return err },
-		plan: func(p *plan) {
+	return feature.Feature{
+		Name:     "tensorboard",
+		Settings: func(o feature.Options) (err error) { b, err = read(o); return err },
+		Plan: func(p *feature.Plan) {
 			if b != nil {
 				p.Features["tensorboard"] = b
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if b == nil {
 				return nil, nil
 			}
-			t := newTensorBoard(j, *b)
+			t := prepare(n, *b)
 			o := &feature.Opened{Part: launcher.Part{Start: t.start, End: t.end}}
-			if j.s.surelyFirst() {
+			if n.Job().First {
 				return o, feature.Unusable(t.free())
 			}
 			return o, nil
@@ -59,8 +62,8 @@ func tensorBoardFeature() row {
 	}
 }
 
-// readTensorBoard reads --tensorboard; it returns nil if that is not set.
-func readTensorBoard(o *options) (*board, error) {
+// read reads --tensorboard; it returns nil if that is not set.
+func read(o feature.Options) (*board, error) {
 	text := o.String("tensorboard")
 	if text == "" {
 		return nil, nil
@@ -111,21 +114,21 @@ func cutHost(text string) (dir, host string, ok bool) {
 }
 
 // find finds the program: that of the workers' Python, the first in PATH, or the module.
-func (b *board) find(o *options) error {
+func (b *board) find(o feature.Options) error {
 	python, noPython := o.Python()
 	if noPython == nil {
 		b.path = filepath.Join(filepath.Dir(python), "tensorboard")
-		if _, err := o.host.lookPath(b.path); err == nil {
+		if _, err := o.LookPath(b.path); err == nil {
 			b.Argv = []string{b.path}
 			return nil
 		}
 	}
 	var err error
-	if b.path, err = o.host.lookPath("tensorboard"); err == nil {
+	if b.path, err = o.LookPath("tensorboard"); err == nil {
 		b.Argv = []string{b.path}
 		return nil
 	}
-	if noPython == nil && pyenv.HasPackage(python, "tensorboard", o.env) {
+	if noPython == nil && pyenv.HasPackage(python, "tensorboard", o.LookupEnv) {
 		b.path, b.Argv = python, []string{python, "-m", "tensorboard.main"}
 		return nil
 	}
@@ -136,7 +139,7 @@ func (b *board) find(o *options) error {
 // tensorBoard runs next to the job once this node is the first. Its exit status does not count.
 type tensorBoard struct {
 	board
-	job     *nodeJob
+	node    feature.Node
 	root    fs.FS
 	backoff []time.Duration // before each new start
 	cancel  context.CancelFunc
@@ -146,14 +149,14 @@ type tensorBoard struct {
 // stopBoard is how long it may take to end.
 const stopBoard = 2 * time.Second
 
-func newTensorBoard(j *nodeJob, b board) *tensorBoard {
-	return &tensorBoard{board: b, job: j, root: os.DirFS("/"),
+func prepare(n feature.Node, b board) *tensorBoard {
+	return &tensorBoard{board: b, node: n, root: os.DirFS("/"),
 		backoff: []time.Duration{time.Second, 5 * time.Second, 25 * time.Second}}
 }
 
 // free returns an error if another process has the port.
 func (t *tensorBoard) free() error {
-	if err := listenable(t.root, t.Host, t.Port); err != nil {
+	if err := preflight.Listenable(t.root, t.Host, t.Port); err != nil {
 		return fmt.Errorf("--tensorboard: %w; end it, or give another port: --tensorboard=%s:PORT", err, t.LogDir)
 	}
 	return nil
@@ -177,7 +180,7 @@ func (t *tensorBoard) end(launcher.EndRequest) {
 
 // run keeps TensorBoard running until ctx ends.
 func (t *tensorBoard) run(ctx context.Context) {
-	log := t.job.log.With("logdir", t.LogDir)
+	log := t.node.Log().With("logdir", t.LogDir)
 	for i := 0; ; i++ {
 		why := t.once(ctx)
 		if ctx.Err() != nil {
@@ -201,13 +204,13 @@ func (t *tensorBoard) once(ctx context.Context) string {
 	if err := t.free(); err != nil {
 		return err.Error()
 	}
-	out, err := t.job.logs.Side("tensorboard")
+	out, err := t.node.Logs().Side("tensorboard")
 	if err != nil {
 		return err.Error()
 	}
 	defer out.Close()
-	p, err := t.job.procs.Start(proc.Spec{
-		Path: t.path, Args: t.Argv, Env: t.job.s.boardEnv(), Dir: string(t.job.s.program.dir), Stdout: out.File(),
+	p, err := t.node.Processes().Start(proc.Spec{
+		Path: t.path, Args: t.Argv, Env: t.environ(), Dir: t.node.Job().Workdir, Stdout: out.File(),
 		Stderr: out.File(),
 		Helper: true,
 	})
@@ -215,7 +218,7 @@ func (t *tensorBoard) once(ctx context.Context) string {
 	if err != nil {
 		return err.Error()
 	}
-	t.job.log.Info("TensorBoard has been started", "pid", p.PID(), "logdir", t.LogDir, "host", t.Host, "port", t.Port)
+	t.node.Log().Info("TensorBoard has been started", "pid", p.PID(), "logdir", t.LogDir, "host", t.Host, "port", t.Port)
 	select {
 	case <-p.Done():
 		return endOf(p, out)
@@ -225,9 +228,9 @@ func (t *tensorBoard) once(ctx context.Context) string {
 	}
 }
 
-// boardEnv is the workers' environment without their devices, because TensorFlow would take memory of them.
-func (s *settings) boardEnv() []string {
-	return slices.Concat(s.workerEnv(), []string{"CUDA_VISIBLE_DEVICES=", "PYTHONUNBUFFERED=1"})
+// environ is the workers' environment without their devices, because TensorFlow would take memory of them.
+func (t *tensorBoard) environ() []string {
+	return slices.Concat(t.node.Environ(), []string{"CUDA_VISIBLE_DEVICES=", "PYTHONUNBUFFERED=1"})
 }
 
 func endBoard(p *proc.Process) {

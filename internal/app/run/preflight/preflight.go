@@ -1,4 +1,5 @@
-package run
+// Package preflight warns of processes on this node that will get into the way of the job.
+package preflight
 
 import (
 	"errors"
@@ -14,49 +15,38 @@ import (
 	"sync"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher/preflight"
 )
 
-// preflightFeature warns of processes on this node that will get into the job's way. It refuses nothing.
-func preflightFeature() row {
-	return row{
-		name: "preflight",
-		settings: func(o *options, s *settings) error {
-			if o.host.shmFree == nil || o.Bool("check-only") {
+// New is the feature. It warns of processes on this node that will get into the job's way. It refuses nothing.
+func New() feature.Feature {
+	return feature.Feature{
+		Name: "preflight",
+		Settings: func(o feature.Options) error {
+			if o.Bool("check-only") {
 				return nil
 			}
-			if free, err := o.host.shmFree(); err == nil {
-				if w := preflight.SharedMemory(free, s.size.slots); w != "" {
+			if free, known := o.SharedMemory(); known {
+				if w := preflight.SharedMemory(free, o.Job().Slots); w != "" {
 					o.Warn("%s", w)
 				}
 			}
 			return nil
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
-			if root := os.DirFS("/"); hasDevices(root) {
-				return &feature.Opened{Close: lookAtDevices(root, j.log).close}, nil
+		Open: func(n feature.Node) (*feature.Opened, error) {
+			if root := os.DirFS("/"); HasDevices(root) {
+				return &feature.Opened{Close: lookAtDevices(root, n.Log()).close}, nil
 			}
 			return nil, nil
 		},
 	}
 }
 
-// shmFree is the room in /dev/shm for this user, in bytes.
-func shmFree() (int64, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs("/dev/shm", &st); err != nil {
-		return 0, err
-	}
-	return int64(st.Bavail) * st.Bsize, nil
-}
-
-// hasDevices looks for the file that every driver of accelerators makes: there may be hundreds of other files in
+// HasDevices looks for the file that every driver of accelerators makes: there may be hundreds of other files in
 // /dev.
-func hasDevices(root fs.FS) bool {
+func HasDevices(root fs.FS) bool {
 	for _, name := range []string{"dev/nvidiactl", "dev/kfd", "dev/davinci_manager", "dev/mxcd"} {
 		if _, err := fs.Stat(root, name); err == nil {
 			return true
@@ -155,9 +145,9 @@ func commandOf(root fs.FS, path string) string {
 	return text.EscapeLine(strings.TrimSpace(strings.ReplaceAll(string(words), "\x00", " ")))
 }
 
-// listenable returns an error that names the process in the way of a server of this node at host:port; host may be
+// Listenable returns an error that names the process in the way of a server of this node at host:port; host may be
 // empty.
-func listenable(root fs.FS, host string, port int) error {
+func Listenable(root fs.FS, host string, port int) error {
 	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	switch {
 	case err == nil:
@@ -172,14 +162,14 @@ func listenable(root fs.FS, host string, port int) error {
 
 // listener names the process that listens on a port.
 func listener(root fs.FS, host string, port int) string {
-	if by := holder(root, host, port); by != "" {
+	if by := Holder(root, host, port); by != "" {
 		return by
 	}
 	return " by a program of another user or of another container"
 }
 
-// holder names the process that listens on a port, as far as this user may see it.
-func holder(root fs.FS, host string, port int) string {
+// Holder names the process that listens on a port, as far as this user may see it.
+func Holder(root fs.FS, host string, port int) string {
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
 		addr = netip.IPv4Unspecified()
