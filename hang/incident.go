@@ -334,6 +334,7 @@ func (in *Incident) beginCollection() {
 	if in.state == StateIdle {
 		in.newFile()
 	}
+	in.file.expectStacks()
 	in.asker.collect = collection{
 		ask: in.ask(AskStacks), at: in.now, until: in.now.Add(collectTime), missing: in.world.Working(),
 	}

@@ -50,6 +50,13 @@ func (f *file) expect() {
 	f.missing = f.world.Working()
 }
 
+// expectStacks awaits an answer to a new collection.
+func (f *file) expectStacks() {
+	for i := range f.nodes {
+		f.nodes[i].collected = false
+	}
+}
+
 // has reports whether there is a node with this group rank.
 func (f *file) has(groupRank int) bool { return groupRank >= 0 && groupRank < len(f.nodes) }
 
