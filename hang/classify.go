@@ -235,27 +235,9 @@ func advanced(a, b *Page) bool {
 		return true
 	}
 	return slices.ContainsFunc(b.Groups, func(g GroupState) bool {
-		seq, ok := a.seq(g.ID)
-		return !ok || seq != g.Seq
+		before, ok := a.Group(g.ID)
+		return !ok || before.Seq != g.Seq
 	})
-}
-
-func (p *Page) seq(group uint64) (seq uint64, ok bool) {
-	for _, g := range p.Groups {
-		if g.ID == group {
-			return g.Seq, true
-		}
-	}
-	return 0, false
-}
-
-func (p *Page) since(group uint64) time.Duration {
-	for _, g := range p.Groups {
-		if g.ID == group {
-			return g.Since
-		}
-	}
-	return 0
 }
 
 // longest is how long a phase has lasted before.

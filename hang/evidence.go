@@ -59,6 +59,18 @@ func (e *Evidence) thin() {
 	}
 }
 
+// Group is the progress of the worker in a process group; false: it is in no such group, or there is no page.
+func (p *Page) Group(id uint64) (g GroupState, ok bool) {
+	if p == nil {
+		return g, false
+	}
+	i := slices.IndexFunc(p.Groups, func(g GroupState) bool { return g.ID == id })
+	if i < 0 {
+		return g, false
+	}
+	return p.Groups[i], true
+}
+
 // bare is a copy without the rings.
 func (p *Page) bare() *Page {
 	bare := *p

@@ -19,10 +19,8 @@ type processGroup struct {
 
 // at is the sequence number of a member; a worker without a page has none.
 func (g *processGroup) at(m *member) (seq uint64, ok bool) {
-	if m.page == nil {
-		return 0, false
-	}
-	return m.page.seq(g.ID)
+	state, ok := m.page.Group(g.ID)
+	return state.Seq, ok
 }
 
 // lags reports whether m has not entered the newest collective of g. The page of a rank that cannot run may be old,
@@ -45,7 +43,8 @@ func (g *processGroup) age() time.Duration {
 	if m.page == nil {
 		return 0
 	}
-	return m.at - m.page.since(g.ID)
+	state, _ := m.page.Group(g.ID)
+	return m.at - state.Since
 }
 
 // recorded reports whether the flight recorders of all members have an entry.

@@ -11,11 +11,11 @@ func (m *member) blocking() (blocking *processGroup) {
 	newest := time.Duration(-1)
 	recorded := m.recorded()
 	for _, g := range m.in {
-		seq, ok := g.at(m)
-		if !ok || seq < g.top || !g.lacks(m) {
+		state, ok := m.page.Group(g.ID)
+		if !ok || state.Seq < g.top || !g.lacks(m) {
 			continue
 		}
-		since := m.page.since(g.ID)
+		since := state.Since
 		if recorded != "" && recorded == g.Name {
 			since = 1<<63 - 1
 		}

@@ -146,25 +146,13 @@ func common(workers []hang.Sample) (group uint64, ok bool) {
 	}
 	for _, g := range workers[0].Page.Groups {
 		if !slices.ContainsFunc(workers, func(s hang.Sample) bool {
-			_, in := stateOf(&s, g.ID)
+			_, in := s.Page.Group(g.ID)
 			return !in
 		}) {
 			return g.ID, true
 		}
 	}
 	return 0, false
-}
-
-// stateOf is the progress of a worker in a group; false: it is in no such group.
-func stateOf(s *hang.Sample, group uint64) (g hang.GroupState, ok bool) {
-	if s.Page == nil {
-		return g, false
-	}
-	i := slices.IndexFunc(s.Page.Groups, func(g hang.GroupState) bool { return g.ID == group })
-	if i < 0 {
-		return g, false
-	}
-	return s.Page.Groups[i], true
 }
 
 // same reports whether it is the group and the workers of the window.
@@ -193,7 +181,7 @@ func (l *lags) reset(group uint64, workers []hang.Sample) {
 // markIn is the state of a group in a page: the shim reads the number when its thread runs, and after steps.
 func markIn(s *hang.Sample, group uint64) (m progressMark) {
 	if s.Page != nil {
-		g, _ := stateOf(s, group)
+		g, _ := s.Page.Group(group)
 		m.seq, m.at = g.Seq, max(s.Page.Heartbeat, g.Since)
 	}
 	return m

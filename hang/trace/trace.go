@@ -142,7 +142,7 @@ func (t *tracer) groups(e *hang.Evidence) {
 		t.meta("thread_name", track, "name", "collectives of "+name)
 		begun := hang.GroupState{}
 		for _, s := range e.Samples {
-			now, ok := groupOf(&s, g.ID)
+			now, ok := s.Page.Group(g.ID)
 			if !ok || now.Seq == begun.Seq && begun.Since > 0 {
 				continue
 			}
@@ -151,17 +151,6 @@ func (t *tracer) groups(e *hang.Evidence) {
 		}
 		t.span(track, "#"+strconv.FormatUint(begun.Seq, 10)+", the newest", begun.Since, t.now, recorded(e.Flight, name))
 	}
-}
-
-func groupOf(s *hang.Sample, id uint64) (hang.GroupState, bool) {
-	if s.Page == nil {
-		return hang.GroupState{}, false
-	}
-	i := slices.IndexFunc(s.Page.Groups, func(g hang.GroupState) bool { return g.ID == id })
-	if i < 0 {
-		return hang.GroupState{}, false
-	}
-	return s.Page.Groups[i], true
 }
 
 func groupName(groups []hang.Group, id uint64) string {
