@@ -267,7 +267,7 @@ func (in *Incident) emit(es ...Effect) {
 // opinion is the present result of the evidence.
 func (in *Incident) opinion() Verdict {
 	f := in.file
-	return in.cfg.Judge(f.world, f.all(), f.waits()).Aged(max(in.now.Sub(f.since), 0))
+	return in.cfg.Judge(f.world, f.all(), f.waits()).aged(max(in.now.Sub(f.since), 0))
 }
 
 // plan decides when the verdict is looked at again.

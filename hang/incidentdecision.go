@@ -9,7 +9,7 @@ func (in *Incident) decide() {
 	in.state = StateDecided
 	if v := &f.verdict; in.patience.early(v, last, in.now) {
 		v.doubt("it may take its time")
-		*v = v.Aged(v.Age)
+		*v = v.aged(v.Age)
 	}
 	again := f.told > 0 && sameVerdict(in.told.newest().Verdict, f.verdict)
 	if !reached(in.patience.actAt(&f.verdict, last), in.now) {

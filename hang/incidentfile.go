@@ -210,7 +210,7 @@ func (f *file) doubtSilent() {
 	for _, s := range v.Suspects {
 		if v.Confidence == High && !(f.has(s.GroupRank) && f.nodes[s.GroupRank].answered) {
 			v.Confidence, v.Doubt = Low, fmt.Sprintf("node %d %s did not answer when it was asked again", s.GroupRank, s.Node)
-			*v = v.Aged(v.Age) // updates its line
+			*v = v.aged(v.Age) // updates its line
 		}
 	}
 }

@@ -665,7 +665,7 @@ func TestLinesAreFitToPrint(t *testing.T) {
 	require.NotContains(t, line, "\x1b")
 	require.NotContains(t, line, "\n")
 	require.Less(t, len(line), 400)
-	require.Contains(t, s.judge().Aged(31*time.Second).Line, "hung for 31 s")
+	require.Contains(t, s.judge().aged(31*time.Second).Line, "hung for 31 s")
 }
 
 // From outside nobody knows what a rank has come to since its stack was read.
@@ -698,5 +698,5 @@ func TestRanksElsewhere(t *testing.T) {
 	require.Equal(t, "1", v.SuspectRanks().String())
 	require.Contains(t, v.Line, "nothing is known of 4 ranks elsewhere")
 	require.False(t, v.Certain)
-	require.Equal(t, v.Line, v.Aged(v.Age).Line)
+	require.Equal(t, v.Line, v.aged(v.Age).Line)
 }

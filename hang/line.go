@@ -11,8 +11,8 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Aged returns the verdict with another age, in its line, too.
-func (v Verdict) Aged(age time.Duration) Verdict {
+// aged returns the verdict with another age, in its line, too.
+func (v Verdict) aged(age time.Duration) Verdict {
 	v.Age = age
 	v.Line = line(v)
 	return v

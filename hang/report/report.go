@@ -202,10 +202,10 @@ func (c Incident) contents() []content {
 // stackContents are those that xpu_timer's viewer writes, too.
 func (c Incident) stackContents() []content {
 	folded := func(native bool) func(io.Writer) error {
-		return func(w io.Writer) error { return c.WriteFolded(w, native) }
+		return func(w io.Writer) error { return c.writeFolded(w, native) }
 	}
 	picture := func(native bool) func(io.Writer) error {
-		return func(w io.Writer) error { return c.WritePicture(w, native) }
+		return func(w io.Writer) error { return c.writePicture(w, native) }
 	}
 	return []content{
 		{PythonStacks, folded(false)}, {PythonPicture, picture(false)},
@@ -251,15 +251,15 @@ func WriteStacks(dir string, c Incident) error {
 	return createAll(root, c.stackContents())
 }
 
-// WriteFolded writes the merged stacks as text, see merge.Tree.Folded.
-func (c Incident) WriteFolded(w io.Writer, native bool) error {
+// writeFolded writes the merged stacks as text, see merge.Tree.Folded.
+func (c Incident) writeFolded(w io.Writer, native bool) error {
 	_, err := merge.Stacks(c.World, c.Evidence, merge.Options{Native: native, Lines: true, States: true}).Folded(w)
 	return err
 }
 
-// WritePicture draws the merged stacks of the suspects, of all main threads and of the other threads, and the states
+// writePicture draws the merged stacks of the suspects, of all main threads and of the other threads, and the states
 // of the processes.
-func (c Incident) WritePicture(w io.Writer, native bool) error {
+func (c Incident) writePicture(w io.Writer, native bool) error {
 	suspects := c.Verdict.SuspectRanks()
 	main := func(t hang.Thread) bool { return t.Main }
 	tree := func(o merge.Options) *merge.Tree {

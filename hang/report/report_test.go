@@ -109,7 +109,7 @@ func TestChildrenAreShown(t *testing.T) {
 		"    main at /job/train.py:12\n  pid 901 nvcc_\n    compile at nvcc\n")
 	require.NotContains(t, text.String(), "children of rank 1", "it is no suspect")
 	require.Contains(t, text.String(), "train.py:10, after its main thread has ended by ValueError: x")
-	require.NoError(t, c.WritePicture(&picture, false))
+	require.NoError(t, c.writePicture(&picture, false))
 	require.Contains(t, picture.String(), ">children of ranks, such as workers of data loaders<")
 	require.Contains(t, picture.String(), "decode@/job/train.py:10@1-2|0/3 (2 ranks, 100.00%): 1-2")
 	require.NoError(t, c.WriteJSON(&doc))
@@ -277,7 +277,7 @@ func FuzzReadJSON(f *testing.F) {
 		var out bytes.Buffer
 		require.NoError(t, c.WriteText(&out))
 		out.Reset()
-		require.NoError(t, c.WritePicture(&out, false))
+		require.NoError(t, c.writePicture(&out, false))
 		require.NoError(t, xml.Unmarshal(out.Bytes(), new(struct{})))
 	})
 }
