@@ -14,8 +14,8 @@ import (
 // be in any order, and may lack ranks: these are "no data". Kind is KindNone if nothing hangs, or if there is no
 // result.
 //
-// Verdict.Age is from the pages, 0 without; an Incident knows more. A verdict is not yet
-// confirmed: for that it takes a second look. The samples of that look are added to the evidence.
+// Verdict.Age is from the pages, 0 without; an Incident knows more. A verdict is not yet confirmed: for that it takes a
+// second look. The samples of that look are added to the evidence.
 func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
 	a := newAnalysis(w, ev, store)
 	if a.members.any(func(m *member) bool { return m.moved }) { // such a rank does not hang, and neither do its waiters

@@ -26,14 +26,14 @@ const (
 func (w *Watcher) answer(ctx context.Context, own *looker, a hang.Ask) {
 	limited, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	r := hang.Report{Ask: a.Seq}
+	r, g := hang.Report{Ask: a.Seq}, w.gathering(limited, own)
 	switch a.What {
 	case hang.AskEvidence:
-		r.Evidence, r.RAS = w.collect(limited, own)
+		r.Evidence, r.RAS = g.all()
 	case hang.AskStacks:
-		r.Evidence = w.collectOnce(limited, own, w.readFamilies, w.readOutput, w.readFlights)
+		r.Evidence = g.once((*gathering).readFamilies, (*gathering).readOutput, (*gathering).readFlights)
 	case hang.AskPages:
-		r.Evidence = w.collectOnce(limited, own)
+		r.Evidence = g.once()
 	default:
 		return
 	}
@@ -51,11 +51,26 @@ func (w *Watcher) answer(ctx context.Context, own *looker, a hang.Ask) {
 	w.send(ctx, r)
 }
 
+// Once reads samples and stacks of the workers, of those that can be read until ctx ends. It is called instead of
+// Watch.
+func (w *Watcher) Once(ctx context.Context) []hang.Evidence {
+	w.begin()
+	return w.gathering(ctx, w.looker).once((*gathering).readStacks, (*gathering).readOutput)
+}
+
+func (w *Watcher) gathering(ctx context.Context, own *looker) *gathering {
+	return &gathering{ctx: ctx, cfg: &w.cfg, own: own, suspected: w.suspicions()}
+}
+
 // gathering is the evidence that is collected at the same time. Its goroutines may be abandoned, so each of them
 // sends its result over a channel.
 type gathering struct {
-	ctx   context.Context
-	parts []func() // put an answer to its place, when it is there
+	ctx       context.Context
+	cfg       *Config
+	own       *looker
+	suspected []hang.Suspicion
+	ev        []hang.Evidence // of each worker
+	parts     []func()        // put an answer to its place, when it is there
 }
 
 // alongside begins f. When gather is called, place gets its result, unless ctx ends before.
@@ -81,103 +96,92 @@ func (g *gathering) gather() {
 	for _, p := range g.parts {
 		p()
 	}
+	g.readExceptions()
 }
 
-// collect takes all samples, and meanwhile everything else.
-func (w *Watcher) collect(ctx context.Context, own *looker) (ev []hang.Evidence, ras string) {
-	series := [][]hang.Sample{own.look(ctx, true)}
+// all takes all samples, and meanwhile everything else.
+func (g *gathering) all() (ev []hang.Evidence, ras string) {
+	series := [][]hang.Sample{g.own.look(g.ctx, true)}
 	if series[0] == nil {
 		return nil, ""
 	}
-	ev = w.blank(series[0])
-	g := &gathering{ctx: ctx}
-	w.readFamilies(g, ev, own)
-	w.readOutput(g, ev, own)
-	w.readFlights(g, ev, own)
-	w.readRest(g, ev, &ras)
-	for len(series) < looks && retry.Sleep(ctx, apart) {
-		if next := own.look(ctx, true); next != nil {
+	g.begin(series[0])
+	g.readFamilies()
+	g.readOutput()
+	g.readFlights()
+	g.readRest(&ras)
+	for len(series) < looks && retry.Sleep(g.ctx, apart) {
+		if next := g.own.look(g.ctx, true); next != nil {
 			series = append(series, next)
 		}
 	}
 	g.gather()
-	w.readExceptions(ev)
 	for _, samples := range series {
-		for i := range ev {
-			ev[i].Samples = append(ev[i].Samples, samples[i])
+		for i := range g.ev {
+			g.ev[i].Samples = append(g.ev[i].Samples, samples[i])
 		}
 	}
-	return ev, ras
+	return g.ev, ras
 }
 
-// collectOnce takes one sample of every worker, and the other evidence that is wanted.
-func (w *Watcher) collectOnce(ctx context.Context, own *looker, read ...func(*gathering, []hang.Evidence, *looker),
-) []hang.Evidence {
-	samples := own.look(ctx, len(read) > 0)
+// once takes one sample of every worker, and the other evidence that is wanted.
+func (g *gathering) once(read ...func(*gathering)) []hang.Evidence {
+	samples := g.own.look(g.ctx, len(read) > 0)
 	if samples == nil {
 		return nil
 	}
-	ev := w.blank(samples)
-	w.readGroups(ev)
-	g := &gathering{ctx: ctx}
+	g.begin(samples)
 	for _, r := range read {
-		r(g, ev, own)
+		r(g)
 	}
 	g.gather()
-	w.readExceptions(ev)
-	for i := range ev {
-		ev[i].Samples = samples[i : i+1]
+	for i := range g.ev {
+		g.ev[i].Samples = samples[i : i+1]
 	}
-	return ev
+	return g.ev
 }
 
-// Once reads samples and stacks of the workers, of those that can be read until ctx ends. It is called instead of
-// Watch.
-func (w *Watcher) Once(ctx context.Context) []hang.Evidence {
-	w.begin()
-	return w.collectOnce(ctx, w.looker, w.readStacks, w.readOutput)
-}
-
-func (w *Watcher) blank(samples []hang.Sample) []hang.Evidence {
-	ev := make([]hang.Evidence, len(samples))
+// begin makes evidence without content.
+func (g *gathering) begin(samples []hang.Sample) {
+	g.ev = make([]hang.Evidence, len(samples))
 	for i, s := range samples {
-		ev[i] = hang.Evidence{Worker: s.Worker, Node: w.cfg.Node, GroupRank: w.cfg.GroupRank}
+		g.ev[i] = hang.Evidence{Worker: s.Worker, Node: g.cfg.Node, GroupRank: g.cfg.GroupRank}
 	}
-	return ev
+	g.readGroups()
 }
 
 // readStacks reads some workers at a time. One that cannot be read costs stackTime, the others nothing.
-func (w *Watcher) readStacks(g *gathering, ev []hang.Evidence, own *looker) {
-	w.readAll(g, ev, own, false)
+func (g *gathering) readStacks() {
+	g.readAll(false)
 }
 
 // readFamilies reads the children, too, of those that do not wait for other ranks.
-func (w *Watcher) readFamilies(g *gathering, ev []hang.Evidence, own *looker) {
-	w.readAll(g, ev, own, true)
+func (g *gathering) readFamilies() {
+	g.readAll(true)
 }
 
-func (w *Watcher) readAll(g *gathering, ev []hang.Evidence, own *looker, families bool) {
-	if w.cfg.Stacks == nil {
+func (g *gathering) readAll(families bool) {
+	if g.cfg.Stacks == nil {
 		return
 	}
 	room := make(chan struct{}, readers)
-	for i := range ev {
-		e := &ev[i]
+	for i := range g.ev {
+		e := &g.ev[i]
 		switch {
-		case own.state[i].blocked:
+		case g.own.state[i].blocked:
 			e.Error = "reading this process does not return; it was not tried again"
 			continue
-		case own.state[i].last.Proc.State == 0:
+		case g.own.state[i].last.Proc.State == 0:
 			e.Error = "the process is gone"
 			continue
 		}
 		e.Error = "its stacks could not be read in time"
-		f := &family{sampler: own.sampler.another(), pid: e.PID, children: families, own: w.cfg.Stacks, child: w.cfg.Stacks}
+		f := &family{sampler: g.own.sampler.another(), pid: e.PID, children: families, own: g.cfg.Stacks, child: g.cfg.Stacks}
 		suspected := func(s hang.Suspicion) bool { return s.Rank == e.Rank }
-		if families && w.cfg.Trace != nil && slices.ContainsFunc(w.suspicions(), suspected) {
-			f.own = w.cfg.Trace
+		if families && g.cfg.Trace != nil && slices.ContainsFunc(g.suspected, suspected) {
+			f.own = g.cfg.Trace
 		}
-		if p := own.state[i].last.Page; p != nil && p.PID == e.PID {
+		if p := g.own.state[i].last.Page; p != nil && p.PID == e.PID {
 			f.steps = p.Thread
 		}
 		alongside(g, func() *hang.Stacks { return f.stacks(g.ctx, room) }, func(s *hang.Stacks) {
@@ -189,60 +193,59 @@ func (w *Watcher) readAll(g *gathering, ev []hang.Evidence, own *looker, familie
 }
 
 // readOutput takes the ends of the workers' output.
-func (w *Watcher) readOutput(g *gathering, ev []hang.Evidence, _ *looker) {
-	if w.cfg.Output == nil {
+func (g *gathering) readOutput() {
+	if g.cfg.Output == nil {
 		return
 	}
-	for i := range ev {
-		e, local := &ev[i], ev[i].Local
-		alongside(g, func() string { return w.cfg.Output(local) }, func(text string) { e.Log = text })
+	for i := range g.ev {
+		e, local := &g.ev[i], g.ev[i].Local
+		alongside(g, func() string { return g.cfg.Output(local) }, func(text string) { e.Log = text })
 	}
 }
 
 // readExceptions finds the exceptions that ended the main threads of processes with other running threads.
-func (w *Watcher) readExceptions(ev []hang.Evidence) {
-	for i := range ev {
-		if e := &ev[i]; w.cfg.Exception != nil && e.Stacks != nil && e.Stacks.Ending() {
-			e.Exception = w.cfg.Exception(e.Log)
+func (g *gathering) readExceptions() {
+	for i := range g.ev {
+		if e := &g.ev[i]; g.cfg.Exception != nil && e.Stacks != nil && e.Stacks.Ending() {
+			e.Exception = g.cfg.Exception(e.Log)
 		}
 	}
 }
 
 // readFlights asks PyTorch's flight recorders. Where there is none that costs nothing.
-func (w *Watcher) readFlights(g *gathering, ev []hang.Evidence, own *looker) {
-	if w.cfg.Flight == nil {
+func (g *gathering) readFlights() {
+	if g.cfg.Flight == nil {
 		return
 	}
-	for i, mute := range mutes(own) {
+	for i, mute := range mutes(g.own) {
 		if mute {
 			continue
 		}
-		e := &ev[i]
-		alongside(g, func() *hang.Flight { return w.flight(g.ctx, e.Rank) }, func(f *hang.Flight) { e.Flight = f })
+		e := &g.ev[i]
+		alongside(g, func() *hang.Flight { return g.flight(e.Rank) }, func(f *hang.Flight) { e.Flight = f })
 	}
 }
 
 // readRest reads evidence that belongs to no single process.
-func (w *Watcher) readRest(g *gathering, ev []hang.Evidence, ras *string) {
-	if w.cfg.Sockets != nil {
-		pids := make([]int, len(ev))
-		for i := range ev {
-			pids[i] = ev[i].PID
+func (g *gathering) readRest(ras *string) {
+	if g.cfg.Sockets != nil {
+		pids := make([]int, len(g.ev))
+		for i := range g.ev {
+			pids[i] = g.ev[i].PID
 		}
-		alongside(g, func() map[int][]string { return w.cfg.Sockets(pids) }, func(by map[int][]string) {
-			for i := range ev {
-				ev[i].Sockets = by[ev[i].PID]
+		alongside(g, func() map[int][]string { return g.cfg.Sockets(pids) }, func(by map[int][]string) {
+			for i := range g.ev {
+				g.ev[i].Sockets = by[g.ev[i].PID]
 			}
 		})
 	}
-	if w.cfg.RAS != nil {
+	if g.cfg.RAS != nil {
 		alongside(g, func() string {
 			ctx, cancel := context.WithTimeout(g.ctx, restTime)
 			defer cancel()
-			return w.cfg.RAS(ctx)
+			return g.cfg.RAS(ctx)
 		}, func(s string) { *ras = s })
 	}
-	w.readGroups(ev)
 }
 
 // mutes are the workers that cannot write a dump, because a thread keeps the interpreter's lock, or all are stopped.
@@ -257,26 +260,26 @@ func mutes(own *looker) []bool {
 }
 
 // flight returns nil if there is no recorder, or it does not answer.
-func (w *Watcher) flight(ctx context.Context, rank int) *hang.Flight {
-	ctx, cancel := context.WithTimeout(ctx, restTime)
+func (g *gathering) flight(rank int) *hang.Flight {
+	ctx, cancel := context.WithTimeout(g.ctx, restTime)
 	defer cancel()
-	f, err := w.cfg.Flight(ctx, rank)
+	f, err := g.cfg.Flight(ctx, rank)
 	if err != nil {
 		return nil
 	}
 	return f
 }
 
-func (w *Watcher) readGroups(ev []hang.Evidence) {
-	if w.cfg.Pages == "" {
+func (g *gathering) readGroups() {
+	if g.cfg.Pages == "" {
 		return
 	}
-	for i := range ev {
-		path := pageFile(w.cfg.Pages, ev[i].Local, "groups")
+	for i := range g.ev {
+		path := pageFile(g.cfg.Pages, g.ev[i].Local, "groups")
 		b, err := openfile.Read(path, page.GroupsSize)
 		if err != nil {
 			continue
 		}
-		ev[i].Groups, _ = w.cfg.Groups(b) // half written: the shim writes it again
+		g.ev[i].Groups, _ = g.cfg.Groups(b) // half written: the shim writes it again
 	}
 }
