@@ -20,9 +20,9 @@ import (
 )
 
 // servedWithMarks is a daemon that keeps what is known of nodes.
-func servedWithMarks(t *testing.T) (*served, *marks.Keeper) { return servedBy(t, marks.Config{}) }
+func servedWithMarks(t *testing.T) (*served, *marks.Manager) { return servedBy(t, marks.Config{}) }
 
-func servedBy(t *testing.T, cfg marks.Config) (*served, *marks.Keeper) {
+func servedBy(t *testing.T, cfg marks.Config) (*served, *marks.Manager) {
 	t.Helper()
 	quiet := slog.New(slog.DiscardHandler)
 	cfg.Log = quiet

@@ -72,7 +72,7 @@ const (
 // actor has an Actor do the newest act of every machine.
 type actor struct {
 	do  Actor
-	k   *Keeper
+	mgr *Manager
 	log *slog.Logger
 
 	mu       sync.Mutex
@@ -93,8 +93,8 @@ type pending struct {
 	why   string        // the newest error
 }
 
-func newActor(k *Keeper) *actor {
-	return &actor{do: k.cfg.Actor, k: k, log: k.cfg.Log, pending: map[string]*pending{},
+func newActor(mgr *Manager) *actor {
+	return &actor{do: mgr.cfg.Actor, mgr: mgr, log: mgr.cfg.Log, pending: map[string]*pending{},
 		records: map[string]ActionRecord{}, wake: make(chan struct{}, 1)}
 }
 
@@ -121,7 +121,7 @@ func (a *actor) enqueue(act nodehealth.Act) {
 // avoid has the list of machines to avoid published again.
 func (a *actor) avoid() {
 	if v, ok := a.do.(Avoider); ok {
-		a.put(&pending{key: avoidTask, run: func(ctx context.Context) error { return v.Avoid(ctx, a.k.Avoid()) }})
+		a.put(&pending{key: avoidTask, run: func(ctx context.Context) error { return v.Avoid(ctx, a.mgr.Avoid()) }})
 	}
 }
 
@@ -148,7 +148,7 @@ func (a *actor) known(machine string) bool {
 	a.mu.Lock()
 	_, busy := a.pending[machine]
 	a.mu.Unlock()
-	return busy || a.k.marked(machine)
+	return busy || a.mgr.marked(machine)
 }
 
 // work carries out tasks, one at a time.

@@ -110,7 +110,7 @@ func TestMarksThatWereLeftAreSwept(t *testing.T) {
 func TestMarksEndSoonerWhereTheyMayLastLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir, c := t.TempDir(), &cluster{marks: map[string]bool{}}
-		start := func(expiry time.Duration) *Keeper {
+		start := func(expiry time.Duration) *Manager {
 			k := open(t, Config{Dir: dir, Actor: c, Policy: nodehealth.Config{Expiry: expiry}})
 			synctest.Wait()
 			return k

@@ -55,21 +55,21 @@ func (f *file) close() { _ = f.lock.Close() }
 
 func (f *file) path() string { return filepath.Join(f.dir, fileName) }
 
-// load reads the Book, a new one if there is no file.
-func (f *file) load(policy nodehealth.Config) (*nodehealth.Book, error) {
+// load reads the Registry, a new one if there is no file.
+func (f *file) load(policy nodehealth.Config) (*nodehealth.Registry, error) {
 	data, err := openfile.Read(f.path(), nodehealth.MaxSnapshot)
 	if errors.Is(err, os.ErrNotExist) {
-		return nodehealth.NewBook(policy), nil
+		return nodehealth.New(policy), nil
 	}
-	var book *nodehealth.Book
+	var registry *nodehealth.Registry
 	if err == nil {
-		book, err = nodehealth.Restore(policy, data)
+		registry, err = nodehealth.Restore(policy, data)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w; nothing was changed: move the file away to begin anew, or put a good one there",
 			f.path(), err)
 	}
-	return book, nil
+	return registry, nil
 }
 
 // save replaces the file. After an error the old one is still there.

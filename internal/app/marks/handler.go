@@ -45,10 +45,10 @@ const (
 )
 
 // Handler serves /v1/nodes: GET returns the known nodes, and POST /v1/nodes/{node} takes a Change.
-func (k *Keeper) Handler() http.Handler {
+func (mgr *Manager) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/nodes", answer(func(*http.Request) (any, error) { return k.List(), nil }))
-	mux.HandleFunc("POST /v1/nodes/{node}", answer(k.serveChange))
+	mux.HandleFunc("GET /v1/nodes", answer(func(*http.Request) (any, error) { return mgr.List(), nil }))
+	mux.HandleFunc("POST /v1/nodes/{node}", answer(mgr.serveChange))
 	wrong := func(need string) http.HandlerFunc {
 		return answer(func(req *http.Request) (any, error) {
 			return nil, fmt.Errorf("%w: %s %s: need %s", errMethod, req.Method, req.URL.Path, need)
@@ -76,7 +76,7 @@ func answer(f func(*http.Request) (any, error)) http.HandlerFunc {
 	}
 }
 
-func (k *Keeper) serveChange(req *http.Request) (any, error) {
+func (mgr *Manager) serveChange(req *http.Request) (any, error) {
 	var c Change
 	if err := json.NewDecoder(req.Body).Decode(&c); err != nil {
 		return nil, fmt.Errorf("%w: the body is no change of a node: %w", errBadRequest, err)
@@ -86,9 +86,9 @@ func (k *Keeper) serveChange(req *http.Request) (any, error) {
 		return nil, fmt.Errorf("%w: %w", errBadRequest, err)
 	}
 	if c.Action == "mark" {
-		return Changed{Known: true}, kept(k.Mark(req.Context(), node, c.By, c.Reason))
+		return Changed{Known: true}, kept(mgr.Mark(req.Context(), node, c.By, c.Reason))
 	}
-	known, err := k.Clear(req.Context(), node, c.By, c.Reason)
+	known, err := mgr.Clear(req.Context(), node, c.By, c.Reason)
 	return Changed{Known: known}, kept(err)
 }
 

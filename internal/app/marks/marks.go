@@ -1,5 +1,5 @@
-// Package marks keeps one nodehealth.Book for a daemon: with its file, its clock, the handlers below /v1/nodes, and an
-// Actor that applies marks elsewhere, such as to a cluster. Follow adds the findings of a service about machines.
+// Package marks keeps one nodehealth.Registry for a daemon: with its file, its clock, the handlers below /v1/nodes, and
+// an Actor that applies marks elsewhere, such as to a cluster. Follow adds the findings of a service about machines.
 //
 // Goroutines, until Close: one that keeps the file and the time, one that acts if there is an Actor, and one that
 // listens after Follow.
@@ -20,7 +20,7 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Config says how a Keeper applies its marks.
+// Config says how a Manager applies its marks.
 type Config struct {
 	// Dir is the directory of the file; with "" the record ends with the process.
 	Dir    string
@@ -37,8 +37,8 @@ type Config struct {
 	Settle time.Duration
 }
 
-// Keeper keeps a Book. It is safe for use by several goroutines.
-type Keeper struct {
+// Manager keeps a Registry. It is safe for use by several goroutines.
+type Manager struct {
 	cfg     Config
 	file    *file // nil without a Dir
 	actor   *actor
@@ -48,55 +48,55 @@ type Keeper struct {
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
 
-	mu      sync.Mutex
-	book    *nodehealth.Book
-	waiting []chan error // for the next write
-	failed  error        // of the last write
+	mu       sync.Mutex
+	registry *nodehealth.Registry
+	waiting  []chan error // for the next write
+	failed   error        // of the last write
 
-	dirty, urgent chan struct{} // hold one when the file is older than the Book; urgent: it is to be written now
+	dirty, urgent chan struct{} // hold one when the file is older than the Registry; urgent: it is to be written now
 }
 
 // Open reads the file in cfg.Dir, which it creates if need be, and keeps it from then on. The error names the bad file,
 // or the other daemon that has the directory, and the way out.
-func Open(cfg Config) (*Keeper, error) {
+func Open(cfg Config) (*Manager, error) {
 	if cfg.Settle == 0 {
 		cfg.Settle = time.Second
 	}
-	k := &Keeper{cfg: cfg, book: nodehealth.NewBook(cfg.Policy), dirty: make(chan struct{}, 1),
+	mgr := &Manager{cfg: cfg, registry: nodehealth.New(cfg.Policy), dirty: make(chan struct{}, 1),
 		urgent: make(chan struct{}, 1)}
 	if cfg.Dir != "" {
 		f, err := openFile(cfg.Dir)
 		if err != nil {
 			return nil, err
 		}
-		if k.book, err = f.load(cfg.Policy); err != nil {
+		if mgr.registry, err = f.load(cfg.Policy); err != nil {
 			f.close()
 			return nil, err
 		}
-		k.file = f
+		mgr.file = f
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	k.ctx, k.stop = ctx, stop
+	mgr.ctx, mgr.stop = ctx, stop
 	if cfg.Actor != nil && !cfg.DryRun {
-		k.actor = newActor(k)
+		mgr.actor = newActor(mgr)
 	}
-	k.change((*nodehealth.Book).Tick, true) // the policy may allow marks less time than that of the daemon before
-	if k.actor != nil {
-		k.actor.begin(k.book.Marks())
-		k.wg.Go(func() { k.actor.work(ctx) })
+	mgr.change((*nodehealth.Registry).Tick, true) // the policy may allow marks less time than that of the daemon before
+	if mgr.actor != nil {
+		mgr.actor.begin(mgr.registry.Marks())
+		mgr.wg.Go(func() { mgr.actor.work(ctx) })
 	}
-	k.queue = newQueue(k)
-	k.wg.Go(func() { k.keep(ctx) })
-	return k, nil
+	mgr.queue = newQueue(mgr)
+	mgr.wg.Go(func() { mgr.keep(ctx) })
+	return mgr, nil
 }
 
-// Close writes all changes, and ends the Keeper.
-func (k *Keeper) Close() error {
-	k.stop()
-	k.wg.Wait()
-	err := k.write()
-	if k.file != nil {
-		k.file.close()
+// Close writes all changes, and ends the Manager.
+func (mgr *Manager) Close() error {
+	mgr.stop()
+	mgr.wg.Wait()
+	err := mgr.write()
+	if mgr.file != nil {
+		mgr.file.close()
 	}
 	return err
 }
@@ -109,38 +109,38 @@ const (
 )
 
 // keep ticks, and writes changes.
-func (k *Keeper) keep(ctx context.Context) {
+func (mgr *Manager) keep(ctx context.Context) {
 	var again <-chan time.Time
 	for {
-		wait, stop := k.tick()
+		wait, stop := mgr.tick()
 		select {
 		case <-ctx.Done():
 		case <-wait:
 			stop()
 			continue
-		case <-k.urgent:
+		case <-mgr.urgent:
 		case <-again:
-		case <-k.dirty:
-			k.gather(ctx)
+		case <-mgr.dirty:
+			mgr.gather(ctx)
 		}
 		stop()
 		if ctx.Err() != nil {
 			return
 		}
 		again = nil
-		if err := k.write(); err != nil {
-			k.cfg.Log.Error("what is known of nodes cannot be written", "err", err)
+		if err := mgr.write(); err != nil {
+			mgr.cfg.Log.Error("what is known of nodes cannot be written", "err", err)
 			again = time.After(retry)
 		}
 	}
 }
 
-func (k *Keeper) gather(ctx context.Context) {
+func (mgr *Manager) gather(ctx context.Context) {
 	timer := time.NewTimer(gather)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-k.urgent:
+	case <-mgr.urgent:
 	case <-timer.C:
 	}
 }
@@ -150,11 +150,11 @@ const longestTurn = time.Hour
 
 // tick lets marks expire. It runs even if none is due: after the clock was set back, the due times are far away, and
 // only a Tick bounds them. It returns the timer of the next tick, and a function that stops it.
-func (k *Keeper) tick() (<-chan time.Time, func()) {
-	k.change((*nodehealth.Book).Tick, false)
-	k.mu.Lock()
-	next := k.book.Next()
-	k.mu.Unlock()
+func (mgr *Manager) tick() (<-chan time.Time, func()) {
+	mgr.change((*nodehealth.Registry).Tick, false)
+	mgr.mu.Lock()
+	next := mgr.registry.Next()
+	mgr.mu.Unlock()
 	if next.IsZero() {
 		return nil, func() {}
 	}
@@ -170,37 +170,37 @@ func signal(c chan struct{}) {
 	}
 }
 
-// change changes the Book, and carries out the acts that follow. touched means that there is a change even without
+// change changes the Registry, and carries out the acts that follow. touched means that there is a change even without
 // acts.
-func (k *Keeper) change(f func(b *nodehealth.Book, now time.Time) []nodehealth.Act, touched bool) {
-	k.mu.Lock()
-	acts := f(k.book, time.Now())
+func (mgr *Manager) change(f func(g *nodehealth.Registry, now time.Time) []nodehealth.Act, touched bool) {
+	mgr.mu.Lock()
+	acts := f(mgr.registry, time.Now())
 	for _, a := range acts {
-		k.carryOut(a)
+		mgr.carryOut(a)
 	}
-	if k.actor != nil && slices.ContainsFunc(acts, func(a nodehealth.Act) bool { return a.Do != nodehealth.Hold }) {
-		k.actor.avoid()
+	if mgr.actor != nil && slices.ContainsFunc(acts, func(a nodehealth.Act) bool { return a.Do != nodehealth.Hold }) {
+		mgr.actor.avoid()
 	}
-	k.mu.Unlock()
+	mgr.mu.Unlock()
 	if len(acts) > 0 {
-		signal(k.urgent)
+		signal(mgr.urgent)
 	} else if touched {
-		signal(k.dirty)
+		signal(mgr.dirty)
 	}
 	for _, a := range acts {
-		k.tell(a)
+		mgr.tell(a)
 	}
 }
 
 // carryOut has the actor do it. The lock is held, so that acts come in order.
-func (k *Keeper) carryOut(a nodehealth.Act) {
+func (mgr *Manager) carryOut(a nodehealth.Act) {
 	switch {
 	case a.Do == nodehealth.Hold:
-	case k.cfg.DryRun:
-		k.cfg.Log.Info("dry run: this would be done", "action", string(a.Do), "node", a.Mark.Node,
-			"level", k.cfg.Action, "text", a.Text)
-	case k.actor != nil:
-		k.actor.enqueue(a)
+	case mgr.cfg.DryRun:
+		mgr.cfg.Log.Info("dry run: this would be done", "action", string(a.Do), "node", a.Mark.Node,
+			"level", mgr.cfg.Action, "text", a.Text)
+	case mgr.actor != nil:
+		mgr.actor.enqueue(a)
 	}
 }
 
@@ -212,40 +212,40 @@ var events = map[nodehealth.Do]job.Event{
 }
 
 // tell adds an act to the timeline of its run and of all runs in which the machine takes part.
-func (k *Keeper) tell(a nodehealth.Act) {
+func (mgr *Manager) tell(a nodehealth.Act) {
 	event, node := events[a.Do], a.Mark.Node
-	k.cfg.Log.Warn(string(event), "node", node, "run_id", a.Run, "kind", string(a.Mark.Kind), "text", a.Text)
-	if k.cfg.Annotate == nil {
+	mgr.cfg.Log.Warn(string(event), "node", node, "run_id", a.Run, "kind", string(a.Mark.Kind), "text", a.Text)
+	if mgr.cfg.Annotate == nil {
 		return
 	}
-	k.mu.Lock()
-	runs := k.book.RunsOf(node)
-	k.mu.Unlock()
+	mgr.mu.Lock()
+	runs := mgr.registry.RunsOf(node)
+	mgr.mu.Unlock()
 	if a.Run != "" && !slices.Contains(runs, a.Run) {
 		runs = append(runs, a.Run)
 	}
 	for _, run := range runs {
-		k.cfg.Annotate(run, event, node, a.Text)
+		mgr.cfg.Annotate(run, event, node, a.Text)
 	}
 }
 
 // write brings the file up to date, and wakes the callers that wait for it.
-func (k *Keeper) write() error {
-	k.mu.Lock()
-	waiting := k.waiting
-	k.waiting = nil
+func (mgr *Manager) write() error {
+	mgr.mu.Lock()
+	waiting := mgr.waiting
+	mgr.waiting = nil
 	var data []byte
 	var err error
-	if k.file != nil {
-		data, err = k.book.Snapshot()
+	if mgr.file != nil {
+		data, err = mgr.registry.Snapshot()
 	}
-	k.mu.Unlock()
-	if k.file != nil && err == nil {
-		err = k.file.save(data)
+	mgr.mu.Unlock()
+	if mgr.file != nil && err == nil {
+		err = mgr.file.save(data)
 	}
-	k.mu.Lock()
-	k.failed = err
-	k.mu.Unlock()
+	mgr.mu.Lock()
+	mgr.failed = err
+	mgr.mu.Unlock()
 	for _, w := range waiting {
 		w <- err
 	}
@@ -253,95 +253,97 @@ func (k *Keeper) write() error {
 }
 
 // durable waits until all changes so far are in the file.
-func (k *Keeper) durable(ctx context.Context) error {
+func (mgr *Manager) durable(ctx context.Context) error {
 	done := make(chan error, 1)
-	k.mu.Lock()
-	k.waiting = append(k.waiting, done)
-	k.mu.Unlock()
-	signal(k.urgent)
+	mgr.mu.Lock()
+	mgr.waiting = append(mgr.waiting, done)
+	mgr.mu.Unlock()
+	signal(mgr.urgent)
 	select {
 	case err := <-done:
 		return err
-	case <-k.ctx.Done():
+	case <-mgr.ctx.Done():
 		return errors.New("the daemon ends")
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-// Find records and judges findings, as nodehealth.Book does. So do Failed, Passed and Size.
-func (k *Keeper) Find(found ...nodehealth.Finding) {
-	k.change(func(b *nodehealth.Book, now time.Time) []nodehealth.Act { return b.Find(now, found...) }, true)
+// Find records and judges findings, as nodehealth.Registry does. So do Failed, Passed and Size.
+func (mgr *Manager) Find(found ...nodehealth.Finding) {
+	mgr.change(func(g *nodehealth.Registry, now time.Time) []nodehealth.Act { return g.Find(now, found...) }, true)
 }
 
 // Failed records how an epoch of a run has ended.
-func (k *Keeper) Failed(run, culprit, text string) {
-	k.change(func(b *nodehealth.Book, now time.Time) []nodehealth.Act { return b.Failed(now, run, culprit, text) }, true)
+func (mgr *Manager) Failed(run, culprit, text string) {
+	mgr.change(func(g *nodehealth.Registry, now time.Time) []nodehealth.Act {
+		return g.Failed(now, run, culprit, text)
+	}, true)
 }
 
 // Passed records the aspects of a machine that a check has found to be sound.
-func (k *Keeper) Passed(node string, covered ...string) {
-	k.change(func(b *nodehealth.Book, now time.Time) []nodehealth.Act { return b.Passed(now, node, covered...) }, true)
+func (mgr *Manager) Passed(node string, covered ...string) {
+	mgr.change(func(g *nodehealth.Registry, now time.Time) []nodehealth.Act { return g.Passed(now, node, covered...) }, true)
 }
 
 // Size sets the machines that take part in a run now; none: it is over.
-func (k *Keeper) Size(run string, machines []string) {
-	k.change(func(b *nodehealth.Book, now time.Time) []nodehealth.Act { b.Size(now, run, machines); return nil }, true)
+func (mgr *Manager) Size(run string, machines []string) {
+	mgr.change(func(g *nodehealth.Registry, now time.Time) []nodehealth.Act { g.Size(now, run, machines); return nil }, true)
 }
 
 // Mark marks a machine in the name of an operator. It returns once the mark is on disk.
-func (k *Keeper) Mark(ctx context.Context, node, by, why string) (err error) {
-	k.change(func(b *nodehealth.Book, now time.Time) (acts []nodehealth.Act) {
-		acts, err = b.SetMark(now, node, by, why, time.Time{})
+func (mgr *Manager) Mark(ctx context.Context, node, by, why string) (err error) {
+	mgr.change(func(g *nodehealth.Registry, now time.Time) (acts []nodehealth.Act) {
+		acts, err = g.SetMark(now, node, by, why, time.Time{})
 		return acts
 	}, false)
 	if err != nil {
 		return err
 	}
-	return k.durable(ctx)
+	return mgr.durable(ctx)
 }
 
 // Clear removes every mark of a machine, and forgets its findings, in the name of an operator. It returns once that is
 // on disk; known is false if there was nothing.
-func (k *Keeper) Clear(ctx context.Context, node, by, why string) (known bool, err error) {
+func (mgr *Manager) Clear(ctx context.Context, node, by, why string) (known bool, err error) {
 	if err := nodehealth.CheckName(node); err != nil {
 		return false, err
 	}
-	k.change(func(b *nodehealth.Book, now time.Time) (acts []nodehealth.Act) {
-		acts, known = b.Clear(now, node, by, why)
+	mgr.change(func(g *nodehealth.Registry, now time.Time) (acts []nodehealth.Act) {
+		acts, known = g.Clear(now, node, by, why)
 		return acts
 	}, true)
-	return known, k.durable(ctx)
+	return known, mgr.durable(ctx)
 }
 
 // List is the record of all machines, and the Actor's progress.
-func (k *Keeper) List() Known {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (mgr *Manager) List() Known {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
 	now := time.Now()
-	known := Known{Nodes: []Machine{}, Avoid: k.book.Avoid(now), Action: k.cfg.Action, DryRun: k.cfg.DryRun}
-	for _, n := range k.book.List(now) {
-		known.Nodes = append(known.Nodes, Machine{Node: n, Record: k.record(n)})
+	known := Known{Nodes: []Machine{}, Avoid: mgr.registry.Avoid(now), Action: mgr.cfg.Action, DryRun: mgr.cfg.DryRun}
+	for _, n := range mgr.registry.List(now) {
+		known.Nodes = append(known.Nodes, Machine{Node: n, Record: mgr.record(n)})
 	}
-	if k.actor == nil {
+	if mgr.actor == nil {
 		return known
 	}
-	busy, troubles := k.actor.busy()
+	busy, troubles := mgr.actor.busy()
 	known.Troubles = troubles
 	for _, name := range busy { // such as a mark that could not be removed yet
 		if !slices.ContainsFunc(known.Nodes, func(m Machine) bool { return m.Name == name }) {
-			known.Nodes = append(known.Nodes, Machine{nodehealth.Node{Name: name}, k.actor.record(name)})
+			known.Nodes = append(known.Nodes, Machine{nodehealth.Node{Name: name}, mgr.actor.record(name)})
 		}
 	}
 	slices.SortFunc(known.Nodes, func(a, b Machine) int { return strings.Compare(a.Name, b.Name) })
 	return known
 }
 
-func (k *Keeper) record(n nodehealth.Node) *ActionRecord {
+func (mgr *Manager) record(n nodehealth.Node) *ActionRecord {
 	switch {
-	case k.actor != nil:
-		return k.actor.record(n.Name)
-	case k.cfg.DryRun && n.Mark != nil:
+	case mgr.actor != nil:
+		return mgr.actor.record(n.Name)
+	case mgr.cfg.DryRun && n.Mark != nil:
 		return &ActionRecord{Do: nodehealth.Apply, State: Dry}
 	}
 	return nil
@@ -365,27 +367,27 @@ type Machine struct {
 }
 
 // Avoid are the machines where no replacement should be placed, by name.
-func (k *Keeper) Avoid() []string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.book.Avoid(time.Now())
+func (mgr *Manager) Avoid() []string {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	return mgr.registry.Avoid(time.Now())
 }
 
 // marked reports whether a machine has a mark.
-func (k *Keeper) marked(machine string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.book.Marked(time.Now(), machine)
+func (mgr *Manager) marked(machine string) bool {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	return mgr.registry.Marked(time.Now(), machine)
 }
 
 // Suspect reports whether a spare is preferred to a machine: it is marked, or the culprit of many failures.
-func (k *Keeper) Suspect(machine string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.book.Suspect(machine) || k.book.Marked(time.Now(), machine)
+func (mgr *Manager) Suspect(machine string) bool {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	return mgr.registry.Suspect(machine) || mgr.registry.Marked(time.Now(), machine)
 }
 
-// Stats are counts of a Keeper's records.
+// Stats are counts of a Manager's records.
 type Stats struct {
 	Marked   int // machines with a mark
 	Held     int // machines with a mark that the breaker has held back
@@ -394,27 +396,27 @@ type Stats struct {
 }
 
 // Stats counts.
-func (k *Keeper) Stats() Stats {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (mgr *Manager) Stats() Stats {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
 	now := time.Now()
-	s := Stats{Marked: len(k.book.Avoid(now)), Held: k.book.Held(now)}
-	if k.actor != nil {
-		s.Pending, s.Failures = k.actor.counts()
+	s := Stats{Marked: len(mgr.registry.Avoid(now)), Held: mgr.registry.Held(now)}
+	if mgr.actor != nil {
+		s.Pending, s.Failures = mgr.actor.counts()
 	}
 	return s
 }
 
 // Ready reports why the file cannot be written now; nil: it can, or there is none.
-func (k *Keeper) Ready() error {
-	if k.file == nil {
+func (mgr *Manager) Ready() error {
+	if mgr.file == nil {
 		return nil
 	}
-	k.mu.Lock()
-	err := k.failed
-	k.mu.Unlock()
+	mgr.mu.Lock()
+	err := mgr.failed
+	mgr.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	return k.file.probe()
+	return mgr.file.probe()
 }

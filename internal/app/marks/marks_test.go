@@ -47,7 +47,7 @@ func helper(dir string) {
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-func open(t *testing.T, cfg Config) *Keeper {
+func open(t *testing.T, cfg Config) *Manager {
 	t.Helper()
 	if cfg.Log == nil {
 		cfg.Log = quiet()
@@ -62,7 +62,7 @@ func broken(node string) nodehealth.Finding {
 }
 
 // names are those of the machines that are marked.
-func names(k *Keeper) []string { return k.List().Avoid }
+func names(k *Manager) []string { return k.List().Avoid }
 
 func TestWhatIsKnownOutlivesTheDaemon(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
@@ -204,7 +204,7 @@ func TestTheFileIsReplacedAsAWhole(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, tempName))
 }
 
-// told collects what a Keeper says and has done.
+// told collects what a Manager says and has done.
 type told struct {
 	mu    sync.Mutex
 	lines []string
@@ -271,11 +271,11 @@ func TestMarksAreToldCarriedOutAndExpire(t *testing.T) {
 // A clock that was a year ahead, and is set back while the daemon runs, leaves no mark for a year.
 func TestAClockThatIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := nodehealth.NewBook(nodehealth.Config{})
+		b := nodehealth.New(nodehealth.Config{})
 		b.Find(time.Now().Add(365*24*time.Hour), broken("n1"))
 		k := open(t, Config{})
 		k.mu.Lock()
-		k.book = b
+		k.registry = b
 		k.mu.Unlock()
 		signal(k.dirty)
 		time.Sleep(4*time.Hour - time.Second)
@@ -299,10 +299,10 @@ func TestATurnComesEveryHour(t *testing.T) {
 		k := open(t, Config{Dir: dir})
 		time.Sleep(2 * gather) // what the start has changed is written
 		synctest.Wait()
-		b := nodehealth.NewBook(nodehealth.Config{})
+		b := nodehealth.New(nodehealth.Config{})
 		b.Find(now.Add(365*24*time.Hour), broken("n1"))
 		k.mu.Lock()
-		k.book = b // and nothing else wakes the Keeper
+		k.registry = b // and nothing else wakes the Manager
 		k.mu.Unlock()
 		time.Sleep(longestTurn + 4*time.Hour + time.Second)
 		synctest.Wait()

@@ -16,9 +16,9 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// queue collects the notes of a service, which must not block, and hands them to the Keeper in batches.
+// queue collects the notes of a service, which must not block, and hands them to the Manager in batches.
 type queue struct {
-	k *Keeper
+	mgr *Manager
 
 	mu   sync.Mutex
 	runs map[string]*heard // by run; only those with news
@@ -47,18 +47,18 @@ const (
 
 )
 
-func newQueue(k *Keeper) *queue {
-	return &queue{k: k, runs: map[string]*heard{}, wake: make(chan struct{}, 1)}
+func newQueue(mgr *Manager) *queue {
+	return &queue{mgr: mgr, runs: map[string]*heard{}, wake: make(chan struct{}, 1)}
 }
 
 // Hear takes a note of a run. It is quick, and may be called with the run locked.
-func (k *Keeper) Hear(run string, n rendezvous.Note) {
+func (mgr *Manager) Hear(run string, n rendezvous.Note) {
 	switch n.Event {
 	case job.EventJoin:
-		k.Place(run, n.Node, n.Machine)
+		mgr.Place(run, n.Node, n.Machine)
 	case job.EventBarred, job.EventLateCheck, job.EventOrder, job.EventNodeError, job.EventDeviceFault,
 		job.EventLogRule:
-		k.queue.add(run, func(h *heard) {
+		mgr.queue.add(run, func(h *heard) {
 			if n.Machine != "" {
 				h.machines[n.Node] = n.Machine
 			}
@@ -66,24 +66,24 @@ func (k *Keeper) Hear(run string, n rendezvous.Note) {
 		})
 	case job.EventNodeLoss, job.EventNodeLeave, job.EventBreak, job.EventSeal, job.EventRun, job.EventSucceeded,
 		job.EventFailed, job.EventResumed:
-		k.queue.add(run, func(*heard) {})
+		mgr.queue.add(run, func(*heard) {})
 	}
 }
 
 // Place hears which machine a node of a run is on, "" if that is unknown.
-func (k *Keeper) Place(run, node, machine string) {
-	k.queue.add(run, func(h *heard) { h.machines[node] = machine })
+func (mgr *Manager) Place(run, node, machine string) {
+	mgr.queue.add(run, func(h *heard) { h.machines[node] = machine })
 }
 
 // Cleared hears which aspects of a node a check has found to be sound, by the ID of its launcher, which may leave right
 // after that.
-func (k *Keeper) Cleared(run, id string, covered []string) {
-	s := k.service.Load()
+func (mgr *Manager) Cleared(run, id string, covered []string) {
+	s := mgr.service.Load()
 	if s == nil {
 		return
 	}
 	if name := s.Hub.Names(run, []string{id})[id]; name != "" {
-		k.queue.add(run, func(h *heard) { h.say(said{event: passed, node: name, covered: bounded(covered)}) })
+		mgr.queue.add(run, func(h *heard) { h.say(said{event: passed, node: name, covered: bounded(covered)}) })
 	}
 }
 
@@ -123,17 +123,17 @@ func (q *queue) take() map[string]*heard {
 // lookEvery is how often all runs are looked at, whether anything was heard of them or not.
 const lookEvery = time.Hour
 
-// Follow connects the Keeper to a service, whose notes are passed to Hear and whose passed checks to Cleared. Call it
+// Follow connects the Manager to a service, whose notes are passed to Hear and whose passed checks to Cleared. Call it
 // once.
-func (k *Keeper) Follow(s *service.Service) {
-	k.service.Store(s)
-	l := &listener{k: k, s: s, known: map[string]*known{}}
-	k.wg.Go(func() { l.listen(k.ctx) })
+func (mgr *Manager) Follow(s *service.Service) {
+	mgr.service.Store(s)
+	l := &listener{mgr: mgr, s: s, known: map[string]*known{}}
+	mgr.wg.Go(func() { l.listen(mgr.ctx) })
 }
 
 // listener turns notes into findings.
 type listener struct {
-	k     *Keeper
+	mgr   *Manager
 	s     *service.Service
 	known map[string]*known // by run
 }
@@ -155,14 +155,14 @@ func (l *listener) listen(ctx context.Context) {
 		case <-ctx.Done():
 		case <-look.C:
 			l.lookAtAll()
-		case <-l.k.queue.wake:
+		case <-l.mgr.queue.wake:
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(l.k.cfg.Settle):
+		case <-time.After(l.mgr.cfg.Settle):
 		}
 		last = ctx.Err() != nil
-		for run, h := range l.k.queue.take() {
+		for run, h := range l.mgr.queue.take() {
 			l.hear(run, h)
 		}
 	}
@@ -170,14 +170,14 @@ func (l *listener) listen(ctx context.Context) {
 
 // lookAtAll has every run looked at that is here, or that was.
 func (l *listener) lookAtAll() {
-	l.k.mu.Lock()
-	runs := l.k.book.Runs()
-	l.k.mu.Unlock()
+	l.mgr.mu.Lock()
+	runs := l.mgr.registry.Runs()
+	l.mgr.mu.Unlock()
 	for _, r := range l.s.Hub.Runs(false) {
 		runs = append(runs, r.Run)
 	}
 	for _, run := range runs {
-		l.k.queue.add(run, func(*heard) {})
+		l.mgr.queue.add(run, func(*heard) {})
 	}
 }
 
@@ -198,10 +198,10 @@ func (l *listener) hear(run string, h *heard) {
 	for name := range h.machines {
 		before = append(before, r.machine(name))
 	}
-	l.k.Size(run, before)
+	l.mgr.Size(run, before)
 	l.find(run, r, h.said, st.Bars)
 	l.judge(run, r)
-	l.k.Size(run, here)
+	l.mgr.Size(run, here)
 	r.here = here
 	if err != nil { // the run is not kept any more
 		delete(l.known, run)
@@ -257,10 +257,10 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]job.Ca
 		found = append(found, nodehealth.Finding{Node: m, Run: run, Kind: kind, Text: text, Aspect: s.aspect})
 	}
 	if len(found) > 0 {
-		l.k.Find(found...)
+		l.mgr.Find(found...)
 	}
 	for _, m := range slices.Sorted(maps.Keys(ok)) {
-		l.k.passedIfNoted(m, ok[m])
+		l.mgr.passedIfNoted(m, ok[m])
 	}
 }
 
@@ -282,12 +282,12 @@ func kindOf(s said, bars map[string]job.Cause) (nodehealth.Kind, string) {
 }
 
 // passedIfNoted is Passed, but free of cost for the many machines without a record.
-func (k *Keeper) passedIfNoted(machine string, covered []string) {
-	k.mu.Lock()
-	noted := k.book.Noted(machine)
-	k.mu.Unlock()
+func (mgr *Manager) passedIfNoted(machine string, covered []string) {
+	mgr.mu.Lock()
+	noted := mgr.registry.Noted(machine)
+	mgr.mu.Unlock()
 	if noted {
-		k.Passed(machine, covered...)
+		mgr.Passed(machine, covered...)
 	}
 }
 
@@ -324,9 +324,9 @@ func (l *listener) blame(run string, r *known, e rendezvous.EpochEvidence, v ser
 		culprit = r.machine(culprit)
 	}
 	if kind != "" && culprit != "" {
-		l.k.Find(nodehealth.Finding{Node: culprit, Run: run, Kind: kind, Text: v.Line})
+		l.mgr.Find(nodehealth.Finding{Node: culprit, Run: run, Kind: kind, Text: v.Line})
 	}
-	l.k.Failed(run, culprit, v.Line)
+	l.mgr.Failed(run, culprit, v.Line)
 }
 
 // hung records the nodes that a hung world has waited for, and names the first of them. A verdict of little confidence
@@ -339,7 +339,7 @@ func (l *listener) hung(run string, r *known, v service.Verdict) string {
 	for _, s := range v.Hang.Suspects {
 		found = append(found, nodehealth.Finding{Node: r.machine(s.Node), Run: run, Kind: nodehealth.Hang, Text: v.Hang.Line})
 	}
-	l.k.Find(found...)
+	l.mgr.Find(found...)
 	return v.RootNode
 }
 

@@ -17,10 +17,10 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// job is a run on a service with a Keeper.
+// job is a run on a service with a Manager.
 type aJob struct {
 	t     *testing.T
-	k     *Keeper
+	k     *Manager
 	s     *service.Service
 	notes told
 }
@@ -260,13 +260,13 @@ func TestTheEndsOfEpochsAreJudged(t *testing.T) {
 
 func TestRunsThatAreOverAreForgotten(t *testing.T) {
 	inJob(t, 3, func(j *aJob) {
-		require.Equal(t, []string{"r"}, j.k.book.RunsOf("m1"))
+		require.Equal(t, []string{"r"}, j.k.registry.RunsOf("m1"))
 		for _, n := range []string{"n0", "n1", "n2"} {
 			_, err := j.s.Hub.Leave(t.Context(), "r", rendezvous.Leave{ID: n})
 			require.NoError(t, err)
 		}
 		j.settle()
-		require.Empty(t, j.k.book.RunsOf("m1"))
+		require.Empty(t, j.k.registry.RunsOf("m1"))
 	})
 }
 
@@ -302,7 +302,7 @@ func TestWhomTheEndOfAnEpochBlames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := open(t, Config{})
-			l := &listener{k: k}
+			l := &listener{mgr: k}
 			for range 3 {
 				l.blame("r", &known{machines: map[string]string{"n1": "m1"}}, c.e, c.v)
 			}

@@ -135,7 +135,7 @@ type daemon struct {
 	metrics *metrics
 	service *service.Service
 	hub     atomic.Pointer[api.Hub]
-	marks   *marks.Keeper // nil: no record of nodes is kept
+	marks   *marks.Manager // nil: no record of nodes is kept
 	nodes   *cluster      // nil: marks have no effect on the cluster
 }
 
@@ -252,7 +252,7 @@ func (d *daemon) observe(run string, n rendezvous.Note) {
 		"node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
 }
 
-// closeMarks ends the Keeper of marks, before the service that it reports to.
+// closeMarks ends the Manager of marks, before the service that it reports to.
 func (d *daemon) closeMarks() {
 	if d.marks == nil {
 		return

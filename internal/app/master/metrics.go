@@ -88,7 +88,7 @@ func (p *page) fresh(now time.Time) ([]byte, error) {
 }
 
 // watchAll adds the metrics of the daemon's parts; k is nil without marks.
-func (m *metrics) watchAll(s *service.Service, k *marks.Keeper) {
+func (m *metrics) watchAll(s *service.Service, k *marks.Manager) {
 	m.watch(s.Hub)
 	m.watchCheckpoints(s.Checkpoints)
 	m.watchChecks(s.Checks)

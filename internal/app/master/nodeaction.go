@@ -226,7 +226,7 @@ func (a *cluster) close() {
 	}
 }
 
-// asked is the Actor of the Keeper at this level. Level event leaves nothing to undo, and does not allow reads.
+// asked is the Actor of the Manager at this level. Level event leaves nothing to undo, and does not allow reads.
 func (a *cluster) asked() marks.Actor {
 	if a.level == kube.Event {
 		return a
@@ -332,7 +332,7 @@ func (a *cleanup) Avoid(ctx context.Context, machines []string) error {
 }
 
 // watchMarks adds the numbers of marks. Nodes are no labels.
-func (m *metrics) watchMarks(k *marks.Keeper) {
+func (m *metrics) watchMarks(k *marks.Manager) {
 	gauge := func(name, help string, value func(marks.Stats) int) {
 		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
 			func() float64 { return float64(value(k.Stats())) }))

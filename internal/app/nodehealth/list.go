@@ -26,19 +26,19 @@ type Known struct {
 }
 
 // List are the machines with a record besides their presence, by name.
-func (b *Book) List(now time.Time) []Node {
+func (g *Registry) List(now time.Time) []Node {
 	now = stamp(now)
 	out := []Node{}
-	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
-		if n := b.describe(now, b.nodes[name]); n.Mark != nil || n.Held != nil || n.Suspect || len(n.Findings) > 0 {
+	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
+		if n := g.describe(now, g.nodes[name]); n.Mark != nil || n.Held != nil || n.Suspect || len(n.Findings) > 0 {
 			out = append(out, n)
 		}
 	}
 	return out
 }
 
-func (b *Book) describe(now time.Time, r *record) Node {
-	n := Node{Name: r.name, Suspect: b.Suspect(r.name), Runs: r.in, Seen: r.seen}
+func (g *Registry) describe(now time.Time, r *record) Node {
+	n := Node{Name: r.name, Suspect: g.Suspect(r.name), Runs: r.in, Seen: r.seen}
 	if r.mark.counts(now) {
 		m := *r.mark
 		n.Mark = &m
@@ -48,7 +48,7 @@ func (b *Book) describe(now time.Time, r *record) Node {
 		n.Held = &h
 	}
 	for _, f := range slices.Backward(r.findings) {
-		if age := now.Sub(f.At); age < b.cfg.Keep {
+		if age := now.Sub(f.At); age < g.cfg.Keep {
 			n.Findings = append(n.Findings, Known{f, max(age, 0).Seconds()})
 		}
 	}
@@ -60,9 +60,9 @@ func (m *Mark) counts(now time.Time) bool {
 }
 
 // Avoid are the names of machines that are marked, by name: no replacement should be placed there.
-func (b *Book) Avoid(now time.Time) []string {
+func (g *Registry) Avoid(now time.Time) []string {
 	names := []string{}
-	for name, r := range b.marked {
+	for name, r := range g.marked {
 		if r.mark.counts(now) {
 			names = append(names, name)
 		}
@@ -72,21 +72,21 @@ func (b *Book) Avoid(now time.Time) []string {
 }
 
 // Marks are the marks that are there, by the names of their machines.
-func (b *Book) Marks() []Mark {
-	marks := make([]Mark, 0, len(b.marked))
-	for _, r := range b.sortedMarks() {
+func (g *Registry) Marks() []Mark {
+	marks := make([]Mark, 0, len(g.marked))
+	for _, r := range g.sortedMarks() {
 		marks = append(marks, *r.mark)
 	}
 	return marks
 }
 
-// Runs are the names of all runs that the Book knows, by name.
-func (b *Book) Runs() []string { return slices.Sorted(maps.Keys(b.runs)) }
+// Runs are the names of all runs that the Registry knows, by name.
+func (g *Registry) Runs() []string { return slices.Sorted(maps.Keys(g.runs)) }
 
 // RunsOf are the runs in which a machine takes part now, by name.
-func (b *Book) RunsOf(node string) (runs []string) {
-	for _, name := range b.Runs() {
-		if b.runs[name].members[node] {
+func (g *Registry) RunsOf(node string) (runs []string) {
+	for _, name := range g.Runs() {
+		if g.runs[name].members[node] {
 			runs = append(runs, name)
 		}
 	}
@@ -94,20 +94,20 @@ func (b *Book) RunsOf(node string) (runs []string) {
 }
 
 // Noted reports whether a check that passes of a machine would change anything.
-func (b *Book) Noted(node string) bool {
-	r := b.nodes[node]
+func (g *Registry) Noted(node string) bool {
+	r := g.nodes[node]
 	return r != nil && (r.mark != nil || r.held != nil || len(r.findings) > 0)
 }
 
 // Marked reports whether a machine has a mark.
-func (b *Book) Marked(now time.Time, node string) bool {
-	r := b.marked[node]
+func (g *Registry) Marked(now time.Time, node string) bool {
+	r := g.marked[node]
 	return r != nil && r.mark.counts(now)
 }
 
 // Held is the number of machines with a mark that the breaker has held back.
-func (b *Book) Held(now time.Time) (n int) {
-	for _, r := range b.nodes {
+func (g *Registry) Held(now time.Time) (n int) {
+	for _, r := range g.nodes {
 		if r.held != nil && r.held.Until.After(now) {
 			n++
 		}

@@ -1,7 +1,7 @@
-// Package nodehealth is the record of machines across jobs, and the policy that marks them. A Book receives findings,
-// such as a failed check, the ends of epochs and operators' commands. It returns Acts: a machine is to be marked, a mark
-// is to be removed, or one is held back by the breaker. It is pure: no clock, no files, no goroutines. A Book is not
-// safe for use by several goroutines.
+// Package nodehealth is the record of machines across jobs, and the policy that marks them. A Registry receives
+// findings, such as a failed check, the ends of epochs and operators' commands. It returns Acts: a machine is to be
+// marked, a mark is to be removed, or one is held back by the breaker. It is pure: no clock, no files, no goroutines. A
+// Registry is not safe for use by several goroutines.
 package nodehealth
 
 import (
@@ -24,7 +24,7 @@ const (
 	CheckFailed Kind = "check-failed"     // a check of the node has failed
 	Hang        Kind = "hang"             // a hung job waited for its workers
 	Unkillable  Kind = "unkillable"       // its workers survive SIGKILL
-	Repeated    Kind = "repeated-failure" // it is often the first to fail; Book.Failed finds this
+	Repeated    Kind = "repeated-failure" // it is often the first to fail; Registry.Failed finds this
 	Xid         Kind = "xid"              // its driver reports a broken device
 	ECC         Kind = "ecc"              // the memory of a device has errors that nothing corrects
 	Device      Kind = "device-error"     // a worker has failed because of its device; that may be the program's fault
@@ -45,7 +45,7 @@ var hard = map[Kind]string{
 // anything of the other kinds.
 var aspects = map[Kind]string{Xid: "xids", ECC: "memory", Device: "copies"}
 
-// Bounds of a Book.
+// Bounds of a Registry.
 const (
 	MaxNodes    = 100_000 // machines; those that were not seen for longest go, but none that is marked
 	MaxPerNode  = 16      // findings of one machine; the oldest go
@@ -66,13 +66,13 @@ type Finding struct {
 	Run  string    `json:"run,omitempty"`
 	Kind Kind      `json:"kind"`
 	Text string    `json:"text,omitempty"`
-	At   time.Time `json:"at"` // zero: when the Book hears of it
+	At   time.Time `json:"at"` // zero: when the Registry hears of it
 	// Aspect is the affected part, such as "network": a check that has found it sound disproves the finding. "" is the
 	// default of the Kind, or a part that no check can see.
 	Aspect string `json:"aspect,omitempty"`
-	// Cleared: a check has disproved it, as the Book has seen. It marks no more.
+	// Cleared: a check has disproved it, as the Registry has seen. It marks no more.
 	Cleared bool `json:"cleared,omitempty"`
-	// Mass: it was one of a mass verdict, as the Book has seen, and does not count among Config.Repeats.
+	// Mass: it was one of a mass verdict, as the Registry has seen, and does not count among Config.Repeats.
 	Mass bool `json:"mass,omitempty"`
 }
 
@@ -99,7 +99,7 @@ type Held struct {
 // Do is the kind of an Act.
 type Do string
 
-// The deeds of an Act.
+// The kinds of an Act.
 const (
 	Apply  Do = "mark"   // Mark is new, or has changed
 	Remove Do = "unmark" // Mark was there, and is not any more
@@ -115,7 +115,7 @@ type Act struct {
 	Run  string
 }
 
-// Config are the rules of a Book. Zero values are replaced by the defaults in brackets.
+// Config are the rules of a Registry. Zero values are replaced by the defaults in brackets.
 type Config struct {
 	Expiry time.Duration // how long a mark of the policy lasts after its newest finding [4 h]
 	Keep   time.Duration // how long findings, failures and unseen machines are remembered [7 days]
@@ -157,8 +157,8 @@ func orDefault[T int | float64 | time.Duration](v *T, d T) {
 	}
 }
 
-// Book is the record of all machines. NewBook and Restore make one.
-type Book struct {
+// Registry is the record of all machines. New and Restore make one.
+type Registry struct {
 	cfg      Config
 	nodes    map[string]*record
 	marked   map[string]*record // by name; only those with a mark
@@ -166,7 +166,7 @@ type Book struct {
 	marks    map[string]int // marks of the policy that are there, by run
 	made     []time.Time    // when marks of the policy were made in the last Window, the oldest first
 	findings int            // of all nodes
-	swept    time.Time      // time of the last sweep; zero in an empty Book
+	swept    time.Time      // time of the last sweep; zero in an empty Registry
 	suspects map[string]bool
 }
 
@@ -183,7 +183,7 @@ type record struct {
 // job is one run.
 type job struct {
 	heard    time.Time
-	members  map[string]bool // names in Book.nodes
+	members  map[string]bool // names in Registry.nodes
 	failures []failure       // the last Config.Of, the oldest first
 	blames   []blame         // of the last Config.MassWithin, the oldest first
 	blamed   map[Kind]int    // how many of blames are about members
@@ -210,9 +210,9 @@ type blame struct {
 	At   time.Time `json:"at"`
 }
 
-// NewBook returns a Book that knows nothing.
-func NewBook(cfg Config) *Book {
-	return &Book{
+// New returns a Registry that knows nothing.
+func New(cfg Config) *Registry {
+	return &Registry{
 		cfg: cfg.withDefaults(), nodes: map[string]*record{}, marked: map[string]*record{}, runs: map[string]*job{},
 		marks: map[string]int{},
 	}
@@ -230,38 +230,38 @@ func CheckName(node string) error {
 // Line is of on one line of at most MaxText bytes.
 func Line(of string) string { return text.Line(of, MaxText) }
 
-// stamp is t as a Book keeps it, so that a snapshot can hold it.
+// stamp is t as a Registry keeps it, so that a snapshot can hold it.
 func stamp(t time.Time) time.Time { return t.UTC().Round(0) }
 
 // node returns the record of a machine that was heard of now; nil: the name cannot be one, or there is no room.
-func (b *Book) node(now time.Time, name string) *record {
-	r := b.nodes[name]
+func (g *Registry) node(now time.Time, name string) *record {
+	r := g.nodes[name]
 	if r == nil {
-		if CheckName(name) != nil || !b.roomForNode() {
+		if CheckName(name) != nil || !g.roomForNode() {
 			return nil
 		}
 		r = &record{name: name}
-		b.nodes[name] = r
+		g.nodes[name] = r
 	}
 	r.seen = now
-	b.begin(now)
+	g.begin(now)
 	return r
 }
 
-// begin starts the sweeps of the Book.
-func (b *Book) begin(now time.Time) {
-	if b.swept.IsZero() {
-		b.swept = now
+// begin starts the sweeps of the Registry.
+func (g *Registry) begin(now time.Time) {
+	if g.swept.IsZero() {
+		g.swept = now
 	}
 }
 
 // roomForNode makes room for a node by forgetting those that were not seen for longest, nothing of note first.
-func (b *Book) roomForNode() bool {
-	if len(b.nodes) < MaxNodes {
+func (g *Registry) roomForNode() bool {
+	if len(g.nodes) < MaxNodes {
 		return true
 	}
 	var old []*record
-	for _, r := range b.nodes {
+	for _, r := range g.nodes {
 		if r.mark == nil {
 			old = append(old, r)
 		}
@@ -279,18 +279,18 @@ func (b *Book) roomForNode() bool {
 		return strings.Compare(a.name, c.name)
 	})
 	for _, r := range old[:min(len(old), MaxNodes/64)] {
-		b.forget(r)
+		g.forget(r)
 	}
 	return len(old) > 0
 }
 
-func (b *Book) forget(r *record) {
-	b.findings -= len(r.findings)
-	delete(b.nodes, r.name)
+func (g *Registry) forget(r *record) {
+	g.findings -= len(r.findings)
+	delete(g.nodes, r.name)
 	if r.in == 0 {
 		return
 	}
-	for _, j := range b.runs {
+	for _, j := range g.runs {
 		if j.members[r.name] {
 			delete(j.members, r.name)
 			j.count()
@@ -299,15 +299,15 @@ func (b *Book) forget(r *record) {
 }
 
 // run returns a run that was heard of now. run must not be "".
-func (b *Book) run(now time.Time, run string) *job {
-	j := b.runs[run]
+func (g *Registry) run(now time.Time, run string) *job {
+	j := g.runs[run]
 	if j == nil {
-		b.roomForRun()
+		g.roomForRun()
 		j = newJob()
-		b.runs[run] = j
+		g.runs[run] = j
 	}
 	j.heard = now
-	b.begin(now)
+	g.begin(now)
 	return j
 }
 
@@ -315,30 +315,30 @@ func newJob() *job {
 	return &job{members: map[string]bool{}, blamed: map[Kind]int{}, known: map[about]bool{}, massed: map[Kind]bool{}}
 }
 
-func (b *Book) roomForRun() {
-	if len(b.runs) < maxRuns {
+func (g *Registry) roomForRun() {
+	if len(g.runs) < maxRuns {
 		return
 	}
 	oldest := ""
-	for _, name := range slices.Sorted(maps.Keys(b.runs)) {
-		if oldest == "" || b.runs[name].heard.Before(b.runs[oldest].heard) {
+	for _, name := range slices.Sorted(maps.Keys(g.runs)) {
+		if oldest == "" || g.runs[name].heard.Before(g.runs[oldest].heard) {
 			oldest = name
 		}
 	}
-	b.dropRun(oldest)
+	g.dropRun(oldest)
 }
 
-func (b *Book) dropRun(run string) {
-	b.leave(b.runs[run], nil)
-	delete(b.runs, run)
-	b.suspects = nil
+func (g *Registry) dropRun(run string) {
+	g.leave(g.runs[run], nil)
+	delete(g.runs, run)
+	g.suspects = nil
 }
 
 // leave ends the membership of all but those in keep.
-func (b *Book) leave(j *job, keep map[string]bool) {
+func (g *Registry) leave(j *job, keep map[string]bool) {
 	for name := range j.members {
 		if !keep[name] {
-			b.nodes[name].in--
+			g.nodes[name].in--
 			delete(j.members, name)
 		}
 	}
@@ -346,28 +346,28 @@ func (b *Book) leave(j *job, keep map[string]bool) {
 
 // Size sets the machines that take part in a run now, spares and those without workers included. None: the run is over.
 // A run that lives longer than Config.Keep must be reported again in that time.
-func (b *Book) Size(now time.Time, run string, nodes []string) {
+func (g *Registry) Size(now time.Time, run string, nodes []string) {
 	now = stamp(now)
-	if checkRun(run) != nil || run == "" || len(nodes) == 0 && b.runs[run] == nil {
+	if checkRun(run) != nil || run == "" || len(nodes) == 0 && g.runs[run] == nil {
 		return
 	}
-	j := b.run(now, run)
+	j := g.run(now, run)
 	in := make(map[string]bool, len(nodes))
 	for _, name := range nodes {
-		r := b.node(now, name)
+		r := g.node(now, name)
 		if r == nil || in[name] || !j.members[name] && r.in >= maxRunsNode {
 			continue
 		}
 		in[name] = true
 	}
-	b.leave(j, in)
-	b.join(j, in)
+	g.leave(j, in)
+	g.join(j, in)
 	j.count()
 }
 
-func (b *Book) join(j *job, in map[string]bool) {
+func (g *Registry) join(j *job, in map[string]bool) {
 	for name := range in {
-		if r := b.nodes[name]; r != nil && !j.members[name] { // nil: forgotten to make room for others
+		if r := g.nodes[name]; r != nil && !j.members[name] { // nil: forgotten to make room for others
 			r.in++
 			j.members[name] = true
 		}

@@ -35,9 +35,9 @@ func deeds(acts []Act) (out []string) {
 	return out
 }
 
-// sized is a Book with one run of so many nodes.
-func sized(n int) *Book {
-	b := NewBook(Config{})
+// sized is a Registry with one run of so many nodes.
+func sized(n int) *Registry {
+	b := New(Config{})
 	b.Size(noon, "r", names(n))
 	return b
 }
@@ -143,7 +143,7 @@ func TestFindingsThatGoOnProlongAMark(t *testing.T) {
 	require.Empty(t, b.Tick(after(last-every+4*time.Hour-1)))
 	require.Equal(t, []string{"unmark n001"}, deeds(b.Tick(after(last+4*time.Hour))))
 
-	b = NewBook(Config{Expiry: 10 * time.Second})
+	b = New(Config{Expiry: 10 * time.Second})
 	b.Find(noon, find("n001", ECC))
 	require.Empty(t, b.Find(after(5*time.Second-1), find("n001", ECC)))
 	acts := b.Find(after(5*time.Second), find("n001", ECC))
@@ -152,7 +152,7 @@ func TestFindingsThatGoOnProlongAMark(t *testing.T) {
 }
 
 func TestTheNextTick(t *testing.T) {
-	b := NewBook(Config{Expiry: 10 * time.Minute})
+	b := New(Config{Expiry: 10 * time.Minute})
 	require.Zero(t, b.Next())
 	require.Empty(t, b.Tick(noon))
 	require.Zero(t, b.Next())
@@ -167,7 +167,7 @@ func TestTheNextTick(t *testing.T) {
 	require.Equal(t, after(time.Hour), b.Next())
 	b.Clear(noon, "n002", "me", "")
 	for at := noon; !b.Next().IsZero(); at = b.Next() {
-		require.True(t, at.Before(after(9*24*time.Hour)), "a Book that knows nothing has nothing to do")
+		require.True(t, at.Before(after(9*24*time.Hour)), "a Registry that knows nothing has nothing to do")
 		b.Tick(at)
 	}
 	require.Empty(t, b.nodes)
@@ -347,7 +347,7 @@ func TestCulpritsOfManyFailuresAreSuspect(t *testing.T) {
 
 // Findings of the last seconds of a large run, one after the other.
 func TestBreakers(t *testing.T) {
-	marked := func(b *Book, at time.Time, run string, nodes []string) (n int, why string) {
+	marked := func(b *Registry, at time.Time, run string, nodes []string) (n int, why string) {
 		for _, name := range nodes {
 			for _, a := range b.Find(at, Finding{Node: name, Run: run, Kind: ECC, Text: "x"}) {
 				if a.Do == Apply {
@@ -496,7 +496,7 @@ func TestBounds(t *testing.T) {
 }
 
 func TestALargeClusterIsBounded(t *testing.T) {
-	b := NewBook(Config{})
+	b := New(Config{})
 	_, err := b.SetMark(noon.Add(-time.Hour), "kept", "me", "", time.Time{})
 	require.NoError(t, err)
 	for part := range 3 {
@@ -521,8 +521,8 @@ func TestALargeClusterIsBounded(t *testing.T) {
 	again(t, b)
 }
 
-// again restores a Book and requires that nothing is lost.
-func again(t *testing.T, b *Book) *Book {
+// again restores a Registry and requires that nothing is lost.
+func again(t *testing.T, b *Registry) *Registry {
 	t.Helper()
 	data, err := b.Snapshot()
 	require.NoError(t, err)
@@ -578,7 +578,7 @@ func TestRestoreIsStrict(t *testing.T) {
 
 // A clock that was a year ahead leaves no mark for a year.
 func TestAClockThatWasWrong(t *testing.T) {
-	b := NewBook(Config{})
+	b := New(Config{})
 	b.Size(after(365*24*time.Hour), "r", names(100))
 	b.Find(after(365*24*time.Hour), find("n001", ECC))
 	require.Empty(t, b.Tick(noon))
@@ -588,11 +588,11 @@ func TestAClockThatWasWrong(t *testing.T) {
 	require.Empty(t, b.nodes)
 }
 
-// history drives a Book, and another one that is restored from its snapshots, by random events.
+// history drives a Registry, and another one that is restored from its snapshots, by random events.
 type history struct {
 	t       *testing.T
 	rnd     *rand.Rand
-	b, twin *Book
+	b, twin *Registry
 	now     time.Time
 	marks   map[string]Mark
 	made    []time.Time
@@ -605,7 +605,7 @@ func TestRandomHistories(t *testing.T) {
 		histories = 15
 	}
 	for seed := range histories {
-		h := &history{t: t, rnd: rand.New(rand.NewSource(seed)), b: NewBook(Config{}), twin: NewBook(Config{}), now: noon,
+		h := &history{t: t, rnd: rand.New(rand.NewSource(seed)), b: New(Config{}), twin: New(Config{}), now: noon,
 			marks: map[string]Mark{}, cleared: map[string]bool{}}
 		for range 400 {
 			for do, n := range h.step() {
@@ -631,7 +631,7 @@ func (h *history) step() map[Do]int {
 	}
 	op := h.op()
 	acts := op(h.b)
-	require.Equal(h.t, acts, op(h.twin), "a restored Book does the same")
+	require.Equal(h.t, acts, op(h.twin), "a restored Registry does the same")
 	h.check(acts)
 	if h.rnd.Intn(3) == 0 {
 		acts2 := h.b.Tick(h.now)
@@ -650,7 +650,7 @@ func (h *history) step() map[Do]int {
 	return n
 }
 
-func (h *history) op() func(*Book) []Act {
+func (h *history) op() func(*Registry) []Act {
 	node, run, now := h.node(), h.run(), h.now
 	kinds := []Kind{CheckFailed, Hang, Unkillable, Xid, ECC, Silent, "other"}
 	switch h.rnd.Intn(10) {
@@ -660,23 +660,23 @@ func (h *history) op() func(*Book) []Act {
 		for i, p := range perm {
 			list[i] = fmt.Sprintf("n%03d", p)
 		}
-		return func(b *Book) []Act { b.Size(now, run, list); return nil }
+		return func(b *Registry) []Act { b.Size(now, run, list); return nil }
 	case 1:
 		delete(h.cleared, node)
-		return func(b *Book) []Act { return b.Failed(now, run, node, "failed") }
+		return func(b *Registry) []Act { return b.Failed(now, run, node, "failed") }
 	case 2:
-		return func(b *Book) []Act { return b.Passed(now, node, "network", "xids") }
+		return func(b *Registry) []Act { return b.Passed(now, node, "network", "xids") }
 	case 3:
 		delete(h.cleared, node)
 		until := []time.Time{{}, now.Add(time.Hour)}[h.rnd.Intn(2)]
-		return func(b *Book) []Act {
+		return func(b *Registry) []Act {
 			acts, err := b.SetMark(now, node, "me", "why", until)
 			require.NoError(h.t, err)
 			return acts
 		}
 	case 4, 5:
 		h.cleared[node] = true
-		return func(b *Book) []Act { acts, _ := b.Clear(now, node, "me", "why"); return acts }
+		return func(b *Registry) []Act { acts, _ := b.Clear(now, node, "me", "why"); return acts }
 	}
 	fs := make([]Finding, 1+h.rnd.Intn(3)*h.rnd.Intn(3))
 	kind := kinds[h.rnd.Intn(len(kinds))]
@@ -684,7 +684,7 @@ func (h *history) op() func(*Book) []Act {
 		fs[i] = Finding{Node: h.node(), Run: run, Kind: kind, Text: fmt.Sprint("text ", h.rnd.Intn(5))}
 		delete(h.cleared, fs[i].Node)
 	}
-	return func(b *Book) []Act { return b.Find(now, fs...) }
+	return func(b *Registry) []Act { return b.Find(now, fs...) }
 }
 
 // check follows the acts, and counts what the breaker must bound.

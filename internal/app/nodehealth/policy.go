@@ -16,7 +16,7 @@ const sameWithin = 10 * time.Minute
 
 // Find records the findings of one event, and judges them together. Invalid findings, such as one without a node, are
 // left out.
-func (b *Book) Find(now time.Time, found ...Finding) (acts []Act) {
+func (g *Registry) Find(now time.Time, found ...Finding) (acts []Act) {
 	now = stamp(now)
 	found = slices.DeleteFunc(slices.Clone(found), func(f Finding) bool { return !acceptable(f) })
 	fresh := make([]bool, len(found))
@@ -27,13 +27,13 @@ func (b *Book) Find(now time.Time, found ...Finding) (acts []Act) {
 		if f.At = stamp(f.At); f.At.IsZero() || f.At.After(now) {
 			f.At = now
 		}
-		fresh[i] = b.record(now, *f)
-		b.blame(now, *f)
+		fresh[i] = g.record(now, *f)
+		g.blame(now, *f)
 	}
-	b.noteMass(now, found)
+	g.noteMass(now, found)
 	for i, f := range found {
-		if b.nodes[f.Node] != nil { // there was room for it
-			acts = append(acts, b.judge(now, f, fresh[i])...)
+		if g.nodes[f.Node] != nil { // there was room for it
+			acts = append(acts, g.judge(now, f, fresh[i])...)
 		}
 	}
 	return acts
@@ -60,8 +60,8 @@ func checkKind(k Kind) error {
 }
 
 // record keeps a finding, and reports whether it is news.
-func (b *Book) record(now time.Time, f Finding) bool {
-	r := b.node(now, f.Node)
+func (g *Registry) record(now time.Time, f Finding) bool {
+	r := g.node(now, f.Node)
 	if r == nil {
 		return false
 	}
@@ -72,12 +72,12 @@ func (b *Book) record(now time.Time, f Finding) bool {
 		}
 	}
 	r.findings = append(r.findings, f)
-	b.findings++
+	g.findings++
 	if i := r.surplus(); i >= 0 {
 		r.findings = slices.Delete(r.findings, i, i+1)
-		b.findings--
+		g.findings--
 	}
-	b.roomForFindings()
+	g.roomForFindings()
 	return true
 }
 
@@ -106,36 +106,36 @@ func later(a, b time.Time) time.Time {
 }
 
 // roomForFindings forgets the oldest 16th of all findings when there are too many.
-func (b *Book) roomForFindings() {
-	if b.findings <= maxFindings {
+func (g *Registry) roomForFindings() {
+	if g.findings <= maxFindings {
 		return
 	}
-	times := make([]time.Time, 0, b.findings)
-	for _, r := range b.nodes {
+	times := make([]time.Time, 0, g.findings)
+	for _, r := range g.nodes {
 		for _, f := range r.findings {
 			times = append(times, f.At)
 		}
 	}
 	slices.SortFunc(times, time.Time.Compare)
-	b.dropFindings(times[len(times)/16])
+	g.dropFindings(times[len(times)/16])
 }
 
 // dropFindings forgets findings up to a time.
-func (b *Book) dropFindings(until time.Time) {
-	for _, r := range b.nodes {
+func (g *Registry) dropFindings(until time.Time) {
+	for _, r := range g.nodes {
 		before := len(r.findings)
 		r.findings = slices.DeleteFunc(r.findings, func(f Finding) bool { return !f.At.After(until) })
-		b.findings -= before - len(r.findings)
+		g.findings -= before - len(r.findings)
 	}
 }
 
 // blame counts a finding for the mass rule.
-func (b *Book) blame(now time.Time, f Finding) {
-	if f.Run == "" || b.nodes[f.Node] == nil {
+func (g *Registry) blame(now time.Time, f Finding) {
+	if f.Run == "" || g.nodes[f.Node] == nil {
 		return
 	}
-	j := b.run(now, f.Run)
-	j.expire(now.Add(-b.cfg.MassWithin))
+	j := g.run(now, f.Run)
+	j.expire(now.Add(-g.cfg.MassWithin))
 	is := about{f.Node, f.Kind}
 	if j.known[is] || len(j.blames) >= MaxNodes {
 		return
@@ -162,35 +162,35 @@ func (j *job) expire(until time.Time) {
 }
 
 // noteMass flags the findings of mass verdicts: those of all machines when a verdict is first seen, then later ones.
-func (b *Book) noteMass(now time.Time, found []Finding) {
-	since := now.Add(-b.cfg.MassWithin)
+func (g *Registry) noteMass(now time.Time, found []Finding) {
+	since := now.Add(-g.cfg.MassWithin)
 	for _, f := range found {
-		j := b.runs[f.Run]
+		j := g.runs[f.Run]
 		switch {
 		case j == nil:
-		case !b.mass(f):
+		case !g.mass(f):
 			delete(j.massed, f.Kind)
 		case j.massed[f.Kind]:
-			b.setMass(since, f)
+			g.setMass(since, f)
 		default:
 			j.massed[f.Kind] = true
-			b.setAllMass(since, f.Run, f.Kind)
+			g.setAllMass(since, f.Run, f.Kind)
 		}
 	}
 }
 
-func (b *Book) setAllMass(since time.Time, run string, k Kind) {
-	for _, o := range b.runs[run].blames {
+func (g *Registry) setAllMass(since time.Time, run string, k Kind) {
+	for _, o := range g.runs[run].blames {
 		if o.Kind == k {
-			b.setMass(since, Finding{Node: o.Node, Run: run, Kind: k})
+			g.setMass(since, Finding{Node: o.Node, Run: run, Kind: k})
 		}
 	}
 }
 
 // setMass flags the findings after since that are like f as those of a mass verdict, if f is blamed.
-func (b *Book) setMass(since time.Time, f Finding) {
-	r := b.nodes[f.Node]
-	if r == nil || !b.runs[f.Run].known[about{f.Node, f.Kind}] {
+func (g *Registry) setMass(since time.Time, f Finding) {
+	r := g.nodes[f.Node]
+	if r == nil || !g.runs[f.Run].known[about{f.Node, f.Kind}] {
 		return
 	}
 	for i := range r.findings {
@@ -201,37 +201,37 @@ func (b *Book) setMass(since time.Time, f Finding) {
 }
 
 // judge returns the acts that follow from a recorded finding.
-func (b *Book) judge(now time.Time, f Finding, fresh bool) []Act {
-	r := b.nodes[f.Node]
-	if m := r.mark; m != nil && (m.By != Policy || !fresh && !b.renewable(now, m)) {
+func (g *Registry) judge(now time.Time, f Finding, fresh bool) []Act {
+	r := g.nodes[f.Node]
+	if m := r.mark; m != nil && (m.By != Policy || !fresh && !g.renewable(now, m)) {
 		return nil
 	}
-	reason := b.reason(r, f)
+	reason := g.reason(r, f)
 	if reason == "" {
 		return nil
 	}
 	m := Mark{
 		Node: f.Node, Kind: f.Kind, Aspect: f.Aspect, Reason: reason, Evidence: f.Text, Run: f.Run, Since: now,
-		Until: now.Add(b.cfg.Expiry), By: Policy,
+		Until: now.Add(g.cfg.Expiry), By: Policy,
 	}
-	if b.mass(f) {
-		return b.holdMass(now, m)
+	if g.mass(f) {
+		return g.holdMass(now, m)
 	}
 	if r.mark != nil {
-		return []Act{b.renew(r, m)}
+		return []Act{g.renew(r, m)}
 	}
-	if why := b.breaker(now, f.Run); why != "" {
-		return b.hold(r, m, why)
+	if why := g.breaker(now, f.Run); why != "" {
+		return g.hold(r, m, why)
 	}
-	b.made = append(b.made, now)
-	b.set(r, m)
+	g.made = append(g.made, now)
+	g.set(r, m)
 	return []Act{{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}}
 }
 
 // renewable reports whether a mark of the policy was renewed so long ago that a repeated finding renews it. Repetitions
 // are not reported each time, but the mark may not expire meanwhile.
-func (b *Book) renewable(now time.Time, m *Mark) bool {
-	return now.Sub(m.Until.Add(-b.cfg.Expiry)) >= min(sameWithin, b.cfg.Expiry/2)
+func (g *Registry) renewable(now time.Time, m *Mark) bool {
+	return now.Sub(m.Until.Add(-g.cfg.Expiry)) >= min(sameWithin, g.cfg.Expiry/2)
 }
 
 // line is a mark for people.
@@ -244,25 +244,25 @@ func (m Mark) line() string {
 }
 
 // reason is why a finding marks; "": it does not. Findings of a mass verdict only hold back marks.
-func (b *Book) reason(r *record, f Finding) string {
+func (g *Registry) reason(r *record, f Finding) string {
 	if why := hard[f.Kind]; why != "" || f.Kind == LogRule {
 		return why
 	}
-	n, mass := 0, b.mass(f)
+	n, mass := 0, g.mass(f)
 	for _, o := range r.findings {
 		counts := !o.Mass || mass && o.Run == f.Run && o.Kind == f.Kind
 		if counts && !o.Cleared && hard[o.Kind] == "" && o.Kind != LogRule {
 			n++
 		}
 	}
-	if n < b.cfg.Repeats {
+	if n < g.cfg.Repeats {
 		return ""
 	}
 	return fmt.Sprintf("%d findings of the last days, the newest %s", n, f.Kind)
 }
 
 // renew has a mark of the policy last longer. Its beginning and its run stay.
-func (b *Book) renew(r *record, m Mark) Act {
+func (g *Registry) renew(r *record, m Mark) Act {
 	m.Since, m.Run = r.mark.Since, r.mark.Run
 	m.Until = later(m.Until, r.mark.Until)
 	r.mark = &m
@@ -270,59 +270,59 @@ func (b *Book) renew(r *record, m Mark) Act {
 }
 
 // set marks a machine that has no mark.
-func (b *Book) set(r *record, m Mark) {
+func (g *Registry) set(r *record, m Mark) {
 	r.mark, r.held = &m, nil
-	b.marked[r.name] = r
+	g.marked[r.name] = r
 	if m.By == Policy {
-		b.marks[m.Run]++
+		g.marks[m.Run]++
 	}
 }
 
 // unset removes the mark of a machine that has one.
-func (b *Book) unset(r *record) Mark {
+func (g *Registry) unset(r *record) Mark {
 	m := *r.mark
 	r.mark = nil
-	delete(b.marked, r.name)
+	delete(g.marked, r.name)
 	if m.By != Policy {
 		return m
 	}
-	if b.marks[m.Run]--; b.marks[m.Run] == 0 {
-		delete(b.marks, m.Run)
+	if g.marks[m.Run]--; g.marks[m.Run] == 0 {
+		delete(g.marks, m.Run)
 	}
 	return m
 }
 
 // mass reports whether a finding is one of those about more than half of a run's machines.
-func (b *Book) mass(f Finding) bool {
-	j := b.runs[f.Run]
+func (g *Registry) mass(f Finding) bool {
+	j := g.runs[f.Run]
 	return j != nil && j.blamed[f.Kind] >= 2 && 2*j.blamed[f.Kind] > len(j.members)
 }
 
 // holdMass holds a mark back, and removes those that earlier findings of the same mass verdict have made.
-func (b *Book) holdMass(now time.Time, m Mark) (acts []Act) {
-	j := b.runs[m.Run]
+func (g *Registry) holdMass(now time.Time, m Mark) (acts []Act) {
+	j := g.runs[m.Run]
 	why := fmt.Sprintf("%d of %d nodes of the run are blamed at once: it is not they that are broken", j.blamed[m.Kind],
 		len(j.members))
-	for _, r := range b.sortedMarks() {
+	for _, r := range g.sortedMarks() {
 		o := r.mark
-		if o.By == Policy && o.Run == m.Run && o.Kind == m.Kind && !o.Since.Before(now.Add(-b.cfg.MassWithin)) {
-			was := b.unset(r)
+		if o.By == Policy && o.Run == m.Run && o.Kind == m.Kind && !o.Since.Before(now.Add(-g.cfg.MassWithin)) {
+			was := g.unset(r)
 			r.held = &Held{Mark: was, Why: why}
 			acts = append(acts, Act{Do: Remove, Mark: was, Run: was.Run, Text: why})
 		}
 	}
-	if r := b.nodes[m.Node]; r.mark == nil {
-		acts = append(acts, b.hold(r, m, why)...)
+	if r := g.nodes[m.Node]; r.mark == nil {
+		acts = append(acts, g.hold(r, m, why)...)
 	}
 	return acts
 }
 
-func (b *Book) sortedMarks() []*record {
-	return slices.SortedFunc(maps.Values(b.marked), func(a, c *record) int { return strings.Compare(a.name, c.name) })
+func (g *Registry) sortedMarks() []*record {
+	return slices.SortedFunc(maps.Values(g.marked), func(a, c *record) int { return strings.Compare(a.name, c.name) })
 }
 
 // hold records that a mark was held back. It is reported once for each kind of finding.
-func (b *Book) hold(r *record, m Mark, why string) []Act {
+func (g *Registry) hold(r *record, m Mark, why string) []Act {
 	told := r.held != nil && r.held.Kind == m.Kind && r.held.Run == m.Run && r.held.Until.After(m.Since)
 	r.held = &Held{Mark: m, Why: why}
 	if told {
@@ -332,17 +332,17 @@ func (b *Book) hold(r *record, m Mark, why string) []Act {
 }
 
 // breaker is why no other machine may be marked for a run now; "": one may.
-func (b *Book) breaker(now time.Time, run string) string {
-	if j := b.runs[run]; run != "" && j != nil {
-		if most := limit(b.cfg.JobShare, b.cfg.JobLeast, len(j.members)); b.marks[run] >= most {
-			return fmt.Sprintf("%d nodes are marked for run %s already, the most of its %d", b.marks[run], run,
+func (g *Registry) breaker(now time.Time, run string) string {
+	if j := g.runs[run]; run != "" && j != nil {
+		if most := limit(g.cfg.JobShare, g.cfg.JobLeast, len(j.members)); g.marks[run] >= most {
+			return fmt.Sprintf("%d nodes are marked for run %s already, the most of its %d", g.marks[run], run,
 				len(j.members))
 		}
 	}
-	b.forgetMade(now)
-	if most := limit(b.cfg.ClusterShare, b.cfg.ClusterLeast, len(b.nodes)); len(b.made) >= most {
-		return fmt.Sprintf("%d nodes were marked within %s already, the most of %d that are known", len(b.made),
-			b.cfg.Window, len(b.nodes))
+	g.forgetMade(now)
+	if most := limit(g.cfg.ClusterShare, g.cfg.ClusterLeast, len(g.nodes)); len(g.made) >= most {
+		return fmt.Sprintf("%d nodes were marked within %s already, the most of %d that are known", len(g.made),
+			g.cfg.Window, len(g.nodes))
 	}
 	return ""
 }
@@ -350,27 +350,27 @@ func (b *Book) breaker(now time.Time, run string) string {
 func limit(share float64, least, of int) int { return max(least, int(share*float64(of)+1e-9)) }
 
 // forgetMade forgets marks that were made before the last Window.
-func (b *Book) forgetMade(now time.Time) {
-	b.made = slices.DeleteFunc(b.made, func(t time.Time) bool { return now.Sub(t) >= b.cfg.Window })
+func (g *Registry) forgetMade(now time.Time) {
+	g.made = slices.DeleteFunc(g.made, func(t time.Time) bool { return now.Sub(t) >= g.cfg.Window })
 }
 
 // Failed records how an epoch of a run has ended: which machine was to blame, "" if none was. One that is to blame for
 // Config.Repeats of the last Config.Of failures is suspect, which is a finding.
-func (b *Book) Failed(now time.Time, run, culprit, text string) []Act {
+func (g *Registry) Failed(now time.Time, run, culprit, text string) []Act {
 	now = stamp(now)
 	if run == "" || checkRun(run) != nil || culprit != "" && CheckName(culprit) != nil {
 		return nil
 	}
-	j := b.run(now, run)
+	j := g.run(now, run)
 	before := j.times(culprit)
 	j.failures = append(j.failures, failure{culprit, now})
-	j.failures = slices.Delete(j.failures, 0, max(0, len(j.failures)-b.cfg.Of))
-	b.suspects = nil
+	j.failures = slices.Delete(j.failures, 0, max(0, len(j.failures)-g.cfg.Of))
+	g.suspects = nil
 	n := j.times(culprit)
-	if culprit == "" || before >= b.cfg.Repeats || n < b.cfg.Repeats {
+	if culprit == "" || before >= g.cfg.Repeats || n < g.cfg.Repeats {
 		return nil
 	}
-	return b.Find(now, Finding{Node: culprit, Run: run, Kind: Repeated, At: now,
+	return g.Find(now, Finding{Node: culprit, Run: run, Kind: Repeated, At: now,
 		Text: fmt.Sprintf("to blame for %d of the last %d failures of the run; the last: %s", n, len(j.failures), text)})
 }
 
@@ -385,24 +385,24 @@ func (j *job) times(culprit string) (n int) {
 }
 
 // Suspect reports whether a machine is the culprit of many failures, so that a spare is preferred to it.
-func (b *Book) Suspect(node string) bool {
-	if b.suspects == nil {
-		b.suspects = map[string]bool{}
-		for _, j := range b.runs {
+func (g *Registry) Suspect(node string) bool {
+	if g.suspects == nil {
+		g.suspects = map[string]bool{}
+		for _, j := range g.runs {
 			for _, f := range j.failures {
-				if f.Culprit != "" && j.times(f.Culprit) >= b.cfg.Repeats {
-					b.suspects[f.Culprit] = true
+				if f.Culprit != "" && j.times(f.Culprit) >= g.cfg.Repeats {
+					g.suspects[f.Culprit] = true
 				}
 			}
 		}
 	}
-	return b.suspects[node]
+	return g.suspects[node]
 }
 
 // Passed records that a check of a machine has found some aspects of it sound. Findings about these are disproved, and
 // a mark of the policy that has no other reason is removed. All findings stay on record.
-func (b *Book) Passed(now time.Time, node string, covered ...string) []Act {
-	r := b.nodes[node]
+func (g *Registry) Passed(now time.Time, node string, covered ...string) []Act {
+	r := g.nodes[node]
 	if r == nil {
 		return nil
 	}
@@ -420,26 +420,26 @@ func (b *Book) Passed(now time.Time, node string, covered ...string) []Act {
 	if r.mark == nil || r.mark.By != Policy || !disproved {
 		return nil
 	}
-	if f, reason := b.rest(now, r); reason != "" {
+	if f, reason := g.rest(now, r); reason != "" {
 		m := *r.mark
 		if f.Text == m.Evidence && f.Kind == m.Kind && reason == m.Reason {
 			return nil
 		}
-		m.Kind, m.Aspect, m.Reason, m.Evidence, m.Until = f.Kind, f.Aspect, reason, f.Text, f.At.Add(b.cfg.Expiry)
+		m.Kind, m.Aspect, m.Reason, m.Evidence, m.Until = f.Kind, f.Aspect, reason, f.Text, f.At.Add(g.cfg.Expiry)
 		r.mark = &m
 		return []Act{{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}}
 	}
-	m := b.unset(r)
+	m := g.unset(r)
 	return []Act{{Do: Remove, Mark: m, Run: m.Run, Text: "a check of the node has passed"}}
 }
 
 // rest is the newest finding that the mark of a machine still rests on, and why it marks; "" is none.
-func (b *Book) rest(now time.Time, r *record) (Finding, string) {
+func (g *Registry) rest(now time.Time, r *record) (Finding, string) {
 	for _, f := range slices.Backward(r.findings) {
-		if f.Cleared || f.Mass || now.Sub(f.At) >= b.cfg.Expiry {
+		if f.Cleared || f.Mass || now.Sub(f.At) >= g.cfg.Expiry {
 			continue
 		}
-		if reason := b.reason(r, f); reason != "" {
+		if reason := g.reason(r, f); reason != "" {
 			return f, reason
 		}
 	}
@@ -448,7 +448,7 @@ func (b *Book) rest(now time.Time, r *record) (Finding, string) {
 
 // SetMark marks a machine on an operator's command: no breaker counts it. It lasts until it is cleared, or until a time
 // that is not zero. The error is about an invalid name.
-func (b *Book) SetMark(now time.Time, node, by, why string, until time.Time) ([]Act, error) {
+func (g *Registry) SetMark(now time.Time, node, by, why string, until time.Time) ([]Act, error) {
 	now = stamp(now)
 	if err := CheckName(node); err != nil {
 		return nil, err
@@ -456,7 +456,7 @@ func (b *Book) SetMark(now time.Time, node, by, why string, until time.Time) ([]
 	if !until.IsZero() && !until.After(now) {
 		return nil, fmt.Errorf("mark of node %s until %s: that has passed", node, until.Format(time.RFC3339))
 	}
-	r := b.node(now, node)
+	r := g.node(now, node)
 	if r == nil {
 		return nil, fmt.Errorf("mark of node %s: all of %d nodes that can be kept are marked; clear some", node, MaxNodes)
 	}
@@ -464,29 +464,29 @@ func (b *Book) SetMark(now time.Time, node, by, why string, until time.Time) ([]
 		by = string(Operator)
 	}
 	if r.mark != nil {
-		b.unset(r)
+		g.unset(r)
 	}
-	b.set(r, Mark{Node: node, Kind: Operator, Reason: Line(why), Since: now, Until: stamp(until), By: Line(by)})
+	g.set(r, Mark{Node: node, Kind: Operator, Reason: Line(why), Since: now, Until: stamp(until), By: Line(by)})
 	return []Act{{Do: Apply, Mark: *r.mark, Text: Line(fmt.Sprintf("marked by %s: %s", by, why))}}, nil
 }
 
 // Clear removes every mark of a machine and forgets its findings, on an operator's command. Known is false if there was
 // nothing.
-func (b *Book) Clear(now time.Time, node, by, why string) (acts []Act, known bool) {
+func (g *Registry) Clear(now time.Time, node, by, why string) (acts []Act, known bool) {
 	now = stamp(now)
-	for _, j := range b.runs {
+	for _, j := range g.runs {
 		known = j.absolve(node) || known
 	}
-	b.suspects = nil
-	r := b.nodes[node]
+	g.suspects = nil
+	r := g.nodes[node]
 	if r == nil {
 		return nil, known
 	}
 	known = known || r.mark != nil || r.held != nil || len(r.findings) > 0
-	b.findings -= len(r.findings)
+	g.findings -= len(r.findings)
 	r.findings, r.held, r.seen = nil, nil, now
 	if r.mark != nil {
-		m := b.unset(r)
+		m := g.unset(r)
 		acts = []Act{{Do: Remove, Mark: m, Run: m.Run, Text: Line(fmt.Sprintf("cleared by %s: %s", by, why))}}
 	}
 	return acts, known
@@ -508,24 +508,24 @@ func (j *job) absolve(node string) (known bool) {
 const sweepEvery = time.Hour
 
 // Tick removes marks that have expired, and forgets old records. It is due at Next.
-func (b *Book) Tick(now time.Time) (acts []Act) {
+func (g *Registry) Tick(now time.Time) (acts []Act) {
 	now = stamp(now)
-	for _, r := range b.sortedMarks() {
-		b.bound(now, r.mark)
+	for _, r := range g.sortedMarks() {
+		g.bound(now, r.mark)
 		if m := r.mark; !m.Until.IsZero() && !m.Until.After(now) {
-			was := b.unset(r)
+			was := g.unset(r)
 			acts = append(acts, Act{Do: Remove, Mark: was, Run: was.Run, Text: "the mark has expired"})
 		}
 	}
-	if since := now.Sub(b.swept); !b.swept.IsZero() && (since >= sweepEvery || since < 0) {
-		b.sweep(now)
+	if since := now.Sub(g.swept); !g.swept.IsZero() && (since >= sweepEvery || since < 0) {
+		g.sweep(now)
 	}
 	return acts
 }
 
 // bound keeps a mark of the policy from lasting longer than it may, after a clock that was wrong.
-func (b *Book) bound(now time.Time, m *Mark) {
-	if most := now.Add(b.cfg.Expiry); m.By == Policy && m.Until.After(most) {
+func (g *Registry) bound(now time.Time, m *Mark) {
+	if most := now.Add(g.cfg.Expiry); m.By == Policy && m.Until.After(most) {
 		m.Until = most
 	}
 	if m.Since.After(now) {
@@ -534,30 +534,30 @@ func (b *Book) bound(now time.Time, m *Mark) {
 }
 
 // sweep forgets old records. Times of a clock that was wrong become now.
-func (b *Book) sweep(now time.Time) {
-	b.swept = now
-	old := now.Add(-b.cfg.Keep)
-	b.forgetMade(now)
-	for i := range b.made {
-		b.made[i] = earlier(b.made[i], now)
+func (g *Registry) sweep(now time.Time) {
+	g.swept = now
+	old := now.Add(-g.cfg.Keep)
+	g.forgetMade(now)
+	for i := range g.made {
+		g.made[i] = earlier(g.made[i], now)
 	}
-	b.dropFindings(old)
-	for name, j := range b.runs {
-		j.sweep(now, old, b.cfg.MassWithin)
+	g.dropFindings(old)
+	for name, j := range g.runs {
+		j.sweep(now, old, g.cfg.MassWithin)
 		if j.heard = earlier(j.heard, now); !j.heard.After(old) {
-			b.dropRun(name)
+			g.dropRun(name)
 		}
 	}
-	b.suspects = nil
-	for _, r := range b.nodes {
-		b.sweepNode(r, now, old)
+	g.suspects = nil
+	for _, r := range g.nodes {
+		g.sweepNode(r, now, old)
 	}
-	if len(b.nodes)+len(b.runs) == 0 {
-		b.swept = time.Time{}
+	if len(g.nodes)+len(g.runs) == 0 {
+		g.swept = time.Time{}
 	}
 }
 
-func (b *Book) sweepNode(r *record, now, old time.Time) {
+func (g *Registry) sweepNode(r *record, now, old time.Time) {
 	for i := range r.findings {
 		r.findings[i].At = earlier(r.findings[i].At, now)
 	}
@@ -566,7 +566,7 @@ func (b *Book) sweepNode(r *record, now, old time.Time) {
 	}
 	r.seen = earlier(r.seen, now)
 	if r.mark == nil && r.held == nil && len(r.findings) == 0 && r.in == 0 && !r.seen.After(old) {
-		b.forget(r)
+		g.forget(r)
 	}
 }
 
@@ -589,11 +589,11 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // Next is when Tick is due; zero: never, unless something else happens before.
-func (b *Book) Next() (next time.Time) {
-	if !b.swept.IsZero() {
-		next = b.swept.Add(sweepEvery)
+func (g *Registry) Next() (next time.Time) {
+	if !g.swept.IsZero() {
+		next = g.swept.Add(sweepEvery)
 	}
-	for _, r := range b.marked {
+	for _, r := range g.marked {
 		if u := r.mark.Until; !u.IsZero() && (next.IsZero() || u.Before(next)) {
 			next = u
 		}

@@ -42,22 +42,22 @@ type savedRun struct {
 	Blames   []blame   `json:"blames,omitempty"`
 }
 
-// Snapshot is all that the Book knows, as JSON. The same knowledge gives the same bytes.
-func (b *Book) Snapshot() ([]byte, error) {
-	s := snapshot{Version: version, Nodes: make([]savedNode, 0, len(b.nodes)), Made: b.made, Swept: b.swept}
-	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
-		r := b.nodes[name]
+// Snapshot is all that the Registry knows, as JSON. The same knowledge gives the same bytes.
+func (g *Registry) Snapshot() ([]byte, error) {
+	s := snapshot{Version: version, Nodes: make([]savedNode, 0, len(g.nodes)), Made: g.made, Swept: g.swept}
+	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
+		r := g.nodes[name]
 		s.Nodes = append(s.Nodes, savedNode{name, r.seen, r.mark, r.held, r.findings})
 	}
-	for _, run := range slices.Sorted(maps.Keys(b.runs)) {
-		j := b.runs[run]
+	for _, run := range slices.Sorted(maps.Keys(g.runs)) {
+		j := g.runs[run]
 		s.Runs = append(s.Runs, savedRun{run, j.heard, slices.Sorted(maps.Keys(j.members)), j.failures, j.blames})
 	}
 	return json.Marshal(s)
 }
 
-// Restore returns the Book of a snapshot. The error describes an invalid one.
-func Restore(cfg Config, data []byte) (*Book, error) {
+// Restore returns the Registry of a snapshot. The error describes an invalid one.
+func Restore(cfg Config, data []byte) (*Registry, error) {
 	var head struct{ Version int }
 	if err := json.Unmarshal(data, &head); err != nil {
 		return nil, err
@@ -74,24 +74,24 @@ func Restore(cfg Config, data []byte) (*Book, error) {
 		return nil, fmt.Errorf("%d nodes, %d runs, %d marks made: at most %d, %d and %d are kept", len(s.Nodes),
 			len(s.Runs), len(s.Made), MaxNodes, maxRuns, MaxNodes)
 	}
-	b := NewBook(cfg)
-	if err := b.load(s); err != nil {
+	g := New(cfg)
+	if err := g.load(s); err != nil {
 		return nil, err
 	}
-	return b, nil
+	return g, nil
 }
 
-func (b *Book) load(s snapshot) error {
+func (g *Registry) load(s snapshot) error {
 	for _, n := range s.Nodes {
-		if err := b.loadNode(n); err != nil {
+		if err := g.loadNode(n); err != nil {
 			return fmt.Errorf("node %.100q: %w", n.Name, err)
 		}
 	}
-	if b.findings > maxFindings {
-		return fmt.Errorf("%d findings: at most %d are kept", b.findings, maxFindings)
+	if g.findings > maxFindings {
+		return fmt.Errorf("%d findings: at most %d are kept", g.findings, maxFindings)
 	}
 	for _, r := range s.Runs {
-		if err := b.loadRun(r); err != nil {
+		if err := g.loadRun(r); err != nil {
 			return fmt.Errorf("run %.100q: %w", r.Run, err)
 		}
 	}
@@ -100,19 +100,19 @@ func (b *Book) load(s snapshot) error {
 			return err
 		}
 	}
-	b.made, b.swept = s.Made, s.Swept
+	g.made, g.swept = s.Made, s.Swept
 	if s.Swept.IsZero() {
-		b.swept = time.Time{}
+		g.swept = time.Time{}
 		return nil
 	}
-	return reasonable(&b.swept)
+	return reasonable(&g.swept)
 }
 
-func (b *Book) loadNode(n savedNode) error {
+func (g *Registry) loadNode(n savedNode) error {
 	if err := CheckName(n.Name); err != nil {
 		return err
 	}
-	if b.nodes[n.Name] != nil {
+	if g.nodes[n.Name] != nil {
 		return errors.New("it is there twice")
 	}
 	r := &record{name: n.Name, seen: n.Seen, findings: n.Findings}
@@ -124,19 +124,19 @@ func (b *Book) loadNode(n savedNode) error {
 			return err
 		}
 	}
-	b.findings += len(r.findings)
-	b.nodes[n.Name] = r
-	return errors.Join(reasonable(&r.seen), b.loadMark(r, n.Mark), loadHeld(r, n.Held))
+	g.findings += len(r.findings)
+	g.nodes[n.Name] = r
+	return errors.Join(reasonable(&r.seen), g.loadMark(r, n.Mark), loadHeld(r, n.Held))
 }
 
-func (b *Book) loadMark(r *record, m *Mark) error {
+func (g *Registry) loadMark(r *record, m *Mark) error {
 	if m == nil {
 		return nil
 	}
 	if err := m.check(r.name); err != nil {
 		return err
 	}
-	b.set(r, *m)
+	g.set(r, *m)
 	return nil
 }
 
@@ -190,7 +190,7 @@ func checkText(s string) error {
 	return nil
 }
 
-// reasonable makes t a time as a Book keeps it, or reports why it cannot.
+// reasonable makes t a time as a Registry keeps it, or reports why it cannot.
 func reasonable(t *time.Time) error {
 	if *t = stamp(*t); t.Year() < 1970 || t.Year() > 9000 {
 		return fmt.Errorf("time %s: need a year from 1970 to 9000", t.Format(time.RFC3339))
@@ -198,11 +198,11 @@ func reasonable(t *time.Time) error {
 	return nil
 }
 
-func (b *Book) loadRun(s savedRun) error {
+func (g *Registry) loadRun(s savedRun) error {
 	if err := errors.Join(checkRun(s.Run), reasonable(&s.Heard)); err != nil {
 		return err
 	}
-	if s.Run == "" || b.runs[s.Run] != nil {
+	if s.Run == "" || g.runs[s.Run] != nil {
 		return errors.New("it has no name, or is there twice")
 	}
 	if len(s.Blames) > MaxNodes {
@@ -210,18 +210,18 @@ func (b *Book) loadRun(s savedRun) error {
 	}
 	j := newJob()
 	j.heard, j.blames = s.Heard, s.Blames
-	if err := errors.Join(b.loadMembers(j, s.Members), j.check(s.Failures)); err != nil {
+	if err := errors.Join(g.loadMembers(j, s.Members), j.check(s.Failures)); err != nil {
 		return err
 	}
-	j.failures = slices.Clone(s.Failures[max(0, len(s.Failures)-b.cfg.Of):])
+	j.failures = slices.Clone(s.Failures[max(0, len(s.Failures)-g.cfg.Of):])
 	j.count()
-	b.runs[s.Run] = j
+	g.runs[s.Run] = j
 	return nil
 }
 
-func (b *Book) loadMembers(j *job, members []string) error {
+func (g *Registry) loadMembers(j *job, members []string) error {
 	for _, name := range members {
-		r := b.nodes[name]
+		r := g.nodes[name]
 		if r == nil || j.members[name] || r.in == maxRunsNode {
 			return fmt.Errorf("member %.100q is no node, is there twice, or takes part in more than %d runs", name,
 				maxRunsNode)
