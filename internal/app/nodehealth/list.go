@@ -29,8 +29,8 @@ type Known struct {
 func (g *Registry) List(now time.Time) []Node {
 	now = stamp(now)
 	out := []Node{}
-	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
-		if n := g.describe(now, g.nodes[name]); n.Mark != nil || n.Held != nil || n.Suspect || len(n.Findings) > 0 {
+	for _, name := range slices.Sorted(maps.Keys(g.nodes.of)) {
+		if n := g.describe(now, g.nodes.of[name]); n.Mark != nil || n.Held != nil || n.Suspect || len(n.Findings) > 0 {
 			out = append(out, n)
 		}
 	}
@@ -38,7 +38,7 @@ func (g *Registry) List(now time.Time) []Node {
 }
 
 func (g *Registry) describe(now time.Time, r *record) Node {
-	n := Node{Name: r.name, Suspect: g.Suspect(r.name), Runs: r.in, Seen: r.seen}
+	n := Node{Name: r.name, Suspect: g.Suspect(r.name), Runs: g.runs.in[r.name], Seen: r.seen}
 	if r.mark.counts(now) {
 		m := *r.mark
 		n.Mark = &m
@@ -62,7 +62,7 @@ func (m *Mark) counts(now time.Time) bool {
 // Avoid are the names of machines that are marked, by name: no replacement should be placed there.
 func (g *Registry) Avoid(now time.Time) []string {
 	names := []string{}
-	for name, r := range g.marked {
+	for name, r := range g.marks.of {
 		if r.mark.counts(now) {
 			names = append(names, name)
 		}
@@ -73,20 +73,20 @@ func (g *Registry) Avoid(now time.Time) []string {
 
 // Marks are the marks that are there, by the names of their machines.
 func (g *Registry) Marks() []Mark {
-	marks := make([]Mark, 0, len(g.marked))
-	for _, r := range g.sortedMarks() {
+	marks := make([]Mark, 0, len(g.marks.of))
+	for _, r := range g.marks.sorted() {
 		marks = append(marks, *r.mark)
 	}
 	return marks
 }
 
 // Runs are the names of all runs that the Registry knows, by name.
-func (g *Registry) Runs() []string { return slices.Sorted(maps.Keys(g.runs)) }
+func (g *Registry) Runs() []string { return g.runs.names() }
 
 // RunsOf are the runs in which a machine takes part now, by name.
 func (g *Registry) RunsOf(node string) (runs []string) {
 	for _, name := range g.Runs() {
-		if g.runs[name].members[node] {
+		if g.runs.of[name].members[node] {
 			runs = append(runs, name)
 		}
 	}
@@ -95,19 +95,19 @@ func (g *Registry) RunsOf(node string) (runs []string) {
 
 // Noted reports whether a check that passes of a machine would change anything.
 func (g *Registry) Noted(node string) bool {
-	r := g.nodes[node]
-	return r != nil && (r.mark != nil || r.held != nil || len(r.findings) > 0)
+	r := g.nodes.of[node]
+	return r != nil && !r.empty()
 }
 
 // Marked reports whether a machine has a mark.
 func (g *Registry) Marked(now time.Time, node string) bool {
-	r := g.marked[node]
+	r := g.marks.of[node]
 	return r != nil && r.mark.counts(now)
 }
 
 // Held is the number of machines with a mark that the breaker has held back.
 func (g *Registry) Held(now time.Time) (n int) {
-	for _, r := range g.nodes {
+	for _, r := range g.nodes.of {
 		if r.held != nil && r.held.Until.After(now) {
 			n++
 		}

@@ -7,8 +7,6 @@ package nodehealth
 import (
 	"fmt"
 	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"dlrover-run/internal/text"
@@ -157,65 +155,34 @@ func orDefault[T int | float64 | time.Duration](v *T, d T) {
 	}
 }
 
+// renewable reports whether a mark of the policy was renewed so long ago that a repeated finding renews it. Repetitions
+// are not reported each time, but the mark may not expire meanwhile.
+func (c Config) renewable(now time.Time, m *Mark) bool {
+	return now.Sub(m.Until.Add(-c.Expiry)) >= min(sameWithin, c.Expiry/2)
+}
+
+// bound keeps a mark of the policy from lasting longer than it may, after a clock that was wrong.
+func (c Config) bound(now time.Time, m *Mark) {
+	if most := now.Add(c.Expiry); m.By == Policy && m.Until.After(most) {
+		m.Until = most
+	}
+	if m.Since.After(now) {
+		m.Since = now
+	}
+}
+
 // Registry is the record of all machines. New and Restore make one.
 type Registry struct {
-	cfg      Config
-	nodes    map[string]*record
-	marked   map[string]*record // by name; only those with a mark
-	runs     map[string]*job
-	marks    map[string]int // marks of the policy that are there, by run
-	made     []time.Time    // when marks of the policy were made in the last Window, the oldest first
-	findings int            // of all nodes
-	swept    time.Time      // time of the last sweep; zero in an empty Registry
-	suspects map[string]bool
-}
-
-// record is one machine.
-type record struct {
-	name     string
-	seen     time.Time
-	mark     *Mark
-	held     *Held
-	findings []Finding // the oldest first
-	in       int       // runs that it is a member of
-}
-
-// job is one run.
-type job struct {
-	heard    time.Time
-	members  map[string]bool // names in Registry.nodes
-	failures []failure       // the last Config.Of, the oldest first
-	blames   []blame         // of the last Config.MassWithin, the oldest first
-	blamed   map[Kind]int    // how many of blames are about members
-	known    map[about]bool  // subjects of blames
-	massed   map[Kind]bool   // there is a mass verdict, which the findings until now record
-}
-
-// about is the subject of a blame.
-type about struct {
-	node string
-	kind Kind
-}
-
-// failure is the end of an epoch; culprit may be "".
-type failure struct {
-	Culprit string    `json:"culprit,omitempty"`
-	At      time.Time `json:"at"`
-}
-
-// blame is the first finding of a kind about a machine.
-type blame struct {
-	Node string    `json:"node"`
-	Kind Kind      `json:"kind"`
-	At   time.Time `json:"at"`
+	cfg   Config
+	nodes nodeTable
+	marks markTable
+	runs  runTable
+	swept time.Time // time of the last sweep; zero in an empty Registry
 }
 
 // New returns a Registry that knows nothing.
 func New(cfg Config) *Registry {
-	return &Registry{
-		cfg: cfg.withDefaults(), nodes: map[string]*record{}, marked: map[string]*record{}, runs: map[string]*job{},
-		marks: map[string]int{},
-	}
+	return &Registry{cfg: cfg.withDefaults(), nodes: newNodeTable(), marks: newMarkTable(), runs: newRunTable()}
 }
 
 // CheckName reports why a machine cannot be called so; nil: it can.
@@ -235,112 +202,24 @@ func stamp(t time.Time) time.Time { return t.UTC().Round(0) }
 
 // node returns the record of a machine that was heard of now; nil: the name cannot be one, or there is no room.
 func (g *Registry) node(now time.Time, name string) *record {
-	r := g.nodes[name]
-	if r == nil {
-		if CheckName(name) != nil || !g.roomForNode() {
-			return nil
-		}
-		r = &record{name: name}
-		g.nodes[name] = r
+	r, gone := g.nodes.touch(now, name)
+	g.runs.forget(gone)
+	if r != nil {
+		g.begin(now)
 	}
-	r.seen = now
-	g.begin(now)
 	return r
-}
-
-// begin starts the sweeps of the Registry.
-func (g *Registry) begin(now time.Time) {
-	if g.swept.IsZero() {
-		g.swept = now
-	}
-}
-
-// roomForNode makes room for a node by forgetting those that were not seen for longest, nothing of note first.
-func (g *Registry) roomForNode() bool {
-	if len(g.nodes) < MaxNodes {
-		return true
-	}
-	var old []*record
-	for _, r := range g.nodes {
-		if r.mark == nil {
-			old = append(old, r)
-		}
-	}
-	slices.SortFunc(old, func(a, c *record) int {
-		if plain := len(c.findings) == 0; plain != (len(a.findings) == 0) {
-			if plain {
-				return 1
-			}
-			return -1
-		}
-		if d := a.seen.Compare(c.seen); d != 0 {
-			return d
-		}
-		return strings.Compare(a.name, c.name)
-	})
-	for _, r := range old[:min(len(old), MaxNodes/64)] {
-		g.forget(r)
-	}
-	return len(old) > 0
-}
-
-func (g *Registry) forget(r *record) {
-	g.findings -= len(r.findings)
-	delete(g.nodes, r.name)
-	if r.in == 0 {
-		return
-	}
-	for _, j := range g.runs {
-		if j.members[r.name] {
-			delete(j.members, r.name)
-			j.count()
-		}
-	}
 }
 
 // run returns a run that was heard of now. run must not be "".
 func (g *Registry) run(now time.Time, run string) *job {
-	j := g.runs[run]
-	if j == nil {
-		g.roomForRun()
-		j = newJob()
-		g.runs[run] = j
-	}
-	j.heard = now
 	g.begin(now)
-	return j
+	return g.runs.touch(now, run)
 }
 
-func newJob() *job {
-	return &job{members: map[string]bool{}, blamed: map[Kind]int{}, known: map[about]bool{}, massed: map[Kind]bool{}}
-}
-
-func (g *Registry) roomForRun() {
-	if len(g.runs) < maxRuns {
-		return
-	}
-	oldest := ""
-	for _, name := range slices.Sorted(maps.Keys(g.runs)) {
-		if oldest == "" || g.runs[name].heard.Before(g.runs[oldest].heard) {
-			oldest = name
-		}
-	}
-	g.dropRun(oldest)
-}
-
-func (g *Registry) dropRun(run string) {
-	g.leave(g.runs[run], nil)
-	delete(g.runs, run)
-	g.suspects = nil
-}
-
-// leave ends the membership of all but those in keep.
-func (g *Registry) leave(j *job, keep map[string]bool) {
-	for name := range j.members {
-		if !keep[name] {
-			g.nodes[name].in--
-			delete(j.members, name)
-		}
+// begin starts the sweeps.
+func (g *Registry) begin(now time.Time) {
+	if g.swept.IsZero() {
+		g.swept = now
 	}
 }
 
@@ -348,42 +227,20 @@ func (g *Registry) leave(j *job, keep map[string]bool) {
 // A run that lives longer than Config.Keep must be reported again in that time.
 func (g *Registry) Size(now time.Time, run string, nodes []string) {
 	now = stamp(now)
-	if checkRun(run) != nil || run == "" || len(nodes) == 0 && g.runs[run] == nil {
+	if checkRun(run) != nil || run == "" || len(nodes) == 0 && g.runs.of[run] == nil {
 		return
 	}
 	j := g.run(now, run)
 	in := make(map[string]bool, len(nodes))
 	for _, name := range nodes {
 		r := g.node(now, name)
-		if r == nil || in[name] || !j.members[name] && r.in >= maxRunsNode {
+		if r == nil || in[name] || !j.members[name] && g.runs.in[name] >= maxRunsNode {
 			continue
 		}
 		in[name] = true
 	}
-	g.leave(j, in)
-	g.join(j, in)
-	j.count()
-}
-
-func (g *Registry) join(j *job, in map[string]bool) {
-	for name := range in {
-		if r := g.nodes[name]; r != nil && !j.members[name] { // nil: forgotten to make room for others
-			r.in++
-			j.members[name] = true
-		}
-	}
-}
-
-// count counts the blames anew.
-func (j *job) count() {
-	clear(j.blamed)
-	clear(j.known)
-	for _, f := range j.blames {
-		j.known[about{f.Node, f.Kind}] = true
-		if j.members[f.Node] {
-			j.blamed[f.Kind]++
-		}
-	}
+	maps.DeleteFunc(in, func(name string, _ bool) bool { return g.nodes.of[name] == nil }) // forgotten to make room
+	g.runs.setMembers(j, in)
 }
 
 // checkRun reports why a run cannot be called so. "" is no run, and right for a finding that is of none.

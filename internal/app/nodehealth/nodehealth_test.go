@@ -170,7 +170,7 @@ func TestTheNextTick(t *testing.T) {
 		require.True(t, at.Before(after(9*24*time.Hour)), "a Registry that knows nothing has nothing to do")
 		b.Tick(at)
 	}
-	require.Empty(t, b.nodes)
+	require.Empty(t, b.nodes.of)
 }
 
 // of is a finding about one aspect.
@@ -490,8 +490,8 @@ func TestBounds(t *testing.T) {
 	for i := range maxRuns + 10 {
 		b.Size(noon, fmt.Sprint("run", i), names(3))
 	}
-	require.LessOrEqual(t, len(b.runs), maxRuns)
-	require.LessOrEqual(t, b.nodes["n001"].in, maxRunsNode)
+	require.LessOrEqual(t, len(b.runs.of), maxRuns)
+	require.LessOrEqual(t, b.runs.in["n001"], maxRunsNode)
 	again(t, b)
 }
 
@@ -506,18 +506,18 @@ func TestALargeClusterIsBounded(t *testing.T) {
 		}
 		b.Size(after(time.Duration(part)), fmt.Sprint("r", part), list)
 	}
-	require.LessOrEqual(t, len(b.nodes), MaxNodes)
-	require.NotNil(t, b.nodes["kept"])
-	require.Len(t, b.runs["r2"].members, MaxNodes/2)
-	require.Less(t, len(b.runs["r0"].members), 2)
+	require.LessOrEqual(t, len(b.nodes.of), MaxNodes)
+	require.NotNil(t, b.nodes.of["kept"])
+	require.Len(t, b.runs.of["r2"].members, MaxNodes/2)
+	require.Less(t, len(b.runs.of["r0"].members), 2)
 	if testing.Short() { // 33,000 findings take 20 s with -race
 		return
 	}
 	for i := range maxFindings + 100 {
 		b.Find(after(time.Duration(i+3)), Finding{Node: fmt.Sprintf("p2-%d", i), Run: "r2", Kind: Silent})
 	}
-	require.LessOrEqual(t, b.findings, maxFindings)
-	require.Empty(t, b.nodes["p2-0"].findings)
+	require.LessOrEqual(t, b.nodes.findings, maxFindings)
+	require.Empty(t, b.nodes.of["p2-0"].findings)
 	again(t, b)
 }
 
@@ -531,8 +531,8 @@ func again(t *testing.T, b *Registry) *Registry {
 	twice, err := c.Snapshot()
 	require.NoError(t, err)
 	require.Equal(t, string(data), string(twice))
-	require.Equal(t, b.findings, c.findings)
-	require.Equal(t, b.marks, c.marks)
+	require.Equal(t, b.nodes.findings, c.nodes.findings)
+	require.Equal(t, b.marks.byRun, c.marks.byRun)
 	return c
 }
 
@@ -585,7 +585,7 @@ func TestAClockThatWasWrong(t *testing.T) {
 	require.Empty(t, b.Tick(after(4*time.Hour-1)))
 	require.Equal(t, []string{"unmark n001"}, deeds(b.Tick(after(4*time.Hour))))
 	b.Tick(after(8 * 24 * time.Hour))
-	require.Empty(t, b.nodes)
+	require.Empty(t, b.nodes.of)
 }
 
 // history drives a Registry, and another one that is restored from its snapshots, by random events.
@@ -725,9 +725,9 @@ func (h *history) bounded(run string) {
 			inRun++
 		}
 	}
-	require.LessOrEqual(h.t, inRun, max(2, len(h.b.runs[run].members)/20))
+	require.LessOrEqual(h.t, inRun, max(2, len(h.b.runs.of[run].members)/20))
 	inHour := len(slices.DeleteFunc(slices.Clone(h.made), func(t time.Time) bool { return h.now.Sub(t) >= time.Hour }))
-	require.LessOrEqual(h.t, inHour, max(2, len(h.b.nodes)/10))
+	require.LessOrEqual(h.t, inHour, max(2, len(h.b.nodes.of)/10))
 }
 
 func FuzzRestore(f *testing.F) {

@@ -3,9 +3,7 @@ package nodehealth
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"dlrover-run/internal/text"
@@ -27,12 +25,16 @@ func (g *Registry) Find(now time.Time, found ...Finding) (acts []Act) {
 		if f.At = stamp(f.At); f.At.IsZero() || f.At.After(now) {
 			f.At = now
 		}
-		fresh[i] = g.record(now, *f)
-		g.blame(now, *f)
+		if r := g.node(now, f.Node); r != nil {
+			fresh[i] = g.nodes.record(r, *f)
+			if f.Run != "" {
+				g.run(now, f.Run).blame(now, g.cfg.MassWithin, *f)
+			}
+		}
 	}
 	g.noteMass(now, found)
 	for i, f := range found {
-		if g.nodes[f.Node] != nil { // there was room for it
+		if g.nodes.of[f.Node] != nil { // there was room for it
 			acts = append(acts, g.judge(now, f, fresh[i])...)
 		}
 	}
@@ -59,45 +61,6 @@ func checkKind(k Kind) error {
 	return nil
 }
 
-// record keeps a finding, and reports whether it is news.
-func (g *Registry) record(now time.Time, f Finding) bool {
-	r := g.node(now, f.Node)
-	if r == nil {
-		return false
-	}
-	for i, o := range r.findings {
-		if !o.Cleared && o.Kind == f.Kind && o.Run == f.Run && o.Text == f.Text && f.At.Sub(o.At).Abs() < sameWithin {
-			r.findings[i].At = later(o.At, f.At)
-			return false
-		}
-	}
-	r.findings = append(r.findings, f)
-	g.findings++
-	if i := r.surplus(); i >= 0 {
-		r.findings = slices.Delete(r.findings, i, i+1)
-		g.findings--
-	}
-	g.roomForFindings()
-	return true
-}
-
-// surplus is the finding that has to go now that another one has come, -1 if there is room.
-func (r *record) surplus() int {
-	rules, oldest := 0, -1
-	for i, f := range slices.Backward(r.findings) {
-		if f.Kind == LogRule {
-			rules, oldest = rules+1, i
-		}
-	}
-	switch {
-	case rules > maxLogRules:
-		return oldest
-	case len(r.findings) > MaxPerNode:
-		return 0
-	}
-	return -1
-}
-
 func later(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
@@ -105,105 +68,39 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// roomForFindings forgets the oldest 16th of all findings when there are too many.
-func (g *Registry) roomForFindings() {
-	if g.findings <= maxFindings {
-		return
-	}
-	times := make([]time.Time, 0, g.findings)
-	for _, r := range g.nodes {
-		for _, f := range r.findings {
-			times = append(times, f.At)
-		}
-	}
-	slices.SortFunc(times, time.Time.Compare)
-	g.dropFindings(times[len(times)/16])
-}
-
-// dropFindings forgets findings up to a time.
-func (g *Registry) dropFindings(until time.Time) {
-	for _, r := range g.nodes {
-		before := len(r.findings)
-		r.findings = slices.DeleteFunc(r.findings, func(f Finding) bool { return !f.At.After(until) })
-		g.findings -= before - len(r.findings)
-	}
-}
-
-// blame counts a finding for the mass rule.
-func (g *Registry) blame(now time.Time, f Finding) {
-	if f.Run == "" || g.nodes[f.Node] == nil {
-		return
-	}
-	j := g.run(now, f.Run)
-	j.expire(now.Add(-g.cfg.MassWithin))
-	is := about{f.Node, f.Kind}
-	if j.known[is] || len(j.blames) >= MaxNodes {
-		return
-	}
-	j.known[is] = true
-	j.blames = append(j.blames, blame{f.Node, f.Kind, now})
-	if j.members[f.Node] {
-		j.blamed[f.Kind]++
-	}
-}
-
-// expire forgets blames up to a time.
-func (j *job) expire(until time.Time) {
-	n := 0
-	for n < len(j.blames) && !j.blames[n].At.After(until) {
-		o := j.blames[n]
-		delete(j.known, about{o.Node, o.Kind})
-		if j.members[o.Node] {
-			j.blamed[o.Kind]--
-		}
-		n++
-	}
-	j.blames = slices.Delete(j.blames, 0, n)
-}
-
 // noteMass flags the findings of mass verdicts: those of all machines when a verdict is first seen, then later ones.
 func (g *Registry) noteMass(now time.Time, found []Finding) {
 	since := now.Add(-g.cfg.MassWithin)
 	for _, f := range found {
-		j := g.runs[f.Run]
+		j := g.runs.of[f.Run]
 		switch {
 		case j == nil:
-		case !g.mass(f):
+		case !j.mass(f.Kind):
 			delete(j.massed, f.Kind)
 		case j.massed[f.Kind]:
 			g.setMass(since, f)
 		default:
 			j.massed[f.Kind] = true
-			g.setAllMass(since, f.Run, f.Kind)
-		}
-	}
-}
-
-func (g *Registry) setAllMass(since time.Time, run string, k Kind) {
-	for _, o := range g.runs[run].blames {
-		if o.Kind == k {
-			g.setMass(since, Finding{Node: o.Node, Run: run, Kind: k})
+			for _, o := range j.blames {
+				if o.Kind == f.Kind {
+					g.setMass(since, Finding{Node: o.Node, Run: f.Run, Kind: f.Kind})
+				}
+			}
 		}
 	}
 }
 
 // setMass flags the findings after since that are like f as those of a mass verdict, if f is blamed.
 func (g *Registry) setMass(since time.Time, f Finding) {
-	r := g.nodes[f.Node]
-	if r == nil || !g.runs[f.Run].known[about{f.Node, f.Kind}] {
-		return
-	}
-	for i := range r.findings {
-		if o := &r.findings[i]; o.Run == f.Run && o.Kind == f.Kind && o.At.After(since) {
-			o.Mass = true
-		}
+	if r := g.nodes.of[f.Node]; r != nil && g.runs.of[f.Run].known[about{f.Node, f.Kind}] {
+		r.setMass(since, f)
 	}
 }
 
 // judge returns the acts that follow from a recorded finding.
 func (g *Registry) judge(now time.Time, f Finding, fresh bool) []Act {
-	r := g.nodes[f.Node]
-	if m := r.mark; m != nil && (m.By != Policy || !fresh && !g.renewable(now, m)) {
+	r := g.nodes.of[f.Node]
+	if m := r.mark; m != nil && (m.By != Policy || !fresh && !g.cfg.renewable(now, m)) {
 		return nil
 	}
 	reason := g.reason(r, f)
@@ -214,24 +111,18 @@ func (g *Registry) judge(now time.Time, f Finding, fresh bool) []Act {
 		Node: f.Node, Kind: f.Kind, Aspect: f.Aspect, Reason: reason, Evidence: f.Text, Run: f.Run, Since: now,
 		Until: now.Add(g.cfg.Expiry), By: Policy,
 	}
-	if g.mass(f) {
+	if g.runs.of[f.Run].mass(f.Kind) {
 		return g.holdMass(now, m)
 	}
 	if r.mark != nil {
-		return []Act{g.renew(r, m)}
+		return []Act{r.renew(m)}
 	}
-	if why := g.breaker(now, f.Run); why != "" {
-		return g.hold(r, m, why)
+	if why := g.marks.breaker(now, g.cfg, f.Run, g.runs.of[f.Run], len(g.nodes.of)); why != "" {
+		return r.hold(m, why)
 	}
-	g.made = append(g.made, now)
-	g.set(r, m)
+	g.marks.made = append(g.marks.made, now)
+	g.marks.set(r, m)
 	return []Act{{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}}
-}
-
-// renewable reports whether a mark of the policy was renewed so long ago that a repeated finding renews it. Repetitions
-// are not reported each time, but the mark may not expire meanwhile.
-func (g *Registry) renewable(now time.Time, m *Mark) bool {
-	return now.Sub(m.Until.Add(-g.cfg.Expiry)) >= min(sameWithin, g.cfg.Expiry/2)
 }
 
 // line is a mark for people.
@@ -248,7 +139,7 @@ func (g *Registry) reason(r *record, f Finding) string {
 	if why := hard[f.Kind]; why != "" || f.Kind == LogRule {
 		return why
 	}
-	n, mass := 0, g.mass(f)
+	n, mass := 0, g.runs.of[f.Run].mass(f.Kind)
 	for _, o := range r.findings {
 		counts := !o.Mass || mass && o.Run == f.Run && o.Kind == f.Kind
 		if counts && !o.Cleared && hard[o.Kind] == "" && o.Kind != LogRule {
@@ -261,97 +152,23 @@ func (g *Registry) reason(r *record, f Finding) string {
 	return fmt.Sprintf("%d findings of the last days, the newest %s", n, f.Kind)
 }
 
-// renew has a mark of the policy last longer. Its beginning and its run stay.
-func (g *Registry) renew(r *record, m Mark) Act {
-	m.Since, m.Run = r.mark.Since, r.mark.Run
-	m.Until = later(m.Until, r.mark.Until)
-	r.mark = &m
-	return Act{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}
-}
-
-// set marks a machine that has no mark.
-func (g *Registry) set(r *record, m Mark) {
-	r.mark, r.held = &m, nil
-	g.marked[r.name] = r
-	if m.By == Policy {
-		g.marks[m.Run]++
-	}
-}
-
-// unset removes the mark of a machine that has one.
-func (g *Registry) unset(r *record) Mark {
-	m := *r.mark
-	r.mark = nil
-	delete(g.marked, r.name)
-	if m.By != Policy {
-		return m
-	}
-	if g.marks[m.Run]--; g.marks[m.Run] == 0 {
-		delete(g.marks, m.Run)
-	}
-	return m
-}
-
-// mass reports whether a finding is one of those about more than half of a run's machines.
-func (g *Registry) mass(f Finding) bool {
-	j := g.runs[f.Run]
-	return j != nil && j.blamed[f.Kind] >= 2 && 2*j.blamed[f.Kind] > len(j.members)
-}
-
 // holdMass holds a mark back, and removes those that earlier findings of the same mass verdict have made.
 func (g *Registry) holdMass(now time.Time, m Mark) (acts []Act) {
-	j := g.runs[m.Run]
+	j := g.runs.of[m.Run]
 	why := fmt.Sprintf("%d of %d nodes of the run are blamed at once: it is not they that are broken", j.blamed[m.Kind],
 		len(j.members))
-	for _, r := range g.sortedMarks() {
+	for _, r := range g.marks.sorted() {
 		o := r.mark
 		if o.By == Policy && o.Run == m.Run && o.Kind == m.Kind && !o.Since.Before(now.Add(-g.cfg.MassWithin)) {
-			was := g.unset(r)
+			was := g.marks.unset(r)
 			r.held = &Held{Mark: was, Why: why}
 			acts = append(acts, Act{Do: Remove, Mark: was, Run: was.Run, Text: why})
 		}
 	}
-	if r := g.nodes[m.Node]; r.mark == nil {
-		acts = append(acts, g.hold(r, m, why)...)
+	if r := g.nodes.of[m.Node]; r.mark == nil {
+		acts = append(acts, r.hold(m, why)...)
 	}
 	return acts
-}
-
-func (g *Registry) sortedMarks() []*record {
-	return slices.SortedFunc(maps.Values(g.marked), func(a, c *record) int { return strings.Compare(a.name, c.name) })
-}
-
-// hold records that a mark was held back. It is reported once for each kind of finding.
-func (g *Registry) hold(r *record, m Mark, why string) []Act {
-	told := r.held != nil && r.held.Kind == m.Kind && r.held.Run == m.Run && r.held.Until.After(m.Since)
-	r.held = &Held{Mark: m, Why: why}
-	if told {
-		return nil
-	}
-	return []Act{{Do: Hold, Mark: m, Run: m.Run, Text: Line(m.line() + "; not marked: " + why)}}
-}
-
-// breaker is why no other machine may be marked for a run now; "": one may.
-func (g *Registry) breaker(now time.Time, run string) string {
-	if j := g.runs[run]; run != "" && j != nil {
-		if most := limit(g.cfg.JobShare, g.cfg.JobLeast, len(j.members)); g.marks[run] >= most {
-			return fmt.Sprintf("%d nodes are marked for run %s already, the most of its %d", g.marks[run], run,
-				len(j.members))
-		}
-	}
-	g.forgetMade(now)
-	if most := limit(g.cfg.ClusterShare, g.cfg.ClusterLeast, len(g.nodes)); len(g.made) >= most {
-		return fmt.Sprintf("%d nodes were marked within %s already, the most of %d that are known", len(g.made),
-			g.cfg.Window, len(g.nodes))
-	}
-	return ""
-}
-
-func limit(share float64, least, of int) int { return max(least, int(share*float64(of)+1e-9)) }
-
-// forgetMade forgets marks that were made before the last Window.
-func (g *Registry) forgetMade(now time.Time) {
-	g.made = slices.DeleteFunc(g.made, func(t time.Time) bool { return now.Sub(t) >= g.cfg.Window })
 }
 
 // Failed records how an epoch of a run has ended: which machine was to blame, "" if none was. One that is to blame for
@@ -362,11 +179,8 @@ func (g *Registry) Failed(now time.Time, run, culprit, text string) []Act {
 		return nil
 	}
 	j := g.run(now, run)
-	before := j.times(culprit)
-	j.failures = append(j.failures, failure{culprit, now})
-	j.failures = slices.Delete(j.failures, 0, max(0, len(j.failures)-g.cfg.Of))
-	g.suspects = nil
-	n := j.times(culprit)
+	before, n := j.failed(now, culprit, g.cfg.Of)
+	g.runs.suspects = nil
 	if culprit == "" || before >= g.cfg.Repeats || n < g.cfg.Repeats {
 		return nil
 	}
@@ -374,35 +188,15 @@ func (g *Registry) Failed(now time.Time, run, culprit, text string) []Act {
 		Text: fmt.Sprintf("to blame for %d of the last %d failures of the run; the last: %s", n, len(j.failures), text)})
 }
 
-// times is how often a machine was to blame.
-func (j *job) times(culprit string) (n int) {
-	for _, f := range j.failures {
-		if f.Culprit == culprit {
-			n++
-		}
-	}
-	return n
-}
-
 // Suspect reports whether a machine is the culprit of many failures, so that a spare is preferred to it.
 func (g *Registry) Suspect(node string) bool {
-	if g.suspects == nil {
-		g.suspects = map[string]bool{}
-		for _, j := range g.runs {
-			for _, f := range j.failures {
-				if f.Culprit != "" && j.times(f.Culprit) >= g.cfg.Repeats {
-					g.suspects[f.Culprit] = true
-				}
-			}
-		}
-	}
-	return g.suspects[node]
+	return g.runs.suspect(node, g.cfg.Repeats)
 }
 
 // Passed records that a check of a machine has found some aspects of it sound. Findings about these are disproved, and
 // a mark of the policy that has no other reason is removed. All findings stay on record.
 func (g *Registry) Passed(now time.Time, node string, covered ...string) []Act {
-	r := g.nodes[node]
+	r := g.nodes.of[node]
 	if r == nil {
 		return nil
 	}
@@ -429,7 +223,7 @@ func (g *Registry) Passed(now time.Time, node string, covered ...string) []Act {
 		r.mark = &m
 		return []Act{{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}}
 	}
-	m := g.unset(r)
+	m := g.marks.unset(r)
 	return []Act{{Do: Remove, Mark: m, Run: m.Run, Text: "a check of the node has passed"}}
 }
 
@@ -464,9 +258,9 @@ func (g *Registry) SetMark(now time.Time, node, by, why string, until time.Time)
 		by = string(Operator)
 	}
 	if r.mark != nil {
-		g.unset(r)
+		g.marks.unset(r)
 	}
-	g.set(r, Mark{Node: node, Kind: Operator, Reason: Line(why), Since: now, Until: stamp(until), By: Line(by)})
+	g.marks.set(r, Mark{Node: node, Kind: Operator, Reason: Line(why), Since: now, Until: stamp(until), By: Line(by)})
 	return []Act{{Do: Apply, Mark: *r.mark, Text: Line(fmt.Sprintf("marked by %s: %s", by, why))}}, nil
 }
 
@@ -474,34 +268,19 @@ func (g *Registry) SetMark(now time.Time, node, by, why string, until time.Time)
 // nothing.
 func (g *Registry) Clear(now time.Time, node, by, why string) (acts []Act, known bool) {
 	now = stamp(now)
-	for _, j := range g.runs {
-		known = j.absolve(node) || known
-	}
-	g.suspects = nil
-	r := g.nodes[node]
+	known = g.runs.absolve(node)
+	r := g.nodes.of[node]
 	if r == nil {
 		return nil, known
 	}
-	known = known || r.mark != nil || r.held != nil || len(r.findings) > 0
-	g.findings -= len(r.findings)
+	known = known || !r.empty()
+	g.nodes.findings -= len(r.findings)
 	r.findings, r.held, r.seen = nil, nil, now
 	if r.mark != nil {
-		m := g.unset(r)
+		m := g.marks.unset(r)
 		acts = []Act{{Do: Remove, Mark: m, Run: m.Run, Text: Line(fmt.Sprintf("cleared by %s: %s", by, why))}}
 	}
 	return acts, known
-}
-
-// absolve takes the blame from a machine; false: there was none.
-func (j *job) absolve(node string) (known bool) {
-	for i := range j.failures {
-		if j.failures[i].Culprit == node && node != "" {
-			j.failures[i].Culprit, known = "", true
-		}
-	}
-	j.blames = slices.DeleteFunc(j.blames, func(o blame) bool { return o.Node == node })
-	j.count()
-	return known
 }
 
 // sweepEvery is the interval between sweeps.
@@ -510,10 +289,10 @@ const sweepEvery = time.Hour
 // Tick removes marks that have expired, and forgets old records. It is due at Next.
 func (g *Registry) Tick(now time.Time) (acts []Act) {
 	now = stamp(now)
-	for _, r := range g.sortedMarks() {
-		g.bound(now, r.mark)
+	for _, r := range g.marks.sorted() {
+		g.cfg.bound(now, r.mark)
 		if m := r.mark; !m.Until.IsZero() && !m.Until.After(now) {
-			was := g.unset(r)
+			was := g.marks.unset(r)
 			acts = append(acts, Act{Do: Remove, Mark: was, Run: was.Run, Text: "the mark has expired"})
 		}
 	}
@@ -523,62 +302,21 @@ func (g *Registry) Tick(now time.Time) (acts []Act) {
 	return acts
 }
 
-// bound keeps a mark of the policy from lasting longer than it may, after a clock that was wrong.
-func (g *Registry) bound(now time.Time, m *Mark) {
-	if most := now.Add(g.cfg.Expiry); m.By == Policy && m.Until.After(most) {
-		m.Until = most
-	}
-	if m.Since.After(now) {
-		m.Since = now
-	}
-}
-
 // sweep forgets old records. Times of a clock that was wrong become now.
 func (g *Registry) sweep(now time.Time) {
 	g.swept = now
 	old := now.Add(-g.cfg.Keep)
-	g.forgetMade(now)
-	for i := range g.made {
-		g.made[i] = earlier(g.made[i], now)
-	}
-	g.dropFindings(old)
-	for name, j := range g.runs {
-		j.sweep(now, old, g.cfg.MassWithin)
-		if j.heard = earlier(j.heard, now); !j.heard.After(old) {
-			g.dropRun(name)
+	g.marks.sweep(now, g.cfg.Window)
+	g.nodes.drop(old)
+	g.runs.sweep(now, old, g.cfg.MassWithin)
+	for _, r := range g.nodes.of {
+		if r.correct(now); r.empty() && g.runs.in[r.name] == 0 && !r.seen.After(old) {
+			g.nodes.remove(r)
 		}
 	}
-	g.suspects = nil
-	for _, r := range g.nodes {
-		g.sweepNode(r, now, old)
-	}
-	if len(g.nodes)+len(g.runs) == 0 {
+	if len(g.nodes.of)+len(g.runs.of) == 0 {
 		g.swept = time.Time{}
 	}
-}
-
-func (g *Registry) sweepNode(r *record, now, old time.Time) {
-	for i := range r.findings {
-		r.findings[i].At = earlier(r.findings[i].At, now)
-	}
-	if r.held != nil && !r.held.Until.After(now) {
-		r.held = nil
-	}
-	r.seen = earlier(r.seen, now)
-	if r.mark == nil && r.held == nil && len(r.findings) == 0 && r.in == 0 && !r.seen.After(old) {
-		g.forget(r)
-	}
-}
-
-func (j *job) sweep(now, old time.Time, mass time.Duration) {
-	for i := range j.failures {
-		j.failures[i].At = earlier(j.failures[i].At, now)
-	}
-	j.failures = slices.DeleteFunc(j.failures, func(f failure) bool { return !f.At.After(old) })
-	for i := range j.blames {
-		j.blames[i].At = earlier(j.blames[i].At, now)
-	}
-	j.expire(now.Add(-mass))
 }
 
 func earlier(a, b time.Time) time.Time {
@@ -593,10 +331,8 @@ func (g *Registry) Next() (next time.Time) {
 	if !g.swept.IsZero() {
 		next = g.swept.Add(sweepEvery)
 	}
-	for _, r := range g.marked {
-		if u := r.mark.Until; !u.IsZero() && (next.IsZero() || u.Before(next)) {
-			next = u
-		}
+	if first := g.marks.next(); next.IsZero() || !first.IsZero() && first.Before(next) {
+		next = first
 	}
 	return next
 }

@@ -44,13 +44,13 @@ type savedRun struct {
 
 // Snapshot is all that the Registry knows, as JSON. The same knowledge gives the same bytes.
 func (g *Registry) Snapshot() ([]byte, error) {
-	s := snapshot{Version: version, Nodes: make([]savedNode, 0, len(g.nodes)), Made: g.made, Swept: g.swept}
-	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
-		r := g.nodes[name]
+	s := snapshot{Version: version, Nodes: make([]savedNode, 0, len(g.nodes.of)), Made: g.marks.made, Swept: g.swept}
+	for _, name := range slices.Sorted(maps.Keys(g.nodes.of)) {
+		r := g.nodes.of[name]
 		s.Nodes = append(s.Nodes, savedNode{name, r.seen, r.mark, r.held, r.findings})
 	}
-	for _, run := range slices.Sorted(maps.Keys(g.runs)) {
-		j := g.runs[run]
+	for _, run := range slices.Sorted(maps.Keys(g.runs.of)) {
+		j := g.runs.of[run]
 		s.Runs = append(s.Runs, savedRun{run, j.heard, slices.Sorted(maps.Keys(j.members)), j.failures, j.blames})
 	}
 	return json.Marshal(s)
@@ -87,8 +87,8 @@ func (g *Registry) load(s snapshot) error {
 			return fmt.Errorf("node %.100q: %w", n.Name, err)
 		}
 	}
-	if g.findings > maxFindings {
-		return fmt.Errorf("%d findings: at most %d are kept", g.findings, maxFindings)
+	if g.nodes.findings > maxFindings {
+		return fmt.Errorf("%d findings: at most %d are kept", g.nodes.findings, maxFindings)
 	}
 	for _, r := range s.Runs {
 		if err := g.loadRun(r); err != nil {
@@ -100,7 +100,7 @@ func (g *Registry) load(s snapshot) error {
 			return err
 		}
 	}
-	g.made, g.swept = s.Made, s.Swept
+	g.marks.made, g.swept = s.Made, s.Swept
 	if s.Swept.IsZero() {
 		g.swept = time.Time{}
 		return nil
@@ -112,7 +112,7 @@ func (g *Registry) loadNode(n savedNode) error {
 	if err := CheckName(n.Name); err != nil {
 		return err
 	}
-	if g.nodes[n.Name] != nil {
+	if g.nodes.of[n.Name] != nil {
 		return errors.New("it is there twice")
 	}
 	r := &record{name: n.Name, seen: n.Seen, findings: n.Findings}
@@ -124,8 +124,8 @@ func (g *Registry) loadNode(n savedNode) error {
 			return err
 		}
 	}
-	g.findings += len(r.findings)
-	g.nodes[n.Name] = r
+	g.nodes.findings += len(r.findings)
+	g.nodes.of[n.Name] = r
 	return errors.Join(reasonable(&r.seen), g.loadMark(r, n.Mark), loadHeld(r, n.Held))
 }
 
@@ -136,7 +136,7 @@ func (g *Registry) loadMark(r *record, m *Mark) error {
 	if err := m.check(r.name); err != nil {
 		return err
 	}
-	g.set(r, *m)
+	g.marks.set(r, *m)
 	return nil
 }
 
@@ -202,7 +202,7 @@ func (g *Registry) loadRun(s savedRun) error {
 	if err := errors.Join(checkRun(s.Run), reasonable(&s.Heard)); err != nil {
 		return err
 	}
-	if s.Run == "" || g.runs[s.Run] != nil {
+	if s.Run == "" || g.runs.of[s.Run] != nil {
 		return errors.New("it has no name, or is there twice")
 	}
 	if len(s.Blames) > MaxNodes {
@@ -210,44 +210,12 @@ func (g *Registry) loadRun(s savedRun) error {
 	}
 	j := newJob()
 	j.heard, j.blames = s.Heard, s.Blames
-	if err := errors.Join(g.loadMembers(j, s.Members), j.check(s.Failures)); err != nil {
+	known := func(node string) bool { return g.nodes.of[node] != nil }
+	if err := errors.Join(g.runs.load(j, s.Members, known), j.check(s.Failures)); err != nil {
 		return err
 	}
 	j.failures = slices.Clone(s.Failures[max(0, len(s.Failures)-g.cfg.Of):])
 	j.count()
-	g.runs[s.Run] = j
-	return nil
-}
-
-func (g *Registry) loadMembers(j *job, members []string) error {
-	for _, name := range members {
-		r := g.nodes[name]
-		if r == nil || j.members[name] || r.in == maxRunsNode {
-			return fmt.Errorf("member %.100q is no node, is there twice, or takes part in more than %d runs", name,
-				maxRunsNode)
-		}
-		j.members[name] = true
-		r.in++
-	}
-	return nil
-}
-
-// check reports errors in the job's blames and failures.
-func (j *job) check(failures []failure) error {
-	for i := range failures {
-		f := &failures[i]
-		if f.Culprit != "" && CheckName(f.Culprit) != nil {
-			return CheckName(f.Culprit)
-		}
-		if err := reasonable(&f.At); err != nil {
-			return err
-		}
-	}
-	for i := range j.blames {
-		o := &j.blames[i]
-		if err := errors.Join(CheckName(o.Node), checkKind(o.Kind), reasonable(&o.At)); err != nil {
-			return err
-		}
-	}
+	g.runs.of[s.Run] = j
 	return nil
 }
