@@ -25,19 +25,6 @@ var (
 	createEvents = right{"create", "events"}
 )
 
-// rights are in the order in which Allowed names them.
-func rights(l Level) []right {
-	switch l {
-	case Event:
-		return []right{createEvents}
-	case Condition:
-		return []right{getNodes, listNodes, patchStatus, createEvents}
-	case Taint, Cordon:
-		return []right{getNodes, listNodes, patchNodes, createEvents}
-	}
-	return nil
-}
-
 // eventNamespace is where Kubernetes keeps events about objects without a namespace.
 const eventNamespace = "default"
 
@@ -70,7 +57,7 @@ func (c *Client) Close() { c.rest.http.CloseIdleConnections() }
 
 // Allowed asks which of the rights that a level needs are missing, such as "patch nodes/status".
 func (c *Client) Allowed(ctx context.Context, l Level) (missing []string, err error) {
-	for _, r := range rights(l) {
+	for _, r := range l.properties().rights {
 		ok, err := c.may(ctx, r)
 		if err != nil {
 			return nil, err
@@ -111,16 +98,10 @@ func (c *Client) Apply(ctx context.Context, l Level, m Mark) error {
 	if err != nil {
 		return err
 	}
-	switch l {
-	case None:
-		return nil
-	case Condition, Taint, Cordon:
+	if _, err = ParseLevel(string(l)); err == nil && l.Undoable() {
 		err = c.change(ctx, m.Node, func(n *node) (*patch, bool, error) { return n.apply(l, m, time.Now()) })
-	case Event:
-	default:
-		_, err = ParseLevel(string(l))
 	}
-	if err != nil {
+	if err != nil || l == None {
 		return err
 	}
 	return c.tell(ctx, m)

@@ -29,27 +29,6 @@ const (
 	ConditionType = "DLRoverFaulty"
 )
 
-// Level is the treatment of a marked node.
-type Level string
-
-// The levels. Every one but None also creates an event about the node, in namespace default.
-const (
-	None      Level = "none"
-	Event     Level = "event"     // nothing else; the node does not remember it
-	Condition Level = "condition" // condition ConditionType, for other programs to act on
-	Taint     Level = "taint"     // taint Key with effect NoSchedule
-	Cordon    Level = "cordon"    // spec.unschedulable
-)
-
-// ParseLevel returns the level of that name.
-func ParseLevel(name string) (Level, error) {
-	switch l := Level(name); l {
-	case None, Event, Condition, Taint, Cordon:
-		return l, nil
-	}
-	return "", fmt.Errorf("unknown node action %q: want none, event, condition, taint or cordon", name)
-}
-
 // Config holds the API server's address and the client's identity.
 type Config struct {
 	Server    string // https://HOST:PORT

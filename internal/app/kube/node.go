@@ -49,7 +49,7 @@ type patch struct {
 	body   map[string]any
 }
 
-// apply marks the node, at level Condition or above. A mark of another kind is removed first; more means that the node
+// apply marks the node, at an undoable level. A mark of another kind is removed first; more means that the node
 // has to be read, and apply called, once again.
 func (n *node) apply(l Level, m Mark, now time.Time) (p *patch, more bool, err error) {
 	before, err := parseRecord(n.Metadata.Annotations[Key])
@@ -60,9 +60,7 @@ func (n *node) apply(l Level, m Mark, now time.Time) (p *patch, more bool, err e
 	if _, had := before.entries[m.Owner]; had && conditioned(old) != conditioned(e) {
 		return n.settle(before, before.without(m.Owner), conditioned(old), now), true, nil
 	}
-	_, present := n.taint()
-	e.Tainted = l == Taint && (before.any(tainted) || present == nil)
-	e.Cordoned = l == Cordon && (before.any(cordoned) || !n.Spec.Unschedulable)
+	l.properties().note(&e, n, before)
 	after, err := before.with(m.Owner, e)
 	if err != nil {
 		return nil, false, err

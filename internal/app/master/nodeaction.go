@@ -29,8 +29,8 @@ const (
 func nodeFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "node-action", Category: "Options",
-			Usage: "`none|event|condition|taint|cordon`: action in Kubernetes on a faulty node (default: event, in a pod " +
-				"that may create events; else none)"},
+			Usage: "`" + strings.Join(kube.Levels(), "|") + "`: action in Kubernetes on a faulty node (default: event, in a " +
+				"pod that may create events; else none)"},
 		&cli.BoolFlag{Name: "node-action-dry-run", Category: "Options",
 			Usage: "log the actions on nodes, but take none; Kubernetes is not needed"},
 		&cli.GenericFlag{Name: "node-mark-time", Category: "Options", Value: new(duration.Value(4 * time.Hour)),
@@ -186,20 +186,12 @@ func newCluster(ctx context.Context, l kube.Level, cfg kube.Config, err error, l
 		return a, &awayError{err}
 	case len(missing) > 0:
 		err = fmt.Errorf("the service account is not allowed to %s: apply docs/kubernetes/%s, or choose a lower level",
-			strings.Join(missing, ", "), manifest(l))
+			strings.Join(missing, ", "), l.Manifest())
 	default:
 		return a, nil
 	}
 	client.Close()
 	return nil, err
-}
-
-// manifest is the file with the rights of a level.
-func manifest(l kube.Level) string {
-	if l == kube.Cordon {
-		l = kube.Taint
-	}
-	return "rbac-" + string(l) + ".yaml"
 }
 
 // owner is the name under which nodes are marked. It stays the same after a restart, even in a pod of another name.
@@ -226,12 +218,12 @@ func (a *cluster) close() {
 	}
 }
 
-// asked is the Actor of the Manager at this level. Level event leaves nothing to undo, and does not allow reads.
+// asked is the Actor of the Manager at this level.
 func (a *cluster) asked() marks.Actor {
-	if a.level == kube.Event {
-		return a
+	if a.level.Undoable() {
+		return &cleanup{cluster: a}
 	}
-	return &cleanup{cluster: a}
+	return a
 }
 
 // Apply marks a node.
