@@ -189,18 +189,18 @@ func (c *Client) call(ctx context.Context, name string, m *Message) ([]byte, res
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if c.cfg.HTTP {
-		return c.callHTTP(ctx, name, envelope(c.cfg.Caller, m))
+		return c.callHTTP(ctx, name, wrap(c.cfg.Caller, m))
 	}
 	return c.callGRPC(ctx, name, RequestBody(c.cfg.Caller, m))
 }
 
-func envelope(from Caller, m *Message) Envelope {
-	return Envelope{NodeID: from.NodeID, NodeType: from.NodeType, Data: pickle.Encode(m)}
+func wrap(from Caller, m *Message) envelope {
+	return envelope{NodeID: from.NodeID, NodeType: from.NodeType, Data: pickle.Encode(m)}
 }
 
 // RequestBody is the body of a call by gRPC, for callers that repeat the same request. The JobUID is not in it, but in
 // the header job_uid.
-func RequestBody(from Caller, m *Message) []byte { return frame(envelope(from, m).marshal()) }
+func RequestBody(from Caller, m *Message) []byte { return frame(wrap(from, m).marshal()) }
 
 func (c *Client) request(ctx context.Context, path, kind string, body []byte) (*http.Response, error) {
 	u := url.URL{Scheme: "http", Host: c.cfg.Addr, Path: path}
@@ -286,7 +286,7 @@ func statusOf(resp *http.Response) error {
 	return fmt.Errorf("%w: gRPC status %d: %.300s", errRefused, code, text)
 }
 
-func (c *Client) callHTTP(ctx context.Context, name string, e Envelope) ([]byte, response, error) {
+func (c *Client) callHTTP(ctx context.Context, name string, e envelope) ([]byte, response, error) {
 	body, err := json.Marshal(map[string]any{
 		"node_id": e.NodeID, "node_type": e.NodeType, "data": base64.StdEncoding.EncodeToString(e.Data),
 	})

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Envelope wraps a message in both transports (elastic.Message).
-type Envelope struct {
+// envelope wraps a message in both transports (elastic.Message).
+type envelope struct {
 	NodeID   int
 	NodeType string
 	Data     []byte
@@ -27,7 +27,7 @@ const (
 	varint, fixed64, lengthed, fixed32 = 0, 1, 2, 5
 )
 
-func (e Envelope) marshal() []byte {
+func (e envelope) marshal() []byte {
 	b := make([]byte, 0, len(e.Data)+len(e.NodeType)+24)
 	if e.NodeID != 0 {
 		b = binary.AppendUvarint(append(b, 1<<3|varint), uint64(int64(e.NodeID)))
@@ -43,7 +43,7 @@ func appendBytes[T string | []byte](b []byte, field byte, v T) []byte {
 	return append(binary.AppendUvarint(append(b, field<<3|lengthed), uint64(len(v))), v...)
 }
 
-func parseEnvelope(in []byte) (e Envelope, err error) {
+func parseEnvelope(in []byte) (e envelope, err error) {
 	err = fields(in, func(number uint64, n uint64, b []byte) {
 		switch number {
 		case 1:

@@ -14,19 +14,19 @@ const unknown = "\x20\x01\x29\x01\x02\x03\x04\x05\x06\x07\x08\x35\x01\x02\x03\x0
 func TestEnvelope(t *testing.T) {
 	for _, c := range []struct {
 		name, in string
-		want     Envelope
+		want     envelope
 	}{
-		{"nothing", "", Envelope{}},
-		{"all", "\x08\x03\x12\x06worker\x1a\x02N.", Envelope{3, "worker", []byte("N.")}},
-		{"another order", "\x1a\x02N.\x12\x06worker\x08\x03", Envelope{3, "worker", []byte("N.")}},
-		{"the last counts", "\x08\x03\x08\x04\x12\x01a\x12\x01b", Envelope{NodeID: 4, NodeType: "b"}},
-		{"-1", "\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", Envelope{NodeID: -1}},
-		{"-1 in 32 bits", "\x08\xff\xff\xff\xff\x0f", Envelope{NodeID: -1}},
-		{"the lowest", "\x08\x80\x80\x80\x80\xf8\xff\xff\xff\xff\x01", Envelope{NodeID: math.MinInt32}},
-		{"a number longer than needed", "\x08\x83\x80\x00", Envelope{NodeID: 3}},
-		{"unknown fields", unknown, Envelope{NodeID: 7}},
-		{"a high field", "\xf8\xff\xff\xff\x0f\x01\x08\x07", Envelope{NodeID: 7}},
-		{"empty bytes", "\x1a\x00", Envelope{Data: []byte{}}},
+		{"nothing", "", envelope{}},
+		{"all", "\x08\x03\x12\x06worker\x1a\x02N.", envelope{3, "worker", []byte("N.")}},
+		{"another order", "\x1a\x02N.\x12\x06worker\x08\x03", envelope{3, "worker", []byte("N.")}},
+		{"the last counts", "\x08\x03\x08\x04\x12\x01a\x12\x01b", envelope{NodeID: 4, NodeType: "b"}},
+		{"-1", "\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", envelope{NodeID: -1}},
+		{"-1 in 32 bits", "\x08\xff\xff\xff\xff\x0f", envelope{NodeID: -1}},
+		{"the lowest", "\x08\x80\x80\x80\x80\xf8\xff\xff\xff\xff\x01", envelope{NodeID: math.MinInt32}},
+		{"a number longer than needed", "\x08\x83\x80\x00", envelope{NodeID: 3}},
+		{"unknown fields", unknown, envelope{NodeID: 7}},
+		{"a high field", "\xf8\xff\xff\xff\x0f\x01\x08\x07", envelope{NodeID: 7}},
+		{"empty bytes", "\x1a\x00", envelope{Data: []byte{}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e, err := parseEnvelope([]byte(c.in))
@@ -44,14 +44,14 @@ func TestEnvelope(t *testing.T) {
 // As protobuf of Python writes it.
 func TestEnvelopeIsAsWritten(t *testing.T) {
 	require.Equal(t, "08ffffffffffffffffff011206776f726b65721a024e2e",
-		hex.EncodeToString(Envelope{-1, "worker", []byte("N.")}.marshal()))
-	require.Empty(t, Envelope{}.marshal())
+		hex.EncodeToString(envelope{-1, "worker", []byte("N.")}.marshal()))
+	require.Empty(t, envelope{}.marshal())
 	require.Equal(t, "080112026e6f", hex.EncodeToString(response{true, "no"}.marshal()))
 	require.Empty(t, response{}.marshal())
 	r, err := parseResponse([]byte("\x08\x01\x12\x02no\x18\x07"))
 	require.NoError(t, err)
 	require.Equal(t, response{true, "no"}, r)
-	e, err := parseEnvelope(Envelope{NodeType: "cut \xe4\xbd"}.marshal())
+	e, err := parseEnvelope(envelope{NodeType: "cut \xe4\xbd"}.marshal())
 	require.NoError(t, err)
 	require.Equal(t, "cut �", e.NodeType)
 }
@@ -85,10 +85,10 @@ func TestEnvelopesThatAreNone(t *testing.T) {
 func FuzzEnvelope(f *testing.F) {
 	for _, s := range samples(f) {
 		if data := s.pickles(f)["4"]; len(data) < 200 {
-			f.Add(Envelope{7, "worker", data}.marshal())
+			f.Add(envelope{7, "worker", data}.marshal())
 		}
 	}
-	f.Add(Envelope{-1, "worker", []byte("N.")}.marshal())
+	f.Add(envelope{-1, "worker", []byte("N.")}.marshal())
 	f.Add(response{true, "why"}.marshal())
 	f.Add([]byte(unknown))
 	f.Fuzz(func(t *testing.T, in []byte) {

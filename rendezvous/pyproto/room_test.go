@@ -106,7 +106,7 @@ func large(n int) *backend {
 // when those are given up.
 func TestRoomForLargeAnswers(t *testing.T) {
 	const size, each = 24 << 20, 6 << 20 // more than a kernel takes
-	ask := frame2(0, 1, 1, string(frame(Envelope{Data: pickle.Encode(Comm.New("KeyValuePair"))}.marshal())))
+	ask := frame2(0, 1, 1, string(frame(envelope{Data: pickle.Encode(Comm.New("KeyValuePair"))}.marshal())))
 	both(t, func(t *testing.T, overHTTP bool) {
 		r, cost := newRoom(size), int64(each)
 		if overHTTP {

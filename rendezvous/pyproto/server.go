@@ -214,16 +214,16 @@ func writeSlowly(w io.Writer, data []byte) error {
 	return nil
 }
 
-func envelopeOf(w http.ResponseWriter, body io.Reader) (Envelope, error) {
+func envelopeOf(w http.ResponseWriter, body io.Reader) (envelope, error) {
 	defer newLimit(http.NewResponseController(w).SetReadDeadline).lift()
 	data, err := readFrame(body)
 	if err != nil {
-		return Envelope{}, err
+		return envelope{}, err
 	}
 	return parseEnvelope(data)
 }
 
-func (s *served) answerGRPC(req *http.Request, c *call, e Envelope) (head, data []byte, err error) {
+func (s *served) answerGRPC(req *http.Request, c *call, e envelope) (head, data []byte, err error) {
 	data, success, err := s.dispatch(req, c, e)
 	if s.name == "get" {
 		return beforeData(len(data)), data, err
@@ -231,7 +231,7 @@ func (s *served) answerGRPC(req *http.Request, c *call, e Envelope) (head, data 
 	return frame(response{Success: success}.marshal()), nil, err
 }
 
-// beforeData begins a frame with an Envelope of Data alone.
+// beforeData begins a frame with an envelope of Data alone.
 func beforeData(n int) []byte {
 	var tag []byte
 	if n > 0 {
@@ -242,7 +242,7 @@ func beforeData(n int) []byte {
 }
 
 // dispatch passes the message in the envelope to the Backend.
-func (s *served) dispatch(req *http.Request, c *call, e Envelope) (data []byte, success bool, err error) {
+func (s *served) dispatch(req *http.Request, c *call, e envelope) (data []byte, success bool, err error) {
 	from, err := callerOf(e)
 	if err != nil {
 		return nil, false, err
@@ -266,7 +266,7 @@ func (s *served) dispatch(req *http.Request, c *call, e Envelope) (data []byte, 
 const maxKind = 64
 
 // callerOf checks a request's identity of its sender, which Backends keep.
-func callerOf(e Envelope) (Caller, error) {
+func callerOf(e envelope) (Caller, error) {
 	if len(e.NodeType) > maxKind || !utf8.ValidString(e.NodeType) {
 		return Caller{}, fmt.Errorf("%w: a NODE_TYPE %.80q of %d bytes: need UTF-8 of at most %d", errProto, e.NodeType,
 			len(e.NodeType), maxKind)
@@ -317,7 +317,7 @@ func frame(body []byte) []byte {
 // json is the form over HTTP, with a pickle as its answer.
 func (s *served) json(w http.ResponseWriter, req *http.Request) {
 	call, err := s.enter(req, http.MaxBytesReader(w, req.Body, maxJSON))
-	var e Envelope
+	var e envelope
 	if err == nil {
 		defer call.done()
 		e, err = readJSON(w, call)
@@ -365,12 +365,12 @@ func aroundData(success bool, n int) (before, after []byte) {
 const maxJSON = maxMessage/3*4 + 64<<10
 
 // readJSON reads the envelope of a request, in its time.
-func readJSON(w http.ResponseWriter, r io.Reader) (e Envelope, err error) {
+func readJSON(w http.ResponseWriter, r io.Reader) (e envelope, err error) {
 	defer limitReading(w)()
 	return parseJSON(r)
 }
 
-func parseJSON(r io.Reader) (e Envelope, err error) {
+func parseJSON(r io.Reader) (e envelope, err error) {
 	var raw struct {
 		NodeID   int    `json:"node_id"`
 		NodeType string `json:"node_type"`

@@ -516,7 +516,7 @@ func grpcCall(t *testing.T, addr, path string, body io.Reader) (int, error) {
 func TestCallsThatAreNone(t *testing.T) {
 	b := &backend{answer: echo}
 	addr := serve(t, Handler(b))
-	good := frame(Envelope{Data: pickle.Encode(Comm.New("HeartBeat"))}.marshal())
+	good := frame(envelope{Data: pickle.Encode(Comm.New("HeartBeat"))}.marshal())
 	for _, c := range []struct{ name, body, want string }{
 		{"nothing", "", "EOF"},
 		{"half a head", "\x00\x00", "unexpected EOF"},

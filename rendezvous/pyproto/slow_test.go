@@ -94,7 +94,7 @@ func TestStrangersAreNotReadFrom(t *testing.T) {
 // TestSlowCallers: who does not send all of a call, or does not take its answer, is not waited for without end.
 func TestSlowCallers(t *testing.T) {
 	headers := headers2
-	good := string(frame(Envelope{Data: pickle.Encode(Comm.New("HeartBeat"))}.marshal()))
+	good := string(frame(envelope{Data: pickle.Encode(Comm.New("HeartBeat"))}.marshal()))
 	for _, c := range []struct {
 		name   string
 		window uint32

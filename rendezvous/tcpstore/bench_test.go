@@ -62,7 +62,7 @@ func Benchmark10kConns(b *testing.B) {
 		crowd.Env = append(os.Environ(), crowdEnv+"="+addr, crowdSizeEnv+"="+strconv.Itoa(conns))
 		crowd.Stderr = os.Stderr
 		require.NoError(b, crowd.Start())
-		require.Eventually(b, func() bool { return s.Stats().Requests == conns }, time.Minute, time.Millisecond)
+		require.Eventually(b, func() bool { return s.stats().Requests == conns }, time.Minute, time.Millisecond)
 		b.ReportMetric(float64(time.Since(begin).Milliseconds()), "ms-to-connect-all")
 		runtime.GC()
 		runtime.ReadMemStats(&after)

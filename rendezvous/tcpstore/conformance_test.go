@@ -366,7 +366,7 @@ func TestConversationsOverTCP(t *testing.T) {
 					continue
 				}
 				requests += countRequests(t, hello(st.conn)+st.send)
-				require.Eventually(t, func() bool { return s.Stats().Requests == requests }, 10*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return s.stats().Requests == requests }, 10*time.Second, time.Millisecond)
 			}
 			for name, nc := range conns {
 				got := make([]byte, len(strings.TrimSuffix(want[name], closes)))

@@ -30,7 +30,7 @@ func (c *conn) push(data []byte, most int64) bool {
 		return false
 	}
 	if c.queued += int64(len(data)); c.queued > most {
-		c.giveUpLocked(&LimitError{"bytes of answers that were not read", uint64(c.queued), uint64(most)})
+		c.giveUpLocked(&limitError{"bytes of answers that were not read", uint64(c.queued), uint64(most)})
 		return false
 	}
 	c.queue = append(c.queue, data)

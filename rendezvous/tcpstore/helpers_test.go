@@ -110,7 +110,7 @@ func send(t testing.TB, nc net.Conn, data string) {
 // pipe connects an in-memory client to s: for tests inside a synctest bubble.
 func pipe(t testing.TB, s *Server) net.Conn {
 	client, server := net.Pipe()
-	go s.ServeConn(server)
+	go s.serveConn(server)
 	t.Cleanup(func() { client.Close() })
 	return client
 }

@@ -76,8 +76,8 @@ func positive[T cmp.Ordered](v, otherwise T) T {
 	return otherwise
 }
 
-// Stats is a snapshot of a server. Connections, Keys and Bytes are of the present namespace, the rest since New.
-type Stats struct {
+// stats is a snapshot of a server. Connections, Keys and Bytes are of the present namespace, the rest since New.
+type stats struct {
 	Connections int    // that speak to the store now
 	Keys        int    // queues not counted
 	Bytes       int64  // limited by MaxStoreBytes
@@ -181,8 +181,8 @@ func isPassing(err error) bool {
 	return false
 }
 
-// ServeConn serves one connection until it ends, and closes it.
-func (s *Server) ServeConn(nc net.Conn) {
+// serveConn serves one connection until it ends, and closes it.
+func (s *Server) serveConn(nc net.Conn) {
 	if c := s.newConn(nc); s.admit(c) {
 		s.serve(c)
 	}
@@ -229,14 +229,14 @@ func (s *Server) Close() error {
 	return errors.Join(errs...)
 }
 
-// Stats returns the present figures.
-func (s *Server) Stats() Stats {
+// stats returns the present figures.
+func (s *Server) stats() stats {
 	s.mu.Lock()
 	space := s.space
 	s.mu.Unlock()
 	space.mu.Lock()
 	defer space.mu.Unlock()
-	st := Stats{Connections: len(space.conns), Requests: s.requests.Load(), Refused: s.refused.Load()}
+	st := stats{Connections: len(space.conns), Requests: s.requests.Load(), Refused: s.refused.Load()}
 	if !space.ended {
 		st.Keys, st.Bytes = len(space.store.values), space.store.bytes
 	}
@@ -352,7 +352,7 @@ func (s *Server) serve(c *conn) {
 const maxEndLines = 32
 
 func (s *Server) logEnd(c *conn, err error) {
-	var limit *LimitError
+	var limit *limitError
 	var network net.Error
 	switch {
 	case err == io.EOF || errors.Is(err, net.ErrClosed) || errors.Is(err, errEnded) || err == errSilent:

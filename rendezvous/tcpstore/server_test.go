@@ -30,12 +30,12 @@ func TestResetIsolatesNamespaces(t *testing.T) {
 	go func() { waiting <- waiter.Wait(ctx, "/later") }()
 	silent := dialRaw(t, addr)
 	require.Eventually(t, func() bool {
-		st := s.Stats()
+		st := s.stats()
 		return st.Requests == 3 && st.Connections == 3
 	}, 10*time.Second, time.Millisecond)
 
 	s.Reset()
-	require.Zero(t, s.Stats().Keys)
+	require.Zero(t, s.stats().Keys)
 	require.Error(t, <-waiting)
 	_, err := silent.Read(make([]byte, 1))
 	require.Error(t, err, "a connection that has not sent anything is dropped, too")
@@ -49,7 +49,7 @@ func TestResetIsolatesNamespaces(t *testing.T) {
 	n, err = c.QueueLen(ctx, "/q")
 	require.NoError(t, err)
 	require.Zero(t, n)
-	require.Equal(t, 1, s.Stats().Connections)
+	require.Equal(t, 1, s.stats().Connections)
 }
 
 func TestResetKeepsWhatHasThePrefix(t *testing.T) {
@@ -61,17 +61,17 @@ func TestResetKeepsWhatHasThePrefix(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, c.Set(ctx, "/k", make([]byte, 500)))
 		s.Reset()
-		require.Equal(t, 1, s.Stats().Keys)
+		require.Equal(t, 1, s.stats().Keys)
 		again, err := dial(t, addr).Add(ctx, "/shards/next", 0)
 		require.NoError(t, err)
 		require.Equal(t, n, again)
 	}
 	s.ResetAll()
-	require.Zero(t, s.Stats().Keys)
+	require.Zero(t, s.stats().Keys)
 	require.NoError(t, dial(t, addr).Set(ctx, "/shards/k", nil))
 	require.NoError(t, s.Close())
 	s.Reset()
-	require.Zero(t, s.Stats().Keys)
+	require.Zero(t, s.stats().Keys)
 }
 
 // TestResetAmongRequests resets while clients count: a connection that got into the next namespace would count down.
@@ -102,7 +102,7 @@ func TestResetAmongRequests(t *testing.T) {
 		})
 	}
 	for range 200 {
-		for last := s.Stats().Requests; s.Stats().Requests == last; {
+		for last := s.stats().Requests; s.stats().Requests == last; {
 			runtime.Gosched()
 		}
 		s.Reset()
@@ -127,16 +127,16 @@ func TestCloseEndsEverything(t *testing.T) {
 	s, addr := start(t, Config{})
 	nc := dialRaw(t, addr)
 	send(t, nc, greeting+"\x06"+strs("/never"))
-	require.Eventually(t, func() bool { return s.Stats().Requests == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.stats().Requests == 1 }, 10*time.Second, time.Millisecond)
 	require.NoError(t, s.Close())
 	_, err := nc.Read(make([]byte, 1))
 	require.Error(t, err)
-	require.Zero(t, s.Stats().Connections)
+	require.Zero(t, s.stats().Connections)
 	require.NoError(t, s.Close(), "twice")
 	s.Reset()
 
 	client, server := net.Pipe()
-	s.ServeConn(server)
+	s.serveConn(server)
 	_, err = client.Read(make([]byte, 1))
 	require.Equal(t, io.EOF, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -163,10 +163,10 @@ func TestAllow(t *testing.T) {
 		_, err := nc.Read(make([]byte, 1))
 		require.Error(t, err)
 	}
-	require.Eventually(t, func() bool { return s.Stats().Refused == 2 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.stats().Refused == 2 }, 10*time.Second, time.Millisecond)
 	require.Equal(t, 1, strings.Count(log.String(), "peer is not allowed"), "one line however often it tries: %s",
 		log.String())
-	require.Zero(t, s.Stats().Requests)
+	require.Zero(t, s.stats().Requests)
 }
 
 func TestAllowSeesIPv4OfMappedAddress(t *testing.T) {
@@ -187,10 +187,10 @@ func TestAllowSeesIPv4OfMappedAddress(t *testing.T) {
 func TestAllowRefusesAPeerWithoutIPAddress(t *testing.T) {
 	s := New(Config{Allow: func(netip.Addr) bool { return true }})
 	client, server := net.Pipe()
-	s.ServeConn(server)
+	s.serveConn(server)
 	_, err := client.Read(make([]byte, 1))
 	require.Equal(t, io.EOF, err)
-	require.Equal(t, uint64(1), s.Stats().Refused)
+	require.Equal(t, uint64(1), s.stats().Refused)
 	require.NoError(t, s.Close())
 }
 
@@ -259,12 +259,12 @@ func TestLimitsCloseWithOneLine(t *testing.T) {
 			nc := dialRaw(t, addr)
 			_, _ = io.WriteString(nc, greeting+tc.data) // the server may close before all was sent
 			_, _ = io.Copy(io.Discard, nc)
-			require.Eventually(t, func() bool { return s.Stats().Connections == 1 && log.String() != "" },
+			require.Eventually(t, func() bool { return s.stats().Connections == 1 && log.String() != "" },
 				10*time.Second, time.Millisecond)
 			require.Contains(t, log.String(), tc.log)
 			require.Contains(t, log.String(), `"peer":"127.0.0.1:`)
 			require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
-			require.LessOrEqual(t, s.Stats().Bytes, cfg.MaxStoreBytes)
+			require.LessOrEqual(t, s.stats().Bytes, cfg.MaxStoreBytes)
 			require.NoError(t, other.Ping(testContext(t)), "others must not notice")
 		})
 	}
@@ -299,7 +299,7 @@ func TestBytesReturnToZero(t *testing.T) {
 	w := dial(t, addr)
 	waited := make(chan error, 1)
 	go func() { waited <- w.Wait(ctx, "/b", "/c") }()
-	require.Positive(t, s.Stats().Bytes)
+	require.Positive(t, s.stats().Bytes)
 	require.NoError(t, c.MultiSet(ctx, []string{"/b", "/c"}, [][]byte{nil, nil}))
 	require.NoError(t, <-waited)
 
@@ -315,10 +315,10 @@ func TestBytesReturnToZero(t *testing.T) {
 	}
 	dying := dialRaw(t, addr)
 	send(t, dying, greeting+"\x06"+strs("/never"))
-	require.Eventually(t, func() bool { return s.Stats().Bytes > 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.stats().Bytes > 0 }, 10*time.Second, time.Millisecond)
 	dying.Close()
 	a.Close()
-	require.Eventually(t, func() bool { return s.Stats().Bytes == 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.stats().Bytes == 0 }, 10*time.Second, time.Millisecond)
 }
 
 // TestSlowReader has a client that asks and does not read: it stops nobody and is closed when it took nothing for a
@@ -336,16 +336,16 @@ func TestSlowReader(t *testing.T) {
 		synctest.Wait()
 		got, _ := other.take()
 		require.Equal(t, str("short"), got)
-		require.Equal(t, 2, s.Stats().Connections)
+		require.Equal(t, 2, s.stats().Connections)
 
 		_, err := io.ReadFull(slow, make([]byte, 8+300<<10))
 		require.NoError(t, err)
 		time.Sleep(59 * time.Second) // of the bubble's clock, since the last byte was taken
 		synctest.Wait()
-		require.Equal(t, 2, s.Stats().Connections)
+		require.Equal(t, 2, s.stats().Connections)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		require.Equal(t, 1, s.Stats().Connections)
+		require.Equal(t, 1, s.stats().Connections)
 		require.Contains(t, log.String(), "nothing was read for 1m0s")
 		require.NoError(t, s.Close())
 	})
@@ -365,7 +365,7 @@ func TestSlowWatcher(t *testing.T) {
 			send(t, other.nc, "\x09"+str("k")+str(strings.Repeat("v", 1000)))
 		}
 		synctest.Wait()
-		require.Equal(t, 1, s.Stats().Connections)
+		require.Equal(t, 1, s.stats().Connections)
 		require.Equal(t, 1, strings.Count(log.String(), "answers that were not read"), log.String())
 		require.NoError(t, s.Close())
 	})
@@ -403,8 +403,8 @@ func TestThousandClients(t *testing.T) {
 	for range clients {
 		require.NoError(t, <-errs)
 	}
-	require.Equal(t, clients+2, s.Stats().Keys)
-	require.Eventually(t, func() bool { return s.Stats().Connections == 0 }, 10*time.Second, time.Millisecond)
+	require.Equal(t, clients+2, s.stats().Keys)
+	require.Eventually(t, func() bool { return s.stats().Connections == 0 }, 10*time.Second, time.Millisecond)
 }
 
 // meet is one worker: it announces itself, waits for all others and reads one of them.
@@ -457,7 +457,7 @@ func FuzzServer(f *testing.F) {
 		first, second := feed(s, a), feed(s, append([]byte(greeting), b...))
 		<-first
 		<-second
-		require.LessOrEqual(t, s.Stats().Bytes, cfg.MaxStoreBytes)
+		require.LessOrEqual(t, s.stats().Bytes, cfg.MaxStoreBytes)
 		require.NoError(t, s.Close())
 	})
 }
@@ -467,7 +467,7 @@ func feed(s *Server, data []byte) (ended chan struct{}) {
 	client, server := net.Pipe()
 	ended = make(chan struct{})
 	go func() {
-		s.ServeConn(server)
+		s.serveConn(server)
 		close(ended)
 	}()
 	go io.Copy(io.Discard, client)

@@ -90,7 +90,7 @@ func TestStrangersMustSpeakSoon(t *testing.T) {
 		synctest.Wait()
 		require.True(t, isClosed(theirs), "10 seconds")
 		require.True(t, isClosed(third), "one more than the member has places for")
-		require.Equal(t, uint64(2), s.Stats().Refused)
+		require.Equal(t, uint64(2), s.stats().Refused)
 		time.Sleep(24 * time.Hour)
 		synctest.Wait()
 

@@ -87,7 +87,7 @@ func TestSplitAllowIsForTheStore(t *testing.T) {
 	send(t, store, greeting)
 	_, err := store.Read(make([]byte, 1))
 	require.Error(t, err)
-	require.Equal(t, uint64(1), s.Stats().Refused)
+	require.Equal(t, uint64(1), s.stats().Refused)
 	send(t, dialRaw(t, l.Addr().String()), "GET ")
 	got, err := l.Accept()
 	require.NoError(t, err)
@@ -102,7 +102,7 @@ func TestSplitConnectionOfBeforeReset(t *testing.T) {
 	send(t, old, "\x03"+str("/k")+u64(1))
 	_, err := old.Read(make([]byte, 1))
 	require.Error(t, err)
-	require.Zero(t, s.Stats().Keys)
+	require.Zero(t, s.stats().Keys)
 }
 
 func (sp *splitter) silentCount() int {

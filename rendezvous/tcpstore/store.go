@@ -510,7 +510,7 @@ func (s *store) drop(id connID) []message {
 // charge accounts for memory before it is used.
 func (s *store) charge(n int) error {
 	if total := s.bytes + int64(n); n > 0 && total > s.limit {
-		return &LimitError{"bytes in the store", uint64(total), uint64(s.limit)}
+		return &limitError{"bytes in the store", uint64(total), uint64(s.limit)}
 	}
 	s.bytes += int64(n)
 	return nil

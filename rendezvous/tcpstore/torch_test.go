@@ -94,7 +94,7 @@ func TestPyTorchClient(t *testing.T) {
 			require.Contains(t, out, "ran basic waiting")
 			require.Equal(t, p.gen == genB, strings.Contains(out, "extended"))
 			require.Empty(t, log.String(), "a well-behaved client breaks no limit")
-			require.Eventually(t, func() bool { return s.Stats().Connections == 0 }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return s.stats().Connections == 0 }, 10*time.Second, time.Millisecond)
 		})
 	}
 }
@@ -132,7 +132,7 @@ func TestPyTorchJob(t *testing.T) {
 				for range world {
 					require.Contains(t, <-outs, fmt.Sprintf("of %d done, restart %d", world, round))
 				}
-				require.Positive(t, s.Stats().Keys)
+				require.Positive(t, s.stats().Keys)
 				s.Reset()
 			}
 		})

@@ -19,7 +19,7 @@ func waitFor(t *testing.T, addr string, keys ...string) (net.Conn, netip.AddrPor
 
 // eventually returns the waits as soon as there are n requests.
 func eventually(t *testing.T, s *Server, n int) []Wait {
-	require.Eventually(t, func() bool { return s.Stats().Requests == uint64(n) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.stats().Requests == uint64(n) }, 10*time.Second, time.Millisecond)
 	return s.Waits()
 }
 

@@ -95,13 +95,13 @@ func appendString[S string | []byte](b []byte, s S) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
 }
 
-// LimitError names the limit of Config that a connection exceeded.
-type LimitError struct {
+// limitError names the limit of Config that a connection exceeded.
+type limitError struct {
 	What       string // in plain words: users cannot set the limits
 	Value, Max uint64
 }
 
-func (e *LimitError) Error() string {
+func (e *limitError) Error() string {
 	return fmt.Sprintf("tcpstore: %s: %d, the most is %d", e.What, e.Value, e.Max)
 }
 
@@ -196,7 +196,7 @@ func (d *decoder) list(r *request) error {
 		return err
 	}
 	if limit := uint64(d.cfg.MaxKeysPerRequest); n > limit {
-		return &LimitError{"keys in one request", n, limit}
+		return &limitError{"keys in one request", n, limit}
 	}
 	values := 0
 	if r.op == opMultiSet {
@@ -260,10 +260,10 @@ func (d *decoder) length(what string, most int) (int, error) {
 	case err != nil:
 		return 0, err
 	case n > uint64(most):
-		return 0, &LimitError{what, n, uint64(most)}
+		return 0, &limitError{what, n, uint64(most)}
 	case n+8 > d.left:
 		total := uint64(d.cfg.MaxRequestBytes)
-		return 0, &LimitError{"bytes in one request", total - d.left + n + 8, total}
+		return 0, &limitError{"bytes in one request", total - d.left + n + 8, total}
 	}
 	d.left -= n + 8
 	return int(n), nil
@@ -293,7 +293,7 @@ func (d *decoder) hold(n int) error {
 	counted := d.counted()
 	d.held += int64(n)
 	if all := d.receiving.Add(d.counted() - counted); all > d.cfg.MaxReceivingBytes && d.counted() > 0 {
-		return &LimitError{"bytes of unfinished requests of all clients", uint64(all), uint64(d.cfg.MaxReceivingBytes)}
+		return &limitError{"bytes of unfinished requests of all clients", uint64(all), uint64(d.cfg.MaxReceivingBytes)}
 	}
 	return nil
 }

@@ -119,18 +119,18 @@ func TestWireLimits(t *testing.T) {
 	cfg := Config{MaxKeyBytes: 4, MaxValueBytes: 8, MaxKeysPerRequest: 3, MaxRequestBytes: 30}
 	for _, tc := range []struct {
 		name, wire string
-		want       *LimitError // nil: within the limits
+		want       *limitError // nil: within the limits
 	}{
 		{"key", "\x03" + str("four"), nil},
-		{"long key", "\x03" + str("kkkkk"), &LimitError{"bytes in one key", 5, 4}},
-		{"announced key", "\x03" + u64(-1), &LimitError{"bytes in one key", 1<<64 - 1, 4}},
+		{"long key", "\x03" + str("kkkkk"), &limitError{"bytes in one key", 5, 4}},
+		{"announced key", "\x03" + u64(-1), &limitError{"bytes in one key", 1<<64 - 1, 4}},
 		{"value", "\x01" + str("k") + str("12345678"), nil},
-		{"long value", "\x01" + str("k") + str("123456789"), &LimitError{"bytes in one value", 9, 8}},
+		{"long value", "\x01" + str("k") + str("123456789"), &limitError{"bytes in one value", 9, 8}},
 		{"keys", "\x05" + strs("", "", ""), nil},
-		{"many keys", "\x05" + strs("", "", "", ""), &LimitError{"keys in one request", 4, 3}},
-		{"negative count of pairs", "\x0b" + u64(-1), &LimitError{"keys in one request", 1<<64 - 1, 3}},
+		{"many keys", "\x05" + strs("", "", "", ""), &limitError{"keys in one request", 4, 3}},
+		{"negative count of pairs", "\x0b" + u64(-1), &limitError{"keys in one request", 1<<64 - 1, 3}},
 		{"request", "\x05" + strs("123", "123", ""), nil},
-		{"long request", "\x05" + strs("123", "123", "1"), &LimitError{"bytes in one request", 31, 30}},
+		{"long request", "\x05" + strs("123", "123", "1"), &limitError{"bytes in one request", 31, 30}},
 		{"requests in sequence", strings.Repeat("\x01"+str("k")+str("12345678"), 3), nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestWireLimits(t *testing.T) {
 				require.Equal(t, io.EOF, err)
 				return
 			}
-			var got *LimitError
+			var got *limitError
 			require.ErrorAs(t, err, &got)
 			require.Equal(t, tc.want, got)
 			require.Contains(t, err.Error(), tc.want.What)
@@ -190,7 +190,7 @@ func FuzzDecode(f *testing.F) {
 			require.True(t, bytes.HasPrefix(data, again), "the encoder must undo the decoder")
 			require.True(t, err != io.EOF || len(again) == len(data), "the end must be between two requests")
 		}
-		var limit *LimitError
+		var limit *limitError
 		require.True(t, err == io.EOF || err == io.ErrUnexpectedEOF ||
 			errors.As(err, &limit) || errors.Is(err, errUnknownQuery), "%v", err)
 	})

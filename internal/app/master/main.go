@@ -136,7 +136,7 @@ type daemon struct {
 	service *service.Service
 	hub     atomic.Pointer[api.Hub]
 	marks   *marks.Manager // nil: no record of nodes is kept
-	nodes   *cluster      // nil: marks have no effect on the cluster
+	nodes   *cluster       // nil: marks have no effect on the cluster
 }
 
 // Bounds of --keep-runs.

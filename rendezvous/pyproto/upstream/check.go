@@ -124,7 +124,7 @@ func (s *Service) endCheck(ctx context.Context, t turn, end *endError) error {
 func (s *Service) conclude(ctx context.Context, t turn, fault, slow bool) error {
 	if fault && !s.cfg.Check.ReportOnly {
 		return withoutReasons(t.insist(ctx, func() error {
-			return s.NodeError(ctx, checkFailure, "its test with other nodes has failed twice")
+			return s.fault(ctx, checkFailure, "its test with other nodes has failed twice")
 		}))
 	}
 	s.mu.Lock()

@@ -23,10 +23,10 @@ const (
 // JSON.
 const maxErrorData = 2048
 
-// NodeError reports to the master that this node is at fault, and ends the run here. The master then replaces the node.
+// fault reports to the master that this node is at fault, and ends the run here. The master then replaces the node.
 // A second caller waits for the answer to the first: in Kubernetes that takes seconds, in which the master creates
 // another pod.
-func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
+func (s *Service) fault(ctx context.Context, kind, reason string) error {
 	text := kind
 	if reason != "" {
 		text += ": " + reason
@@ -57,7 +57,7 @@ func (s *Service) Order(ctx context.Context, o rendezvous.Order) error {
 	if o.Kind != rendezvous.OrderBar {
 		return fmt.Errorf("%w: a master of DLRover takes no order %q", api.ErrBadRequest, o.Kind)
 	}
-	return s.NodeError(ctx, "NodeFault", o.Text)
+	return s.fault(ctx, "NodeFault", o.Text)
 }
 
 // failing reports failed workers to the master, and decides on the next step: restarts are counted here.

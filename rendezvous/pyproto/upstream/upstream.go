@@ -53,9 +53,10 @@ type intervals struct {
 const limits = "the master is DLRover's: it has no spares, counts restarts for every node by itself, tells nobody of " +
 	"other nodes' failures, finds no hangs, and takes no token"
 
-// Inert lists the options in p, as on a command line, that have no effect under a Python master; "" if there are none.
+// inertParams lists the options in p, as on a command line, that have no effect under a Python master; "" if there are
+// none.
 // Those of a check are in Check.Inert.
-func Inert(p rendezvous.Params) string {
+func inertParams(p rendezvous.Params) string {
 	acting := rendezvous.Params{
 		Min: p.Min, Max: p.Max, Unit: p.Unit, LastCall: p.LastCall, JoinTimeout: p.JoinTimeout, MaxRestarts: p.MaxRestarts,
 		Gate: p.Gate, GateTimeout: p.GateTimeout, Check: p.Check, Hang: p.Hang, // limits mentions hangs
@@ -80,7 +81,7 @@ type Config struct {
 
 // inert lists the options that have no effect, in p or in how nodes are checked.
 func (c Config) inert(p rendezvous.Params) string {
-	all := Inert(p)
+	all := inertParams(p)
 	if c.Check.Inert == "" {
 		return all
 	}
@@ -239,7 +240,7 @@ func (s *Service) Report(ctx context.Context, _ string, ev rendezvous.Event) err
 	case rendezvous.Cleared:
 		s.clear(e)
 	case rendezvous.Barred:
-		return s.NodeError(ctx, checkFailure, e.Reason)
+		return s.fault(ctx, checkFailure, e.Reason)
 	}
 	return nil // of the rest a Python master understands nothing
 }

@@ -62,9 +62,10 @@ func TestLife(t *testing.T) {
 // What cannot act under a Python master is named; --hold, which must not be passed over, is refused.
 func TestOptionsThatCannotAct(t *testing.T) {
 	t.Parallel()
-	require.Empty(t, Inert(rendezvous.Params{Min: 1, Max: 2, MaxRestarts: 3, Unit: 1, Gate: true, Check: "x", Hang: "y"}))
+	acting := rendezvous.Params{Min: 1, Max: 2, MaxRestarts: 3, Unit: 1, Gate: true, Check: "x", Hang: "y"}
+	require.Empty(t, inertParams(acting))
 	p := rendezvous.Params{Min: 1, Max: 2, GrowthDelay: 7 * time.Second, Always: true}
-	require.Equal(t, "--restart-policy=Always: true growth_delay=7", Inert(p))
+	require.Equal(t, "--restart-policy=Always: true growth_delay=7", inertParams(p))
 	p.Hold = true
 	require.ErrorIs(t, newModel(t).node(0, 0, p).tryJoin(), rendezvous.ErrRefused)
 }
