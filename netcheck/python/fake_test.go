@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/torchpython"
 	"dlrover-run/netcheck"
 )
@@ -53,6 +54,7 @@ func run(t *testing.T, left time.Duration, devices int, faults string) netcheck.
 }
 
 func TestEveryDeviceIsMeasured(t *testing.T) {
+	t.Parallel()
 	res := run(t, minute, 4, "slow:2:wrong")
 	require.Empty(t, res.Text)
 	require.Equal(t, "cuda", res.Torch.Device)
@@ -68,6 +70,7 @@ const (
 )
 
 func TestDevicesThatFail(t *testing.T) {
+	t.Parallel()
 	for faults, want := range map[string]string{
 		"matmul:1:raise":                 "GPU 1: the device's memory has errors (" + eccError + ")",
 		"matmul:1:wrong":                 "GPU 1: ArithmeticError: matrix products are wrong",
@@ -80,9 +83,10 @@ func TestDevicesThatFail(t *testing.T) {
 		"matmul:*:hang":                  "GPU 0: no answer within",
 	} {
 		t.Run(faults, func(t *testing.T) {
+			t.Parallel()
 			left := minute
 			if strings.Contains(want, "no answer") {
-				left = 2 * time.Second
+				left = 3 * time.Second
 			}
 			res := run(t, left, 3, faults)
 			require.Equal(t, netcheck.Failed, res.Class)
@@ -97,6 +101,7 @@ func TestDevicesThatFail(t *testing.T) {
 
 // After a failure the next command begins with new processes.
 func TestAFailureIsNotTheEnd(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	r := start(t, fake(t, dir, 2, "allreduce:1:crash allreduce:0:hang"))
 	for range 2 {
@@ -108,6 +113,7 @@ func TestAFailureIsNotTheEnd(t *testing.T) {
 }
 
 func TestPyTorchThatCannotBeUsed(t *testing.T) {
+	t.Parallel()
 	for faults, c := range map[string]struct {
 		is    error
 		want  string
@@ -127,6 +133,7 @@ func TestPyTorchThatCannotBeUsed(t *testing.T) {
 			netcheck.Failed},
 	} {
 		t.Run(faults, func(t *testing.T) {
+			t.Parallel()
 			r := start(t, fake(t, t.TempDir(), 2, faults))
 			_, err := r.Ready(t.Context())
 			require.ErrorIs(t, err, c.is)
@@ -142,6 +149,7 @@ func TestPyTorchThatCannotBeUsed(t *testing.T) {
 }
 
 func TestImportThatHangs(t *testing.T) {
+	t.Parallel()
 	cfg := fake(t, t.TempDir(), 1, "import:*:hang")
 	cfg.ImportTimeout = 300 * time.Millisecond
 	r := start(t, cfg)
@@ -156,6 +164,7 @@ func TestImportThatHangs(t *testing.T) {
 
 // A test whose time is over before PyTorch is there is not its end.
 func TestTestsDuringTheImport(t *testing.T) {
+	t.Parallel()
 	r := start(t, fake(t, t.TempDir(), 1, "import:*:hang"))
 	res := r.Compute(t.Context(), netcheck.Assignment{Test: "t", Left: time.Millisecond})
 	require.Equal(t, netcheck.Result{Test: "t", Class: netcheck.Failed, Text: "PyTorch is still being imported"}, res)
@@ -165,6 +174,7 @@ func TestTestsDuringTheImport(t *testing.T) {
 }
 
 func TestNodesWithoutTheirDevices(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		devices int
 		faults  string
@@ -184,6 +194,7 @@ func TestNodesWithoutTheirDevices(t *testing.T) {
 		"more":                        {9, "", Config{Wants: true, Devices: 8}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			cfg := fake(t, t.TempDir(), c.devices, c.faults)
 			cfg.Wants, cfg.Devices, cfg.Device = c.want.Wants, c.want.Devices, c.want.Device
 			r := start(t, cfg)
@@ -206,6 +217,7 @@ func TestNodesWithoutTheirDevices(t *testing.T) {
 
 // One process for each device, with ranks in the order of the nodes.
 func TestNCCL(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	a, b := start(t, fake(t, dir, 2, "")), start(t, fake(t, dir, 3, ""))
 	for _, res := range group(t, "pair", a, b) {
@@ -224,6 +236,7 @@ func TestNCCL(t *testing.T) {
 
 // With a node without devices all take gloo, one process a node.
 func TestMixedNodes(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	a, b, c := start(t, fake(t, dir, 2, "")), start(t, fake(t, dir, 0, "")), start(t, fake(t, dir, 1, ""))
 	for _, res := range group(t, "three", a, b, c) {
@@ -236,16 +249,18 @@ func TestMixedNodes(t *testing.T) {
 }
 
 func TestCollectivesThatFail(t *testing.T) {
+	t.Parallel()
 	for faults, c := range map[string]struct {
 		left time.Duration
 		want string
 	}{
-		"allreduce:1:hang":  {2 * time.Second, "GPU 1: no answer within"},
+		"allreduce:1:hang":  {3 * time.Second, "GPU 1: no answer within"},
 		"allreduce:0:raise": {minute, "GPU 0: the device's memory has errors"},
-		"store:*:hang":      {2 * time.Second, "GPU 0: no answer within"},
-		"destroy:1:hang":    {2 * time.Second, "GPU 1: no answer within"},
+		"store:*:hang":      {3 * time.Second, "GPU 0: no answer within"},
+		"destroy:1:hang":    {3 * time.Second, "GPU 1: no answer within"},
 	} {
 		t.Run(faults, func(t *testing.T) {
+			t.Parallel()
 			r := start(t, fake(t, t.TempDir(), 2, faults))
 			ready(t, r)
 			a := netcheck.Assignment{Test: "t", World: 1, Left: c.left}
@@ -255,6 +270,7 @@ func TestCollectivesThatFail(t *testing.T) {
 		})
 	}
 	t.Run("a device that does not come", func(t *testing.T) {
+		t.Parallel()
 		r := start(t, fake(t, t.TempDir(), 2, "store:1:hang"))
 		ready(t, r)
 		a := netcheck.Assignment{Test: "t", World: 1, Left: 4 * time.Second}
@@ -264,6 +280,7 @@ func TestCollectivesThatFail(t *testing.T) {
 		require.Contains(t, res.Text, "; GPU 1: no answer while connecting to the store")
 	})
 	t.Run("a peer that does not come", func(t *testing.T) {
+		t.Parallel()
 		r := start(t, fake(t, t.TempDir(), 1, ""))
 		ready(t, r)
 		a := netcheck.Assignment{Test: "t", Left: 3 * time.Second}
@@ -275,6 +292,7 @@ func TestCollectivesThatFail(t *testing.T) {
 
 // A test that is canceled leaves the probe usable.
 func TestCancel(t *testing.T) {
+	t.Parallel()
 	r := start(t, fake(t, t.TempDir(), 2, "allreduce:*:hang"))
 	ready(t, r)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -290,6 +308,7 @@ func TestCancel(t *testing.T) {
 }
 
 func TestServeAndDial(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	a, b := start(t, fake(t, dir, 1, "")), start(t, fake(t, dir, 1, ""))
 	var allowed []string
@@ -319,6 +338,7 @@ func TestServeAndDial(t *testing.T) {
 }
 
 func TestAssignmentsThatCannotBe(t *testing.T) {
+	t.Parallel()
 	r := start(t, fake(t, t.TempDir(), 1, ""))
 	for want, addrs := range map[string][]string{
 		"the assignment does not say where the store is":             nil,
@@ -336,16 +356,34 @@ func TestAssignmentsThatCannotBe(t *testing.T) {
 
 // What libraries print costs nobody anything.
 func TestFlood(t *testing.T) {
+	t.Parallel()
 	require.Empty(t, run(t, minute, 2, "matmul:*:flood").Text)
 }
 
 func TestInterpreterThatIsNone(t *testing.T) {
+	t.Parallel()
 	_, err := Start(t.Context(), Config{Interpreter: "/no/python"})
 	require.ErrorContains(t, err, "start /no/python for the node check: ")
 	r := start(t, Config{Interpreter: "/bin/true"})
 	_, err = r.Ready(t.Context())
 	require.ErrorIs(t, err, errImport)
 	require.EqualError(t, err, "PyTorch cannot be imported: the probe has ended: exit status 0")
+}
+
+// forked waits for the four processes that a fake with two devices notes in dir.
+func forked(t *testing.T, dir string) (pids []int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		text, _ := os.ReadFile(filepath.Join(dir, "pids"))
+		pids = nil
+		for _, word := range strings.Fields(string(text)) {
+			if pid, err := strconv.Atoi(word); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+		return len(pids) == 4
+	}, minute, time.Millisecond)
+	return pids
 }
 
 // All processes end within a second of Close, and of the context's end: those of devices, and those that have left
@@ -365,61 +403,45 @@ func TestNothingIsLeft(t *testing.T) {
 			defer r.Close()
 			var computed sync.WaitGroup
 			computed.Go(func() { r.Compute(t.Context(), netcheck.Assignment{Left: minute}) })
-			var pids []string
-			require.Eventually(t, func() bool {
-				text, _ := os.ReadFile(filepath.Join(dir, "pids"))
-				pids = strings.Fields(string(text))
-				return len(pids) == 4
-			}, minute, time.Millisecond)
+			pids := forked(t, dir)
 			begun := time.Now()
 			end(r, cancel)
 			require.Less(t, time.Since(begun), time.Second)
 			for _, pid := range pids {
-				require.Eventually(t, func() bool { return gone(pid) }, time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return testkit.Gone(pid) }, time.Second, time.Millisecond)
 			}
 			computed.Wait()
 		})
 	}
 }
 
-// gone says whether a process has ended. Orphans are their reaper's, which may not have collected them.
-func gone(pid string) bool {
-	stat, err := os.ReadFile("/proc/" + pid + "/stat")
-	return err != nil || strings.Contains(string(stat), ") Z ")
-}
-
 // The processes of devices do not outlive the one that has forked them.
 func TestTheProbeIsKilled(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	r := start(t, fake(t, dir, 2, "wake:*:leave matmul:*:hang"))
 	ready(t, r)
 	var res netcheck.Result
 	var computed sync.WaitGroup
 	computed.Go(func() { res = r.Compute(t.Context(), netcheck.Assignment{Left: minute}) })
-	var pids []string
-	require.Eventually(t, func() bool {
-		text, _ := os.ReadFile(filepath.Join(dir, "pids"))
-		pids = strings.Fields(string(text))
-		return len(pids) == 4
-	}, minute, time.Millisecond)
+	pids := forked(t, dir)
 	require.NoError(t, syscall.Kill(r.pid, syscall.SIGKILL))
 	computed.Wait()
 	require.Equal(t, netcheck.Failed, res.Class)
 	require.Contains(t, res.Text, "the probe has ended: signal: killed")
 	for i, pid := range pids {
 		if i%2 == 1 { // of a device
-			require.Eventually(t, func() bool { return gone(pid) }, minute, time.Millisecond)
+			require.Eventually(t, func() bool { return testkit.Gone(pid) }, minute, time.Millisecond)
 			continue
 		}
-		n, err := strconv.Atoi(pid)
-		require.NoError(t, err)
-		_ = syscall.Kill(n, syscall.SIGKILL) // the test's own
+		_ = syscall.Kill(pid, syscall.SIGKILL) // the test's own
 	}
 	require.Contains(t, r.Compute(t.Context(), netcheck.Assignment{}).Text, "the probe has ended")
 }
 
 // Every Python from 3.8 on that is here can run the probe.
 func TestPythons(t *testing.T) {
+	t.Parallel()
 	tested := 0
 	for minor := 8; minor <= 14; minor++ {
 		path, err := exec.LookPath(fmt.Sprintf("python3.%d", minor))
@@ -427,6 +449,7 @@ func TestPythons(t *testing.T) {
 			continue
 		}
 		t.Run(filepath.Base(path), func(t *testing.T) {
+			t.Parallel()
 			cfg := fake(t, t.TempDir(), 2, "")
 			cfg.Interpreter = path
 			r := start(t, cfg)

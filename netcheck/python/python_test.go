@@ -11,12 +11,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/torchpython"
 	"dlrover-run/netcheck"
 	"dlrover-run/rendezvous/tcpstore"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	testkit.SideBySide(4) // most of the time they wait for fakes that hang
+	goleak.VerifyTestMain(m)
+}
 
 // interpreters are those with a real PyTorch.
 func interpreters(t *testing.T) map[string]string {
