@@ -21,9 +21,9 @@ const (
 	maxRelatives = 2.5  // in 1,000 words of comments: 2
 	maxUnused    = 0.16 // of the exported names: 0.05
 	maxLines     = 60   // of a function
-	mostMethods  = 200  // of a type: 40
+	mostMethods  = 40   // of a type
 	manyMethods  = 40
-	maxLarge     = 14 // types with more methods than that: 0
+	maxLarge     = 0 // types with more methods than manyMethods
 )
 
 // source is one Go file of a program, tests and test data apart.
