@@ -8,9 +8,9 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// account counts what a run spends of its Budget. Every end of an epoch has a cost, which is booked at the next seal. By
-// then it is known whether a node has come or gone meanwhile: that explains the failure, and costs nothing. Whether a
-// further restart is allowed is decided when the epoch breaks, and once more before the run fails.
+// account counts the restarts that a run spends of its Budget. Every end of an epoch has a cost, which is booked at the
+// next seal. By then it is known whether a node has come or gone meanwhile: that explains the failure, and costs
+// nothing. Whether a further restart is allowed is decided when the epoch breaks, and once more before the run fails.
 type account struct {
 	params   *Params
 	restarts int

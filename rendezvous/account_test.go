@@ -980,7 +980,8 @@ func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.D
 	failed, epoch := h.now, h.r.epoch.id
 	h.obey()
 	for range 3 {
-		if next := h.r.Next(); h.r.epoch.id == epoch && h.r.epoch.phase == forming && h.r.orders.paused == nil && !next.IsZero() {
+		forms := h.r.epoch.id == epoch && h.r.epoch.phase == forming && h.r.orders.paused == nil
+		if next := h.r.Next(); forms && !next.IsZero() {
 			h.pass(max(0, next.Sub(h.now)))
 			h.obey()
 		}

@@ -10,10 +10,10 @@ import (
 
 // checks asks nodes for their checks, and keeps the results.
 //
-// A check that has passed gives the node a pass: the node needs no other check until the pass runs out. Its clock stands
-// still from the seal of a world until all of its workers have been stopped. So a restart of the same world never leads
-// to a check. An event that the check cannot have covered makes it void. For one node that is a Doubt; for all nodes, an
-// end of an epoch that Config.Suspicious finds suspicious.
+// A check that has passed gives the node a pass: the node needs no other check until the pass runs out. The pass's
+// clock stands still from the seal of a world until all of its workers have been stopped. So a restart of the same
+// world never leads to a check. An event that the check cannot have covered makes the pass void. For one node that is a
+// Doubt; for all nodes, an end of an epoch that Config.Suspicious finds suspicious.
 //
 // A node without a partner has passed alone: its pass runs out at once. It waits like a cleared node, and the next gate
 // checks it again if there is a partner.
@@ -273,7 +273,8 @@ func (c *checks) findPartners(now time.Time) {
 	if c.members.checking > 1 {
 		return
 	}
-	for _, n := range c.members.sorted(func(n *node) bool { return n.state == waiting && n.unpaired && c.mustCheck(now, n) }) {
+	alone := func(n *node) bool { return n.state == waiting && n.unpaired && c.mustCheck(now, n) }
+	for _, n := range c.members.sorted(alone) {
 		c.askOptional(n)
 	}
 	c.askHelpers(now, 1)
@@ -317,7 +318,7 @@ func (c *checks) tell(now time.Time) {
 		switch {
 		case !c.members.here(n) || n.dir.Kind != job.Check:
 		case n.optional && !c.mustCheck(now, n):
-			a.Witnesses = append(a.Witnesses, n.ID)
+			a.Helpers = append(a.Helpers, n.ID)
 		default:
 			a.Gate = append(a.Gate, n.ID)
 		}
@@ -327,7 +328,7 @@ func (c *checks) tell(now time.Time) {
 			a.Released = append(a.Released, n.ID)
 		}
 	}
-	if len(a.Gate)+len(a.Witnesses)+len(a.Released) > 0 {
+	if len(a.Gate)+len(a.Helpers)+len(a.Released) > 0 {
 		c.out.acts = append(c.out.acts, a)
 	}
 	c.out.told, c.out.free = nil, nil

@@ -12,18 +12,18 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// witnesses are the nodes that were told to help, by the newest Action that names some.
-func witnesses(acts []Action) (ids []string) {
+// helpers are the nodes that were told to help, by the newest Action that names some.
+func helpers(acts []Action) (ids []string) {
 	for _, a := range acts {
-		if len(a.Witnesses) > 0 {
-			ids = a.Witnesses
+		if len(a.Helpers) > 0 {
+			ids = a.Helpers
 		}
 	}
 	return ids
 }
 
 // Cleared nodes help to check a newcomer, a few for each, and nobody waits for them.
-func TestWitnesses(t *testing.T) {
+func TestHelpers(t *testing.T) {
 	start := func(t *testing.T, members, newcomers int) (*sim, []Action) {
 		s := gated(t, Params{Min: members, Max: members + newcomers, LastCall: time.Second, MaxRestarts: 9})
 		s.join(nodes(members)...)
@@ -54,7 +54,7 @@ func TestWitnesses(t *testing.T) {
 	}
 	t.Run("few", func(t *testing.T) {
 		s, acts := start(t, 3, 1)
-		require.Equal(t, nodes(3), witnesses(acts))
+		require.Equal(t, nodes(3), helpers(acts))
 		require.Equal(t, "n000:check n001:check n002:check x0:check", s.kinds())
 		require.Equal(t, "checking 1 of 4 nodes; 3 others help", s.notes("gate")[1].Text)
 		require.True(t, s.member("n000").Asked && s.member("x0").Asked)
@@ -64,20 +64,20 @@ func TestWitnesses(t *testing.T) {
 		require.Equal(t, gating, s.r.epoch.phase)
 		require.Equal(t, job.Check, s.dirs["n000"].Kind, "it is told to run next")
 		s.must(Cleared{ID: "x0"})
-		require.Equal(t, releasing, s.r.epoch.phase, "nobody waits for the other witnesses")
+		require.Equal(t, releasing, s.r.epoch.phase, "nobody waits for the other helpers")
 		s.must(Cleared{ID: "n001", Until: s.now})
 		require.NotEqual(t, job.Wait, s.dirs["n001"].Kind, "it is in the world")
 		s.obey()
 		require.Len(t, s.runs, 4)
 		s.fail("n000", RestartCharged)
 		s.obey()
-		require.Equal(t, 1, s.runs["n001"].Epoch, "who has helped keeps its certificate")
+		require.Equal(t, 1, s.runs["n001"].Epoch, "who has helped keeps its pass")
 	})
 	t.Run("many", func(t *testing.T) {
 		_, acts := start(t, 30, 2)
-		require.Equal(t, nodes(30)[:12], witnesses(acts), "four for each of two, and four")
+		require.Equal(t, nodes(30)[:12], helpers(acts), "four for each of two, and four")
 	})
-	t.Run("a witness fails", func(t *testing.T) {
+	t.Run("a helper fails", func(t *testing.T) {
 		s, _ := start(t, 3, 1)
 		s.must(Barred{ID: "n001", Reason: "ecc"})
 		require.Equal(t, job.Bar, s.dirs["n001"].Kind)
@@ -85,7 +85,7 @@ func TestWitnesses(t *testing.T) {
 		s.obey()
 		require.Equal(t, "n000 x0 n002", s.order())
 	})
-	t.Run("a witness departs", func(t *testing.T) {
+	t.Run("a helper departs", func(t *testing.T) {
 		s, _ := start(t, 3, 1)
 		s.vanish("n001")
 		s.clear("x0")
@@ -163,13 +163,14 @@ func TestPassedAlone(t *testing.T) {
 	require.Equal(t, "a:check b:check c:check d:check", s.kinds())
 	require.Len(t, s.checked["a"], 2, "it has never been paired")
 	require.Len(t, s.checked["b"], checked+1)
-	require.Equal(t, []int{1, 2, 1}, []int{s.r.members.waiting, s.r.members.checking, s.r.members.again}, "c has a certificate and helps")
+	m := s.r.members
+	require.Equal(t, []int{1, 2, 1}, []int{m.waiting, m.checking, m.again}, "c has a pass and helps")
 	s.health["d"] = broken
 	s.obey()
 	require.Equal(t, "a b c", s.order())
 }
 
-// A spare whose certificate has run out is checked again, with those who wait beside it, before a world is stopped.
+// A spare whose pass has run out is checked again, with those who wait beside it, before a world is stopped.
 func TestGrowthFindsPartners(t *testing.T) {
 	s := gated(t, Params{Min: 1, Max: 4, LastCall: time.Second, GrowthDelay: time.Minute})
 	s.join("a")
@@ -204,9 +205,9 @@ func TestSpareFindsPartnersAfterTheSeal(t *testing.T) {
 	require.Equal(t, "a:run b:run late:wait spare:wait", s.kinds())
 }
 
-// The clock of a certificate runs for who waits, and stands still for a member of a world; an answer does not cut it
+// The clock of a pass runs for who waits, and stands still for a member of a world; an answer does not cut it
 // short.
-func TestWhenACertificateRunsOut(t *testing.T) {
+func TestWhenAPassRunsOut(t *testing.T) {
 	s := gated(t, Params{Min: 1, Max: 1, LastCall: time.Second, MaxRestarts: 9})
 	s.join("a")
 	s.must(Cleared{ID: "a", Until: s.now.Add(time.Hour)})
@@ -231,7 +232,7 @@ func TestDoubt(t *testing.T) {
 	s := gated(t, Params{Min: 2, Max: 2, MaxRestarts: 9})
 	require.ErrorIs(t, s.step(Doubt{ID: "x"}), ErrUnknownNode)
 	s.join("a", "b")
-	s.must(Doubt{ID: "a", Reason: "it has no certificate"})
+	s.must(Doubt{ID: "a", Reason: "it has no pass"})
 	s.obey()
 	s.join("spare")
 	s.obey()
@@ -269,7 +270,7 @@ func TestAskedAndLostInOneStep(t *testing.T) {
 	acts, err := s.r.Step(s.now, Doubt{ID: "b"})
 	require.NoError(t, err)
 	for _, a := range acts {
-		require.Empty(t, slices.Concat(a.Gate, a.Witnesses, a.Released))
+		require.Empty(t, slices.Concat(a.Gate, a.Helpers, a.Released))
 	}
 	s.join("c")
 	s.must(Detach{ID: "c"})
@@ -304,7 +305,7 @@ func TestReleased(t *testing.T) {
 	s.clear("b", "c")
 	lead := s.r.epoch.id
 	require.Empty(t, released(Tick{}))
-	require.Equal(t, []string{"a"}, s.freed, "the world is sealed without the witness")
+	require.Equal(t, []string{"a"}, s.freed, "the world is sealed without the helper")
 	require.Equal(t, job.Lead, s.dirs["a"].Kind)
 	require.Equal(t, lead, s.dirs["a"].EpochID)
 }
@@ -349,7 +350,7 @@ func TestSuspiciousEnd(t *testing.T) {
 			require.Equal(t, c.rechecked, len(s.notes("recheck")) == 1)
 			if c.rechecked {
 				require.Equal(t, "a:check c:check spare:check", s.kinds())
-				require.Equal(t, []int{0, 3}, []int{s.r.members.waiting, s.r.members.checking}, "there are no witnesses")
+				require.Equal(t, []int{0, 3}, []int{s.r.members.waiting, s.r.members.checking}, "there are no helpers")
 				require.Len(t, s.notes("recheck")[0].Text, maxReason)
 			}
 			s.obey()
@@ -408,7 +409,7 @@ func TestLongDomainIsCut(t *testing.T) {
 }
 
 // A late answer of a member counts from the seal on: the clock stands still.
-func TestLateCertificateStandsStill(t *testing.T) {
+func TestLatePassStandsStill(t *testing.T) {
 	s := gated(t, Params{Min: 2, Max: 2, GateTimeout: time.Minute, MaxRestarts: 9})
 	s.health["b"] = mute
 	s.join("a", "b")

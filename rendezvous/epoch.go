@@ -181,7 +181,8 @@ func (e *epoch) succeeded(n *node, s Success, tolerate bool) {
 // failed reports whether the epoch has ended because of a failure.
 func (e *epoch) failed() bool { return e.cause != nil && e.cause.Kind == job.CauseFailure }
 
-// tolerate books failures of n's workers that do not stop the others of the world, and reports whether none is left on n.
+// tolerate books failures of n's workers that do not stop the others of the world, and reports whether none of n is
+// left.
 func (e *epoch) tolerate(n *node, f Failing, m *members) bool {
 	n.failed = n.failed || f.Beside && n.rankBase > 0 // node 0 decides the run's result
 	if f.Left > 0 {

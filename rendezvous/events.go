@@ -212,9 +212,9 @@ type Action struct {
 	// Gate are the IDs of nodes that have just got a Check; every one has to be answered with Cleared or Barred, by the
 	// node itself or by the shell.
 	Gate []string
-	// Witnesses are IDs of cleared nodes that have got a Check with those of Gate, only to help in examining them. They
+	// Helpers are IDs of cleared nodes that have got a Check with those of Gate, only to help in examining them. They
 	// are not waited for.
-	Witnesses []string
+	Helpers []string
 	// Released are IDs of nodes whose Check has just been replaced by another directive, before they answered. Nodes that
 	// have gone are not included.
 	Released []string

@@ -9,8 +9,8 @@ import (
 
 // gate holds a world back until the checks of its nodes have passed.
 //
-// With Params.Gate no node gets workers before a check has cleared it. When a world could be sealed, the run enters the
-// phase gating: all nodes that need one get a Check, and the world is sealed as soon as further answers cannot make it
+// With Params.Gate no node gets workers before a check has cleared it. When a world could be sealed, the phase gating
+// begins: all nodes that need one get a Check, and the world is sealed as soon as further answers cannot make it
 // larger. A node that arrives while a sealed world runs is checked on arrival, so that growth and replacement find
 // cleared nodes. Invariants:
 //
@@ -20,7 +20,7 @@ import (
 //     stands.
 //   - A node whose check has proved nothing (Barred.Again) waits under such a bar. Where there is no world without it,
 //     it is checked again in the same gate, maxRechecks times at most.
-//   - In gating no node has workers (members.stopping is 0), and every node that waits has been cleared, or cannot gate.
+//   - In gating no node has workers, and every node that waits has been cleared, or cannot gate.
 //   - A node that gets an optional Check (a helper, or one that has passed alone) goes on to wait: the gate does not
 //     wait for its answer, and it is a candidate for a world as before.
 type gate struct {
@@ -89,7 +89,9 @@ func (g *gate) askLate(now time.Time) bool {
 	if g.members.gaters() < 2 {
 		return false
 	}
-	late := g.members.sorted(func(n *node) bool { return n.state == waiting && n.unpaired && !n.late && g.checks.mustCheck(now, n) })
+	late := g.members.sorted(func(n *node) bool {
+		return n.state == waiting && n.unpaired && !n.late && g.checks.mustCheck(now, n)
+	})
 	for _, n := range late {
 		n.late = true
 		g.checks.ask(n)
@@ -141,12 +143,14 @@ func (g *gate) fails(now time.Time) {
 	}
 }
 
-// fate is why a static run ends in which a check has failed, or nil: it ends when no answers are missing, or after staticPatience.
+// fate is why a static run ends in which a check has failed, or nil. It ends when no answers are missing, or after
+// staticPatience.
 func (g *gate) fate(now time.Time) *job.Cause {
+	enough := g.params.fit(g.members.waiting+g.members.checking) >= g.params.Min
 	switch {
 	case g.failAt.IsZero() || g.orders.paused != nil:
 		return nil
-	case !g.shortage.failed(), g.params.CheckOnly && g.params.fit(g.members.waiting+g.members.checking) >= g.params.Min: // it is mended
+	case !g.shortage.failed(), g.params.CheckOnly && enough: // it is mended
 		g.failAt = time.Time{}
 		return nil
 	case g.members.checking > 0 && now.Before(g.failAt):

@@ -71,10 +71,10 @@ func (s *sim) holdActions(acts []Action) {
 	require.Equal(s.t, told, gate, "the shell hears of exactly those who have been told to check")
 }
 
-// holdGate holds who may be told to Check: nobody with a certificate that counts, but as a witness.
+// holdGate holds who may be told to Check: nobody with a pass that counts, but as a helper.
 func (s *sim) holdGate(acts []Action) (gate []string) {
 	for _, a := range acts {
-		gate = append(append(gate, a.Gate...), a.Witnesses...)
+		gate = append(append(gate, a.Gate...), a.Helpers...)
 		if len(a.Released) > 0 {
 			s.freed = a.Released
 		}
@@ -83,7 +83,7 @@ func (s *sim) holdGate(acts []Action) (gate []string) {
 			require.NotEqual(s.t, job.Check, s.r.members.nodes[id].dir.Kind, id)
 			delete(s.awaited, id)
 		}
-		for _, id := range slices.Concat(a.Gate, a.Witnesses) {
+		for _, id := range slices.Concat(a.Gate, a.Helpers) {
 			s.awaited[id] = true
 		}
 		for _, id := range a.Gate {
@@ -92,12 +92,12 @@ func (s *sim) holdGate(acts []Action) (gate []string) {
 			require.True(s.t, s.r.checks.mustCheck(s.now, n) || n.bar != nil, "node %s is checked for nothing", id)
 			require.True(s.t, n.state == checking || n.optional && n.unpaired, "node %s: %s", id, n.state)
 		}
-		for _, id := range a.Witnesses {
+		for _, id := range a.Helpers {
 			n := s.r.members.nodes[id]
-			require.False(s.t, s.r.checks.mustCheck(s.now, n), "witness %s has no certificate", id)
-			require.True(s.t, n.state == waiting && n.optional && n.can(CanGate), "witness %s: %s", id, n.state)
+			require.False(s.t, s.r.checks.mustCheck(s.now, n), "helper %s has no pass", id)
+			require.True(s.t, n.state == waiting && n.optional && n.can(CanGate), "helper %s: %s", id, n.state)
 		}
-		require.LessOrEqual(s.t, len(a.Witnesses), 4*(s.r.members.checking+s.r.members.again)+4)
+		require.LessOrEqual(s.t, len(a.Helpers), 4*(s.r.members.checking+s.r.members.again)+4)
 	}
 	return gate
 }
@@ -257,7 +257,7 @@ func TestUndecidedNodeWaitsBesideTheWorld(t *testing.T) {
 	require.Equal(t, "a b d c", s.order(), "the next gate has checked it again")
 }
 
-// Where there is no world without it, it is checked again, with witnesses.
+// Where there is no world without it, it is checked again, with helpers.
 func TestUndecidedNodeThatIsNeededIsCheckedAgain(t *testing.T) {
 	undecided := Barred{ID: "c", Reason: "1 of its 1 tests has failed", Again: true}
 	for _, passes := range []int{1, maxRechecks, maxRechecks + 1} {
@@ -365,7 +365,8 @@ func TestCheckOnlyEndsWithItsChecks(t *testing.T) {
 			s.must(Barred{ID: id, Reason: "it reaches nothing", Again: again})
 		}
 		require.Equal(t, finished, s.r.epoch.phase)
-		require.Contains(t, s.r.epoch.cause.Text, "too few nodes have passed their checks: 0 nodes joined, need 2; a is barred: it")
+		text := s.r.epoch.cause.Text
+		require.Contains(t, text, "too few nodes have passed their checks: 0 nodes joined, need 2; a is barred: it")
 	}
 }
 
@@ -702,8 +703,8 @@ func TestSecondOpinion(t *testing.T) {
 	})
 }
 
-// The clock of a certificate stands still while its node is in a world, until all have stopped their workers.
-func TestCertificateRunsOut(t *testing.T) {
+// The clock of a pass stands still while its node is in a world, until all have stopped their workers.
+func TestPassRunsOut(t *testing.T) {
 	s := gated(t, Params{Min: 2, Max: 2, MaxRestarts: 9})
 	s.join("a", "b", "spare")
 	until := s.now.Add(time.Minute)
@@ -919,7 +920,8 @@ func TestClearedWhileBarredAtTheGate(t *testing.T) {
 	s.must(Barred{ID: "b"})
 	s.clear("b")
 	require.Equal(t, "a:check b:wait c:check", s.kinds(), "its newest directive must not be the bar")
-	require.Equal(t, []int{1, 2, 0, 0}, []int{s.r.members.waiting, s.r.members.checking, s.r.members.again, s.r.members.barred})
+	m := s.r.members
+	require.Equal(t, []int{1, 2, 0, 0}, []int{m.waiting, m.checking, m.again, m.barred})
 	s.clear("a", "c")
 	s.obey()
 	require.Equal(t, "a b c", s.order())

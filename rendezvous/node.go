@@ -72,7 +72,7 @@ func (n Node) can(a Ability) bool { return slices.Contains(n.Can, a) }
 
 func (n Node) machine() string { return cmp.Or(n.Machine, n.Name) }
 
-// renewed is n as it joins again for the next epoch, with the ports and addresses of o. It keeps all that identifies it.
+// renewed is n as it joins again for the next epoch: o, but with all that identifies n.
 func (n Node) renewed(o Node) Node {
 	o.ID, o.Name, o.Rank, o.Generation, o.Uptime = n.ID, n.Name, n.Rank, n.Generation, n.Uptime
 	o.IP, o.Role, o.Machine, o.Devices = n.IP, n.Role, n.Machine, n.Devices

@@ -37,7 +37,7 @@ func (n *node) stateText() string {
 	return string(n.state)
 }
 
-// lastStatuses are the nodes of a run that ends with o: of those with workers whether they count as succeeded or failed.
+// lastStatuses are the nodes of a run that ends with o. Those with workers count as succeeded or failed.
 func (m *members) lastStatuses(bars map[string]*job.Cause, o job.Outcome) []NodeStatus {
 	ns := m.statuses(bars)
 	failed := map[string]bool{}

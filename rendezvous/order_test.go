@@ -1030,7 +1030,8 @@ func TestPortsAreToldToTheWorld(t *testing.T) {
 	s.must(Attach{ID: "a"})
 	s.obey()
 	s.ordered(OrderRestart, "")
-	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Ports: []int{5001}}, Params: s.p, Stopped: s.r.epoch.id})
+	again := Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Ports: []int{5001}}
+	s.must(Join{Node: again, Params: s.p, Stopped: s.r.epoch.id})
 	require.Equal(t, []int{5001}, s.r.World()[0].Ports)
 	require.Empty(t, s.r.World()[0].Bases)
 	for want, n := range map[string]Node{

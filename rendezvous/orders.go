@@ -10,12 +10,12 @@ import (
 
 // orders are the lasting effects of orders; every directive carries them.
 //
-// A bar holds for a name, not for a launcher: a node under that name gets no workers until the name is unbarred. A pause
-// stops all workers and prevents sealing; the launchers stay, and no limit on waiting counts.
+// A bar holds for a name, not for a launcher: a node under that name gets no workers until the name is unbarred.
+// A pause stops all workers and prevents sealing; the launchers stay, and no limit on waiting counts.
 //
-// With Params.Hold a run begins held. Worlds are sealed as ever, with ranks and a store, but their nodes get Run without
-// workers (Directive.Hold), until an order resumes the run. The command replaces the one with which the nodes were
-// started.
+// With Params.Hold a run begins held. Worlds are sealed as ever, with ranks and a store, but their nodes get Run
+// without workers (Directive.Hold), until an order resumes the run. The command replaces the one with which the nodes
+// were started.
 //
 // Pause and command outlive an abandoned history of the run, bars also the run. Nodes report all three to a restarted
 // daemon.

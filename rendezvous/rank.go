@@ -10,7 +10,7 @@ import (
 )
 
 // choose picks the size nodes that form the next world, and puts them in order: those of the last world first, by rank,
-// then by wished rank and arrival. A suspect node is picked late, and one that still owes the answer of a check last.
+// then by wished rank and arrival. A suspect node is picked late, and one whose check has not been answered last.
 // The others stay as spares.
 func choose(ws []*node, size int, suspect func(*node) bool) []*node {
 	slices.SortFunc(ws, seniority)

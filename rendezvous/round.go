@@ -3,7 +3,8 @@
 //
 // Round is a pure state machine: it never reads a clock, never blocks and starts no goroutine. The shell around it
 // (rendezvous/api) feeds it events with their times, carries out the actions it returns, and calls Step with a Tick at
-// the time of Next. The package imports nothing but the standard library.
+// the time of Next. Beside the standard library, the package imports
+// internal/job and internal/text.
 package rendezvous
 
 import (
@@ -58,25 +59,56 @@ var (
 	ErrBadOrder = errors.New("rendezvous: bad order")
 )
 
-// Round is the state of one run.
+// Round is the state of one run. It leads its parts: each owns a state, and none knows the Round. A part uses only
+// parts that stand below it.
+//
+//	Join, Failing, Order, ... -->  Round  --> directives, notes, nodes to check
+//
+//	memory     the world of an earlier daemon, being rebuilt
+//	sealer     when a world forms, of which nodes and with which ranks
+//	gate       holds a world back until the checks of its nodes have passed
+//	checks     which nodes are checked, and the results
+//	shortage   why there are too few nodes
+//	admission  which launchers may join
+//	liveness   which nodes have gone without a word
+//	outbox     the actions of a step; every directive carries the state below
+//	account    the budget of restarts, and the price of the newest epoch's end
+//	orders     bars, pause, hold and command
+//	epoch      the newest world, the phase, and the evidence about its end
+//	members    the nodes that are here, by state
+//
+// The epoch goes through the phases:
+//
+//	           nodes went away
+//	       +---------------------+
+//	       v                     |
+//	+-> forming -------------> gating ------+
+//	|    |  |   enough nodes,               | checks answered
+//	|    |  |   some unchecked              v
+//	|    |  +--------------------------> releasing ------> running ------> finished
+//	|    |         sealed                   |   rank 0       |  all succeeded, ^
+//	|    |                                  |   is ready     |  no restart left|
+//	|    +----------------------------------|----------------|-----------------+
+//	|         no world in time              |                |
+//	+---------------------------------------+----------------+
+//	          failure, loss, growth, order
 type Round struct {
 	cfg       *Config
 	params    *Params
 	members   *members
 	epoch     *epoch
-	account   *account
 	orders    *orders
+	account   *account
+	out       *outbox
+	liveness  *liveness
+	admission *admission
 	shortage  *shortage
 	checks    *checks
-	liveness  *liveness
 	gate      *gate
 	sealer    *sealer
 	memory    *memory
-	admission *admission
 
-	ended []NodeStatus // the nodes as they were then
-
-	out *outbox
+	ended []NodeStatus // the nodes at the end of the run
 }
 
 // New returns the Round of a run that no node has joined.

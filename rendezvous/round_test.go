@@ -126,7 +126,8 @@ func (s *sim) obeyOne(id string) bool {
 		s.runs[id], s.worked[id] = d, d
 	case job.Stop:
 		delete(s.runs, id)
-		s.must(Join{Node: Node{ID: id, Name: id, Rank: s.r.members.nodes[id].Rank, Slots: 2}, Params: s.p, Stopped: d.EpochID})
+		n := Node{ID: id, Name: id, Rank: s.r.members.nodes[id].Rank, Slots: 2}
+		s.must(Join{Node: n, Params: s.p, Stopped: d.EpochID})
 	case job.Check:
 		delete(s.runs, id)
 		return s.answer(id)
@@ -1503,7 +1504,7 @@ func (s *sim) calmDown() {
 	case finished:
 	case forming:
 		require.Zero(s.t, r.members.stopping, "someone is waited for")
-		require.Less(s.t, s.p.floor(r.members.waiting+r.members.checking+r.members.again), s.p.Min, "there are nodes for a world")
+		require.Less(s.t, s.p.floor(r.members.possible()), s.p.Min, "there are nodes for a world")
 	case running:
 		for _, n := range r.epoch.world {
 			if n.state == member {
@@ -1652,7 +1653,7 @@ func (s *sim) check() {
 		require.Equal(s.t, seconds, r.members.again)
 		require.Equal(s.t, counts[checking]+counts[barred], r.members.checking+r.members.again+r.members.barred)
 	}
-	s.checkCertificates()
+	s.checkPasses()
 	if r.epoch.phase == gating {
 		require.Zero(s.t, r.members.stopping)
 		require.NotZero(s.t, r.members.checking+r.members.again, "somebody's answer is awaited")
@@ -1677,8 +1678,8 @@ func (s *sim) check() {
 	}
 }
 
-// checkCertificates holds what is kept about checks, and that it is acted upon in time.
-func (s *sim) checkCertificates() {
+// checkPasses holds what is kept about checks, and that it is acted upon in time.
+func (s *sim) checkPasses() {
 	r := s.r
 	for _, n := range r.members.nodes {
 		require.False(s.t, n.optional && (n.state != waiting || n.dir.Kind != job.Check),
@@ -1686,12 +1687,14 @@ func (s *sim) checkCertificates() {
 		require.Equal(s.t, s.awaited[n.ID], s.member(n.ID).Asked, "who checks node %s knows when it shall not", n.ID)
 		require.False(s.t, n.unpaired && !n.cleared, "node %s has passed alone, and has not", n.ID)
 	}
-	if !r.gate.failAt.IsZero() && r.epoch.phase != finished && r.orders.paused == nil && r.memory.rebuild == nil && r.account.failPendingAt.IsZero() {
-		require.True(s.t, r.params.Static && r.shortage.failed() && r.members.checking > 0 && s.now.Before(r.gate.failAt), "the run should have ended")
+	free := r.orders.paused == nil && r.memory.rebuild == nil && r.account.failPendingAt.IsZero()
+	if !r.gate.failAt.IsZero() && r.epoch.phase != finished && free {
+		waits := r.params.Static && r.shortage.failed() && r.members.checking > 0 && s.now.Before(r.gate.failAt)
+		require.True(s.t, waits, "the run should have ended")
 	}
 	if r.epoch.phase == running || r.epoch.phase == releasing {
 		require.Nil(s.t, r.shortage.lacking)
-		require.False(s.t, r.epoch.sealedAt.IsZero(), "the clocks of the members' certificates run")
+		require.False(s.t, r.epoch.sealedAt.IsZero(), "the clocks of the members' passes run")
 	}
 }
 

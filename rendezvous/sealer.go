@@ -121,7 +121,7 @@ func (s *sealer) lastCallEnd(candidates int) time.Time {
 	return earlier(quiet.Add(p.Quiet), s.lastCallAt)
 }
 
-// next is when time alone opens the gate, seals a world, or fails the run because there is none; zero when it never does.
+// next is when time alone opens the gate, seals a world, or fails the run because there is none; zero: it never does.
 // No world is sealed before holdAt.
 func (s *sealer) next(holdAt time.Time) time.Time {
 	switch {

@@ -95,7 +95,7 @@ func (s *shortage) numbers() string {
 // cause is why no world has formed in time: too few have joined, or too few of them may have workers.
 func (s *shortage) cause() *job.Cause {
 	kind := job.CauseTimeout
-	if s.failed() && s.params.fit(s.members.waiting+s.members.checking+s.members.again+s.members.barred+len(s.gone)) >= s.params.Min {
+	if s.failed() && s.params.fit(s.members.idle()+len(s.gone)) >= s.params.Min {
 		kind = job.CauseCheck
 	}
 	texts := append([]string{fmt.Sprintf("no world within %s: %s", s.params.JoinTimeout, s.numbers())},

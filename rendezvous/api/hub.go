@@ -81,10 +81,10 @@ type HubConfig struct {
 	// must be quick and must not call the Hub. Nil drops them.
 	Observe func(run string, n rendezvous.Note)
 	// Gate receives the IDs of nodes of a run that have just got a Check, in order and one call at a time for each run.
-	// Witnesses are cleared already and only help to examine the subjects; a Cleared releases them, and the gate does not
+	// Helpers are cleared already and only help to examine the subjects; a Cleared releases them, and the gate does not
 	// wait for them. Gate may call the Hub, and must be quick: the request that led here waits. With nil the nodes alone
 	// answer.
-	Gate func(run string, subjects, witnesses []string)
+	Gate func(run string, subjects, helpers []string)
 	// Released receives, as Gate does and in order with it, the IDs of nodes whose Check has been replaced by another
 	// directive before they answered: their answers are no longer needed. It may be nil. Nodes that go away are in the
 	// notes instead.

@@ -452,16 +452,16 @@ func TestToldEarly(t *testing.T) {
 	})
 }
 
-// Witnesses are named apart, and wake up like the others.
-func TestGateHearsOfWitnesses(t *testing.T) {
+// Helpers are named apart, and wake up like the others.
+func TestGateHearsOfHelpers(t *testing.T) {
 	var told []string
-	h := NewHub(HubConfig{Gate: func(run string, subjects, witnesses []string) {
-		told = append(told, fmt.Sprint(run, subjects, witnesses))
+	h := NewHub(HubConfig{Gate: func(run string, subjects, helpers []string) {
+		told = append(told, fmt.Sprint(run, subjects, helpers))
 	}, Released: func(run string, ids []string) { told = append(told, fmt.Sprint(run, " free ", ids)) }})
 	defer h.Close()
 	require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
-	perform(t, h, rendezvous.Action{Gate: []string{"a"}, Witnesses: []string{"b", "c"}},
-		rendezvous.Action{Witnesses: []string{"d"}}, rendezvous.Action{Released: []string{"d"}},
+	perform(t, h, rendezvous.Action{Gate: []string{"a"}, Helpers: []string{"b", "c"}},
+		rendezvous.Action{Helpers: []string{"d"}}, rendezvous.Action{Released: []string{"d"}},
 		rendezvous.Action{Gate: []string{"e"}, Released: []string{"a"}})
 	require.Equal(t, []string{"r[a] [b c]", "r[] [d]", "r free [d]", "r free [a]", "r[e] []"}, told)
 	h.cfg.Released = nil

@@ -191,7 +191,7 @@ func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 	if a.Ended != nil {
 		r.line.end(now, *a.Ended)
 	}
-	if len(a.Gate)+len(a.Witnesses)+len(a.Released) > 0 && r.cfg.Gate != nil {
+	if len(a.Gate)+len(a.Helpers)+len(a.Released) > 0 && r.cfg.Gate != nil {
 		r.gateLocked(a)
 	}
 	if a.Directive != nil && (a.Directive.Kind != job.Check || r.cfg.Gate == nil) {
@@ -202,7 +202,7 @@ func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 // gateLocked passes on the nodes to check and those released. Nodes released in the same step come first. A node gets
 // its Check only if cfg.Gate has not answered for it: its next directive may be there already.
 func (r *run) gateLocked(a rendezvous.Action) {
-	asked := slices.Concat(a.Gate, a.Witnesses)
+	asked := slices.Concat(a.Gate, a.Helpers)
 	for _, id := range asked {
 		r.unsent[id] = true
 	}
@@ -211,7 +211,7 @@ func (r *run) gateLocked(a rendezvous.Action) {
 			r.cfg.Released(r.id, a.Released)
 		}
 		if len(asked) > 0 {
-			r.cfg.Gate(r.id, a.Gate, a.Witnesses)
+			r.cfg.Gate(r.id, a.Gate, a.Helpers)
 			r.wakeAsked(asked)
 		}
 	})
