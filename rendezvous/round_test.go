@@ -74,7 +74,7 @@ func (s *sim) take(acts []Action) {
 	}
 }
 
-func (s *sim) member(id string) Occupant {
+func (s *sim) member(id string) Member {
 	m, _ := s.r.Member(id)
 	return m
 }

@@ -35,8 +35,8 @@ func (r *Round) Next() time.Time {
 	return next
 }
 
-// Occupant is a node that is here.
-type Occupant struct {
+// Member is a node that is here.
+type Member struct {
 	ID, Name string
 	Can      []Ability
 	// RankBase is the first rank of its workers, which are Slots; -1: it is not in the newest sealed world.
@@ -51,32 +51,32 @@ type Occupant struct {
 	Away bool
 }
 
-func (e *epoch) occupant(n *node) Occupant {
-	o := Occupant{
+func (e *epoch) describe(n *node) Member {
+	m := Member{
 		ID: n.ID, Name: n.Name, Can: n.Can, RankBase: -1, Slots: n.Slots, Life: n.Life, Directive: n.dir, Asked: n.asked,
 		Away: n.away(),
 	}
 	if e.seated(n) {
-		o.RankBase = n.rankBase
+		m.RankBase = n.rankBase
 	}
-	return o
+	return m
 }
 
 // Member is the node with the ID, or ErrUnknownNode.
-func (r *Round) Member(id string) (Occupant, error) {
+func (r *Round) Member(id string) (Member, error) {
 	n, err := r.members.find(id)
 	if err != nil {
-		return Occupant{}, err
+		return Member{}, err
 	}
-	return r.epoch.occupant(n), nil
+	return r.epoch.describe(n), nil
 }
 
 // Members are all nodes that are here, in no order. Several have one name while a launcher that was started again and
 // the one before it are here.
-func (r *Round) Members() iter.Seq[Occupant] {
-	return func(yield func(Occupant) bool) {
+func (r *Round) Members() iter.Seq[Member] {
+	return func(yield func(Member) bool) {
 		for _, n := range r.members.nodes {
-			if !yield(r.epoch.occupant(n)) {
+			if !yield(r.epoch.describe(n)) {
 				return
 			}
 		}

@@ -335,7 +335,7 @@ func (h *Hub) Crew(id string) (job.EpochID, []job.Member, error) {
 }
 
 // Roster are the nodes of a run that are here, in no order. ErrUnknownRun is the only error.
-func (h *Hub) Roster(id string) ([]rendezvous.Occupant, error) {
+func (h *Hub) Roster(id string) ([]rendezvous.Member, error) {
 	r, err := h.existing(id)
 	if err != nil {
 		return nil, err

@@ -146,7 +146,7 @@ func (h *Hub) serveFeed(w http.ResponseWriter, req *http.Request) {
 	q := req.URL.Query()
 	err := upgrades(req)
 	var s *stream
-	var o rendezvous.Occupant
+	var o rendezvous.Member
 	if err == nil {
 		s, o, err = h.find(req.PathValue("run"), q.Get("id"), q.Get("node"))
 	}

@@ -53,7 +53,7 @@ var (
 type Config struct {
 	// Secure: requests come with a job token. Without one nothing is executed.
 	Secure bool
-	Roster func(run string) ([]rendezvous.Occupant, error)
+	Roster func(run string) ([]rendezvous.Member, error)
 	// Notify asks the nodes of a name, or all for "", to connect.
 	Notify func(run, node, body string) error
 	// Note writes into the timeline of a run.
@@ -222,7 +222,7 @@ func (h *Hub) drop(s *stream) {
 }
 
 // check reports a request that the present nodes cannot serve.
-func (s *stream) check(roster []rendezvous.Occupant) error {
+func (s *stream) check(roster []rendezvous.Member) error {
 	ranks := 0
 	for _, o := range roster {
 		if o.RankBase >= 0 {
@@ -238,7 +238,7 @@ func (s *stream) check(roster []rendezvous.Occupant) error {
 	}
 	wanted := s.wanted(roster)
 	switch {
-	case s.node != "" && !slices.ContainsFunc(roster, func(o rendezvous.Occupant) bool { return o.Name == s.node }):
+	case s.node != "" && !slices.ContainsFunc(roster, func(o rendezvous.Member) bool { return o.Name == s.node }):
 		return fmt.Errorf("%w: run %q has no node %q", rendezvous.ErrUnknownNode, s.run, s.node)
 	case len(wanted) == 0 && !patient:
 		return fmt.Errorf("%w: run %q: rank %d is not on node %q", errNoRank, s.run, s.req.Rank, s.node)
@@ -258,12 +258,12 @@ func ranksText(ranks int) string {
 	return fmt.Sprintf("ranks 0 to %d", ranks-1)
 }
 
-func able(o rendezvous.Occupant) bool {
+func able(o rendezvous.Member) bool {
 	return slices.Contains(o.Can, rendezvous.CanNotice) && slices.Contains(o.Can, rendezvous.CanStream)
 }
 
 // wanted returns the nodes whose workers the stream is about.
-func (s *stream) wanted(roster []rendezvous.Occupant) (list []rendezvous.Occupant) {
+func (s *stream) wanted(roster []rendezvous.Member) (list []rendezvous.Member) {
 	for _, o := range roster {
 		has := s.req.Rank < 0 || o.RankBase >= 0 && s.req.Rank >= o.RankBase && s.req.Rank < o.RankBase+o.Slots
 		if has && (s.node == "" || o.Name == s.node) {
@@ -432,7 +432,7 @@ func (s *stream) look(said map[string]bool) (why string, ended bool) {
 }
 
 // missingLocked are the nodes that are wanted and have not opened the stream, and how many that have are not done.
-func (s *stream) missingLocked(roster []rendezvous.Occupant) (missing []rendezvous.Occupant, open int) {
+func (s *stream) missingLocked(roster []rendezvous.Member) (missing []rendezvous.Member, open int) {
 	for _, p := range s.nodes {
 		if !p.done {
 			open++
@@ -450,7 +450,7 @@ func (s *stream) missingLocked(roster []rendezvous.Occupant) (missing []rendezvo
 }
 
 // accuse reports once the nodes that do not answer.
-func (s *stream) accuse(missing []rendezvous.Occupant, said map[string]bool) {
+func (s *stream) accuse(missing []rendezvous.Member, said map[string]bool) {
 	for _, o := range missing {
 		if said[o.ID] {
 			continue
@@ -465,8 +465,8 @@ func (s *stream) accuse(missing []rendezvous.Occupant, said map[string]bool) {
 }
 
 // ask invites the missing launchers. A node that has already connected is not asked again.
-func (s *stream) ask(missing []rendezvous.Occupant) {
-	missing = slices.DeleteFunc(missing, func(o rendezvous.Occupant) bool { return !able(o) })
+func (s *stream) ask(missing []rendezvous.Member) {
+	missing = slices.DeleteFunc(missing, func(o rendezvous.Member) bool { return !able(o) })
 	whom := ""
 	switch len(missing) {
 	case 0:
@@ -504,7 +504,7 @@ func (h *Hub) Dial(_ context.Context, run, id, node string) (io.ReadWriteCloser,
 }
 
 // find is the stream that a launcher has been asked for.
-func (h *Hub) find(run, id, node string) (s *stream, o rendezvous.Occupant, err error) {
+func (h *Hub) find(run, id, node string) (s *stream, o rendezvous.Member, err error) {
 	h.mu.Lock()
 	s = h.open[id]
 	h.mu.Unlock()
@@ -516,7 +516,7 @@ func (h *Hub) find(run, id, node string) (s *stream, o rendezvous.Occupant, err 
 		return nil, o, err
 	}
 	wanted := s.wanted(roster)
-	i := slices.IndexFunc(wanted, func(o rendezvous.Occupant) bool { return o.ID == node })
+	i := slices.IndexFunc(wanted, func(o rendezvous.Member) bool { return o.ID == node })
 	if i < 0 {
 		return nil, o, errGone // it was a notice for all
 	}
@@ -524,7 +524,7 @@ func (h *Hub) find(run, id, node string) (s *stream, o rendezvous.Occupant, err 
 }
 
 // feed reads a launcher's frames until the launcher is done or disconnects.
-func (s *stream) feed(o rendezvous.Occupant, nc net.Conn) {
+func (s *stream) feed(o rendezvous.Member, nc net.Conn) {
 	defer nc.Close()
 	p, number := s.join(o, nc)
 	if p == nil {
@@ -548,7 +548,7 @@ func (s *stream) feed(o rendezvous.Occupant, nc net.Conn) {
 }
 
 // join registers the launcher and sends it the request; nil: it is here already, or too late.
-func (s *stream) join(o rendezvous.Occupant, nc net.Conn) (*peer, uint16) {
+func (s *stream) join(o rendezvous.Member, nc net.Conn) (*peer, uint16) {
 	s.mu.Lock()
 	command := len(s.req.Args) > 0
 	if s.nodes[o.ID] != nil || s.asker == nil || command && (len(s.nodes) > 0 || s.exited != nil) || s.isOver() {

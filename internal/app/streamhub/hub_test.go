@@ -51,7 +51,7 @@ type rig struct {
 	node   *node.Node
 
 	mu     sync.Mutex
-	roster []rendezvous.Occupant
+	roster []rendezvous.Member
 	notes  []string
 	mute   bool // launchers hear nothing
 }
@@ -59,7 +59,7 @@ type rig struct {
 func newRig(t *testing.T, secure, allowed bool) *rig {
 	t.Helper()
 	can := []rendezvous.Ability{rendezvous.CanNotice, rendezvous.CanStream}
-	r := &rig{t: t, roster: []rendezvous.Occupant{{ID: "id0", Name: "n0", Can: can, Slots: 2}}}
+	r := &rig{t: t, roster: []rendezvous.Member{{ID: "id0", Name: "n0", Can: can, Slots: 2}}}
 	quiet := slog.New(slog.DiscardHandler)
 	procs, err := proc.New(proc.Config{Logger: quiet, NoCgroup: true})
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func newRig(t *testing.T, secure, allowed bool) *rig {
 	return r
 }
 
-func (r *rig) who(run string) ([]rendezvous.Occupant, error) {
+func (r *rig) who(run string) ([]rendezvous.Member, error) {
 	if run != "r" {
 		return nil, api.ErrUnknownRun
 	}
