@@ -35,8 +35,7 @@ type epoch struct {
 	results    results
 	elastic    bool // a member went away since the last seal
 	cause      *job.Cause
-	failures   []job.Failure
-	losses     []job.Loss
+	kept       kept
 	outcome    job.Outcome // of the run
 	finishedAt time.Time
 }
@@ -87,12 +86,25 @@ func (e *epoch) setWorld(members []*node) {
 
 // forget drops the evidence about the epoch before.
 func (e *epoch) forget() {
-	e.elastic, e.failures, e.losses, e.results = false, nil, nil, results{}
+	e.elastic, e.kept, e.results = false, kept{}, results{}
 }
 
 // breaks lets the run form a world again.
 func (e *epoch) breaks(now time.Time) {
 	e.phase, e.formingAt, e.cause, e.done, e.results.exhausted = forming, now, nil, 0, 0
+}
+
+// run books that the workers are started or, if the run is held, wait.
+func (e *epoch) run(held bool) { e.phase, e.held = running, held }
+
+// finish ends the run.
+func (e *epoch) finish(now time.Time, o job.Outcome, c *job.Cause) {
+	e.phase, e.outcome, e.cause, e.finishedAt, e.held = finished, o, c, now, false
+}
+
+// archive drops all but the evidence that is handed out: a run that has ended may be kept for long.
+func (e *epoch) archive(told job.Evidence) {
+	e.world, e.kept = nil, kept{slices.Clone(told.Failures), slices.Clone(told.Losses)}
 }
 
 // places are those of the world's nodes after so many restarts.
@@ -128,54 +140,25 @@ func (e *epoch) table() []job.Member {
 	return ms
 }
 
-// record keeps the first failures of the newest epoch, at most one for a worker and at most maxKept, so that a world of
-// any size costs the same.
-func (e *epoch) record(fs []job.Failure) {
-	for _, f := range fs {
-		if len(e.failures) < maxKept && !e.knows(f) {
-			e.failures = append(e.failures, f)
-		}
-	}
-}
-
-func (e *epoch) knows(f job.Failure) bool {
-	for _, k := range e.failures {
-		if k.Rank == f.Rank && k.GroupRank == f.GroupRank {
-			return true
-		}
-	}
-	return false
-}
-
 // lose records that a member has gone.
 func (e *epoch) lose(n *node, l job.Loss) {
 	e.elastic = true
-	if len(e.losses) < maxKept {
+	if len(e.kept.losses) < maxKept {
 		l.Node, l.GroupRank, l.RankBase, l.Slots = n.Name, n.rank, n.rankBase, n.Slots
-		e.losses = append(e.losses, l)
+		e.kept.losses = append(e.kept.losses, l)
 	}
 }
 
 // evidence is the evidence about the end of the epoch, the earliest first.
 func (e *epoch) evidence(restarts, maxRestarts int) job.Evidence {
 	earlier := func(a, b job.Failure) int { return a.At.Compare(b.At) }
-	failures := slices.SortedStableFunc(slices.Values(e.failures), earlier)
-	losses := slices.SortedStableFunc(slices.Values(e.losses), func(a, b job.Loss) int { return a.At.Compare(b.At) })
+	failures := slices.SortedStableFunc(slices.Values(e.kept.failures), earlier)
+	losses := slices.SortedStableFunc(slices.Values(e.kept.losses), func(a, b job.Loss) int { return a.At.Compare(b.At) })
 	return job.Evidence{
 		Outcome: e.outcome, Cause: e.cause,
 		Failures: failures[:min(len(failures), maxTold)], Losses: losses[:min(len(losses), maxTold)],
 		Restarts: restarts, MaxRestarts: maxRestarts, WorldSize: e.workers,
 	}
-}
-
-// succeeded books the successes that n reports.
-func (e *epoch) succeeded(n *node, s Success, tolerate bool) {
-	r := &e.results
-	whole := len(s.Ranks) == 0
-	r.any = true
-	first := n.rankBase == 0 && n.Slots > 0
-	r.node0 = r.node0 || whole && first
-	r.rank0 = r.rank0 || slices.Contains(s.Ranks, 0) || whole && first && !tolerate
 }
 
 // failed reports whether the epoch has ended because of a failure.
@@ -205,20 +188,6 @@ func (e *epoch) complete(n *node, m *members, out *outbox) {
 // over: no worker is left, and some have succeeded.
 func (e *epoch) over() bool { return e.done > 0 && e.done+e.results.exhausted >= e.working }
 
-// enough reports whether the run's success rule is met.
-func (e *epoch) enough(rule SuccessRule) bool {
-	r := &e.results
-	switch rule {
-	case SuccessRank0:
-		return r.rank0 || e.over()
-	case SuccessNode0:
-		return r.node0 || e.over()
-	case SuccessAny:
-		return r.any || e.over()
-	}
-	return e.over()
-}
-
 // starting reports whether a first step may be awaited.
 func (e *epoch) starting() bool { return e.phase == running && e.done == 0 && !e.held }
 
@@ -228,4 +197,51 @@ func (e *epoch) verdict() Directive {
 		return Directive{Kind: job.Done}
 	}
 	return Directive{Kind: job.Fail, Cause: e.cause}
+}
+
+// succeeded books the successes that n reports.
+func (r *results) succeeded(n *node, s Success, tolerate bool) {
+	whole := len(s.Ranks) == 0
+	r.any = true
+	first := n.rankBase == 0 && n.Slots > 0
+	r.node0 = r.node0 || whole && first
+	r.rank0 = r.rank0 || slices.Contains(s.Ranks, 0) || whole && first && !tolerate
+}
+
+// enough reports whether the run's success rule is met; over says that no worker is left.
+func (r *results) enough(rule SuccessRule, over bool) bool {
+	switch rule {
+	case SuccessRank0:
+		return r.rank0 || over
+	case SuccessNode0:
+		return r.node0 || over
+	case SuccessAny:
+		return r.any || over
+	}
+	return over
+}
+
+// kept is the evidence about the end of an epoch.
+type kept struct {
+	failures []job.Failure
+	losses   []job.Loss
+}
+
+// record keeps the first failures of the newest epoch, at most one for a worker and at most maxKept, so that a world of
+// any size costs the same.
+func (k *kept) record(fs []job.Failure) {
+	for _, f := range fs {
+		if len(k.failures) < maxKept && !k.knows(f) {
+			k.failures = append(k.failures, f)
+		}
+	}
+}
+
+func (k *kept) knows(f job.Failure) bool {
+	for _, o := range k.failures {
+		if o.Rank == f.Rank && o.GroupRank == f.GroupRank {
+			return true
+		}
+	}
+	return false
 }

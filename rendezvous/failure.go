@@ -15,7 +15,7 @@ func (r *Round) failing(now time.Time, e Failing) error {
 	if e.EpochID != r.epoch.id {
 		return nil
 	}
-	r.epoch.record(e.Failures)
+	r.epoch.kept.record(e.Failures)
 	r.account.progress(e.Progress)
 	switch {
 	case r.memory.rebuild != nil:
@@ -46,8 +46,9 @@ func (r *Round) failing(now time.Time, e Failing) error {
 func (r *Round) checkDone(now time.Time) {
 	switch {
 	case r.epoch.phase == running && r.epoch.results.exhausted >= r.epoch.working:
-		r.breakFailed(now, r.epoch.world[0], r.epoch.results.decision, r.epoch.failures[:min(len(r.epoch.failures), 1)])
-	case r.epoch.phase != running || !r.epoch.enough(r.params.Budget.Success):
+		first := r.epoch.kept.failures[:min(len(r.epoch.kept.failures), 1)]
+		r.breakFailed(now, r.epoch.world[0], r.epoch.results.decision, first)
+	case r.epoch.phase != running || !r.epoch.results.enough(r.params.Budget.Success, r.epoch.over()):
 	case r.account.again():
 		r.breakWorld(now, job.Cause{Kind: job.CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
 	default:

@@ -2,7 +2,6 @@ package rendezvous
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"dlrover-run/internal/job"
@@ -62,10 +61,8 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 	if e.Stopped != r.epoch.id || n.idle() || n.state == leaving {
 		return
 	}
-	if w := r.memory.rebuild; w != nil {
-		if !slices.Contains(w.stopped, n) {
-			w.stopped = append(w.stopped, n)
-		}
+	if r.memory.rebuild != nil {
+		r.memory.rebuild.stop(n)
 		return
 	}
 	if n.state != pending { // an earlier daemon had stopped it, unknown to this one
@@ -73,7 +70,7 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 	}
 	r.account.progress(e.Progress)
 	n.Node = n.renewed(e.Node)
-	r.epoch.record(e.Failures)
+	r.epoch.kept.record(e.Failures)
 	r.checks.queue(now, n)
 }
 
@@ -86,7 +83,7 @@ func (r *Round) leave(now time.Time, e Leave) error {
 	if n == nil {
 		return ErrUnknownNode // its join may still be under way
 	}
-	r.epoch.record(e.Failures)
+	r.epoch.kept.record(e.Failures)
 	kind := job.CauseLeave
 	if e.Killed {
 		kind = job.CauseLoss

@@ -145,7 +145,7 @@ func (m *memory) adopt(now time.Time, n *node, join Join) bool {
 	m.out.direct(n, Directive{Kind: job.Run, Place: &e.Place})
 	m.catchUp(n, e)
 	if join.Stopped == e.EpochID {
-		w.stopped = append(w.stopped, n)
+		w.stop(n)
 	}
 	return true
 }
@@ -195,13 +195,13 @@ func (m *memory) catchUp(n *node, e *Resume) {
 		m.account.stepped()
 	}
 	if e.Done || len(e.Ranks) > 0 {
-		m.epoch.succeeded(n, Success{Ranks: e.Ranks}, m.params.Budget.Tolerate)
+		m.epoch.results.succeeded(n, Success{Ranks: e.Ranks}, m.params.Budget.Tolerate)
 	}
 	switch {
 	case e.Done:
 		m.epoch.complete(n, m.members, m.out)
 	case e.Decision != "":
-		m.epoch.record(e.Failures)
+		m.epoch.kept.record(e.Failures)
 		m.rebuild.failing = append(m.rebuild.failing, Failing{
 			ID: n.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures, Progress: e.Progress,
 			Tolerated: e.Tolerated, Beside: e.Beside,
@@ -225,6 +225,13 @@ func (m *memory) rebuilt(now time.Time) *rebuild {
 
 // onlyStopped reports that no member with running workers has come back.
 func (w *rebuild) onlyStopped() bool { return len(w.stopped) == len(w.world)-w.missing }
+
+// stop books that the workers of n have been stopped.
+func (w *rebuild) stop(n *node) {
+	if !slices.Contains(w.stopped, n) {
+		w.stopped = append(w.stopped, n)
+	}
+}
 
 // fail keeps a failure until the world is rebuilt.
 func (w *rebuild) fail(now time.Time, e Failing) {

@@ -115,14 +115,11 @@ func (r *Round) enforce(now time.Time) {
 	}
 }
 
-// pause stops the workers. A pause that nodes have brought from an earlier daemon is of the epoch in, others of none:
-// they end with an order only.
+// pause stops the workers, and holds the seal. In is as in orders.pause.
 func (r *Round) pause(now time.Time, c *job.Cause, in *job.EpochID) {
-	r.orders.pausedIn = in
-	if r.orders.paused != nil {
+	if !r.orders.pause(c, in) {
 		return
 	}
-	r.orders.paused = c
 	r.sealer.restart()
 	r.account.pauseBegins(now)
 	r.gate.leave(now)
@@ -137,9 +134,10 @@ func (r *Round) resumeRun(now time.Time, o Order) {
 		r.orders.commandAhead(r.out)
 	}
 	r.orders.setCommand(o.Command, r.out)
-	r.orders.hold, r.orders.unheld = nil, true
+	r.orders.release()
 	if r.orders.paused != nil {
-		r.orders.paused, r.orders.pausedIn, r.orders.unpaused, r.epoch.formingAt = nil, nil, true, now
+		r.orders.unpause()
+		r.epoch.formingAt = now
 		r.account.pauseEnds(now)
 		r.out.repeat(everyNode)
 		r.checks.requeue(now)

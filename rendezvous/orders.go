@@ -54,6 +54,23 @@ func (o *orders) inherit(old *orders, finished, failed bool) {
 	}
 }
 
+// pause books a pause, and reports whether it is the first. One that nodes have brought from an earlier daemon is of
+// the epoch in, others of none: they end with an order only.
+func (o *orders) pause(c *job.Cause, in *job.EpochID) bool {
+	o.pausedIn = in
+	if o.paused != nil {
+		return false
+	}
+	o.paused = c
+	return true
+}
+
+// unpause ends a pause by an order.
+func (o *orders) unpause() { o.paused, o.pausedIn, o.unpaused = nil, nil, true }
+
+// release ends a hold.
+func (o *orders) release() { o.hold, o.unheld = nil, true }
+
 // finish drops what a run that has ended has no use for.
 func (o *orders) finish() {
 	o.paused, o.hold, o.unheld, o.command, o.commandIn, o.onResume = nil, nil, false, nil, nil, nil

@@ -10,7 +10,6 @@ package rendezvous
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"dlrover-run/internal/job"
@@ -210,7 +209,7 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	if r.epoch.phase != releasing || e.EpochID != r.epoch.id || r.epoch.world[0].ID != e.ID {
 		return nil // the world broke meanwhile; the leader gets a newer directive
 	}
-	r.epoch.phase, r.epoch.held = running, r.orders.hold != nil
+	r.epoch.run(r.orders.hold != nil)
 	r.account.ran(now, r.epoch.held)
 	addr := overviewOf(r.epoch.world).reach(r.epoch.world[0], e.Addr)
 	for i, p := range r.epoch.places(r.account.restarts) { // nothing has changed since the seal
@@ -230,7 +229,7 @@ func (r *Round) success(now time.Time, e Success) error {
 	if e.EpochID != r.epoch.id || n.state != member || r.epoch.phase != running && r.memory.rebuild == nil {
 		return nil
 	}
-	r.epoch.succeeded(n, e, r.params.Budget.Tolerate)
+	r.epoch.results.succeeded(n, e, r.params.Budget.Tolerate)
 	if len(e.Ranks) == 0 {
 		r.epoch.complete(n, r.members, r.out)
 	}
@@ -272,19 +271,17 @@ func (r *Round) settle(now time.Time) {
 			r.epoch.elastic = true
 		}
 	case finished:
-		if len(r.members.nodes) == 0 { // it may be kept for long: only its nodes' last states are
-			r.epoch.world = nil
+		if len(r.members.nodes) == 0 {
+			r.epoch.archive(r.out.evidence())
 			clear(r.members.wishes)
-			told := r.Evidence()
-			r.epoch.failures, r.epoch.losses = slices.Clone(told.Failures), slices.Clone(told.Losses)
 		}
 	}
 }
 
 func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.ended = r.members.lastStatuses(r.orders.bars, o)
-	r.epoch.phase, r.epoch.outcome, r.epoch.cause, r.epoch.finishedAt = finished, o, c, now
-	r.memory.rebuild, r.epoch.held = nil, false
+	r.epoch.finish(now, o, c)
+	r.memory.rebuild = nil
 	r.orders.finish()
 	r.account.failPendingAt = time.Time{}
 	r.sealer.restart()

@@ -665,7 +665,7 @@ func TestMassDeparture(t *testing.T) {
 		visits += len(acts)
 	}
 	require.Less(t, visits, 4*n)
-	require.Len(t, s.r.epoch.losses, maxKept)
+	require.Len(t, s.r.epoch.kept.losses, maxKept)
 }
 
 func TestStaleReportsAreIgnored(t *testing.T) {
@@ -1092,7 +1092,7 @@ func TestEvidenceIsBounded(t *testing.T) {
 		fs[i].Rank = i
 	}
 	s.must(Failing{ID: "a", EpochID: s.runs["a"].EpochID, Decision: Permanent, Failures: fs})
-	require.Len(t, s.r.epoch.failures, maxKept)
+	require.Len(t, s.r.epoch.kept.failures, maxKept)
 	require.Len(t, s.r.Evidence().Failures, maxTold)
 }
 
@@ -1323,7 +1323,7 @@ func TestMemberLeavesARebuiltWorld(t *testing.T) {
 	v := world(t, Params{Min: 2, Max: 3}, "a", "b", "c").revive()
 	v.comeBack("a", "b")
 	v.must(Leave{ID: "b"})
-	require.Empty(t, v.r.epoch.losses, "nothing is sealed that it could break")
+	require.Empty(t, v.r.epoch.kept.losses, "nothing is sealed that it could break")
 	delete(v.dirs, "b")
 	delete(v.runs, "b")
 	v.comeBack("c")
