@@ -18,7 +18,7 @@ const (
 // threshold is the log-likelihood that blames one of n nodes.
 func threshold(n int) float64 { return math.Log(float64(max(n, 2)) / familyWise) }
 
-// evidence summarizes the trials of a member for one capability.
+// evidence summarizes the tests of a member for one capability.
 type evidence struct {
 	weight      float64 // log-likelihood
 	early       float64 // that of base tests which have passed
@@ -32,7 +32,7 @@ type evidence struct {
 
 // weigh adds up the evidence about f of m.
 func (j *judge) weigh(m *member, f capability) (e evidence) {
-	for i, t := range m.trials {
+	for i, t := range m.tests {
 		switch t.outcome(m, f) {
 		case pass:
 			j.addPass(&e, t, m, f)
@@ -45,10 +45,10 @@ func (j *judge) weigh(m *member, f capability) (e evidence) {
 
 // addPass adds a pass: with few nodes, where all have met, the base tests count like retests. Otherwise a passed base
 // test does not end the search, but counts against blame.
-func (j *judge) addPass(e *evidence, t *trial, m *member, f capability) {
+func (j *judge) addPass(e *evidence, t *test, m *member, f capability) {
 	switch {
 	case !t.other(m).certified(f.counterpart()):
-	case t.kind == baseTrial && !j.roundRobin:
+	case t.kind == baseTest && !j.roundRobin:
 		e.early += weightPass
 	default:
 		e.weight += weightPass
@@ -56,7 +56,7 @@ func (j *judge) addPass(e *evidence, t *trial, m *member, f capability) {
 }
 
 func (j *judge) addFailure(e *evidence, i int, m *member, f capability) {
-	t := m.trials[i]
+	t := m.tests[i]
 	o := t.other(m)
 	if j.explained(t, m, f) {
 		return
@@ -70,10 +70,10 @@ func (j *judge) addFailure(e *evidence, i int, m *member, f capability) {
 	}
 	if o.certified(f.counterpart()) {
 		e.certain++
-		if t.kind == retestTrial {
+		if t.kind == retest {
 			e.retestFails++
 		}
-		if !failedBefore(m, o, f, m.trials[:i]) {
+		if !failedBefore(m, o, f, m.tests[:i]) {
 			e.partners++
 		}
 	}
@@ -81,26 +81,26 @@ func (j *judge) addFailure(e *evidence, i int, m *member, f capability) {
 }
 
 // weightOfFailure is the share of a failure that counts against m: all, half, or nothing.
-func weightOfFailure(t *trial, m *member, f capability) float64 {
+func weightOfFailure(t *test, m *member, f capability) float64 {
 	mine, theirs := m.certified(f), t.other(m).certified(f.counterpart())
 	switch {
-	case theirs && t.kind == retestTrial && t.subject() == m:
+	case theirs && t.kind == retest && t.subject() == m:
 		return weightFail
-	case t.kind == pairTrial, t.kind == mutualTrial, mine && !theirs:
+	case t.kind == pairTest, t.kind == mutualTest, mine && !theirs:
 		return 0 // the pair's or the other one's
 	case theirs && !mine:
 		return weightAlone
-	case theirs && t.kind == retestTrial:
+	case theirs && t.kind == retest:
 		return 0 // m was the judge
 	}
 	return weightEach
 }
 
 // subject is for whom a retest is made: it serves.
-func (t *trial) subject() *member { return t.ends[0] }
+func (t *test) subject() *member { return t.ends[0] }
 
-func failedBefore(m, o *member, f capability, trials []*trial) bool {
-	for _, t := range trials {
+func failedBefore(m, o *member, f capability, tests []*test) bool {
+	for _, t := range tests {
 		if t.other(m) == o && t.outcome(m, f) == fail {
 			return true
 		}
@@ -109,7 +109,7 @@ func failedBefore(m, o *member, f capability, trials []*trial) bool {
 }
 
 // explained reports whether another node is known to be the cause of a failure of m.
-func (j *judge) explained(t *trial, m *member, f capability) bool {
+func (j *judge) explained(t *test, m *member, f capability) bool {
 	o := t.other(m)
 	return f == reach && t.silentEnd(o) && !t.silentEnd(m) || // m has reported, o has not
 		o.exposed(f.counterpart()) || j.leaves.cutOff(t)

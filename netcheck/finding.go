@@ -83,7 +83,7 @@ func (p *reporter) blameReach(m *member) Verdict {
 // partner in the last of these tests, and m's own words, else its partner's, after a colon.
 func (m *member) failures() (class Class, peer, words string) {
 	count := map[Class]int{}
-	for _, t := range m.trials {
+	for _, t := range m.tests {
 		if t.reach != fail {
 			continue
 		}
@@ -98,8 +98,8 @@ func (m *member) failures() (class Class, peer, words string) {
 	return class, peer, words
 }
 
-// worst is the class of a failed trial: that of the first end that has one, MTU before all.
-func (t *trial) worst() Class {
+// worst is the class of a failed test: that of the first end that has one, MTU before all.
+func (t *test) worst() Class {
 	if t.class[0] == OK || t.class[1] == MTU {
 		return t.class[1]
 	}
@@ -129,7 +129,7 @@ func (w words) rateFinding(m *member, f capability) Finding {
 // bestOf puts the best sample of f, compared with its kind, into a finding: the best sample shows the node's capacity.
 func (w words) bestOf(m *member, f capability, x *Finding) (best sample, lossy bool) {
 	share := float32(0)
-	for _, t := range m.trials {
+	for _, t := range m.tests {
 		y := t.of(m, f)
 		if y == nil || y.result == none {
 			continue
@@ -179,14 +179,14 @@ func (w words) warnings(m *member) (found []Finding) {
 
 // pathsOf are the paths of m that are at fault, in words.
 func (p *reporter) pathsOf(m *member) (paths []string) {
-	for _, t := range m.trials {
+	for _, t := range m.tests {
 		paths = append(paths, p.pathNames(t)...)
 	}
 	return paths
 }
 
 // pathNames are the directions in which the path of t has failed.
-func (p *reporter) pathNames(t *trial) (names []string) {
+func (p *reporter) pathNames(t *test) (names []string) {
 	a, b := t.ends[0].n.name(), t.ends[1].n.name()
 	for _, f := range p.judge.pathCapabilities(t) {
 		switch {
@@ -201,7 +201,7 @@ func (p *reporter) pathNames(t *trial) (names []string) {
 	return names
 }
 
-func (w words) pathRate(t *trial, f capability, from, to string) string {
+func (w words) pathRate(t *test, f capability, from, to string) string {
 	y := t.again.of(t.ends[0], f)
 	l := w.rates.lanes[f.lane()]
 	if y.lossy {

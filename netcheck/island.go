@@ -48,7 +48,7 @@ func (s *stage) cutOffMaybe() (blamed []*member) {
 	return blamed
 }
 
-// pairUp starts as many trials as possible. A node that has passed once meets another such node, which is likely to
+// pairUp starts as many tests as possible. A node that has passed once meets another such node, which is likely to
 // pass again. Nodes that have passed often enough meet unknown nodes. The rest meet each other.
 func (q *scheduler) pairUp(blamed []*member, round int) {
 	var byPasses [mutualPasses + 1][]*member
@@ -64,11 +64,11 @@ func (q *scheduler) pairUp(blamed []*member, round int) {
 	q.match(never, never, round)
 }
 
-// match starts trials between idle members of two groups that have not met.
+// match starts tests between idle members of two groups that have not met.
 func (q *scheduler) match(group, others []*member, round int) {
 	for _, m := range group {
 		if p := stranger(m, others); p != nil {
-			t := newTrial(q.torch, mutualTrial, m, p)
+			t := newTest(q.torch, mutualTest, m, p)
 			t.round, t.quick = round, !q.torch
 			q.start(t)
 		}
@@ -85,9 +85,9 @@ func stranger(m *member, others []*member) *member {
 	return nil
 }
 
-// endMutual takes a trial of two blamed members.
-func (s *stage) endMutual(t *trial) {
-	if t.kind == mutualTrial && t.reach == pass {
+// endMutual takes a test of two blamed members.
+func (s *stage) endMutual(t *test) {
+	if t.kind == mutualTest && t.reach == pass {
 		s.island.passed++
 		t.ends[0].mutual++
 		t.ends[1].mutual++

@@ -12,7 +12,7 @@ const (
 	retestsReach  = 2    // failed retests, unless all have met: of a thousand nodes some meet three bad paths in a row
 	disturbed     = 0.2  // share of rates that something elsewhere may spoil
 	slowWise      = 1e-3 // chance that these alone make any healthy node of all slow
-	capTrials     = 14   // of one node for its own sake
+	capTests      = 14   // of one node for its own sake
 	fewRetests    = 4    // of one that others do not reach, where most are suspects: they fail alike
 	hopeless      = 1    // more tests of one of two nodes
 )
@@ -23,19 +23,19 @@ type judge struct {
 	size       int  // of all that are judged together
 	base       int  // rounds
 	roundRobin bool // all members have met
-	many       bool // most members were suspects after the base trials
+	many       bool // most members were suspects after the base tests
 	rates      rates
 	leaves     switches
 	history    testLog
 }
 
-// enter takes an ended trial as evidence.
-func (j *judge) enter(t *trial) {
+// enter takes an ended test as evidence.
+func (j *judge) enter(t *test) {
 	j.history.enter(t)
 	j.leaves.tally(t)
 }
 
-// judgeAll judges all trials by their common rates.
+// judgeAll judges all tests by their common rates.
 func (j *judge) judgeAll() {
 	j.rates.measure(j.history.ended, j.members, j.roundRobin)
 	for _, t := range j.history.ended {
@@ -44,9 +44,9 @@ func (j *judge) judgeAll() {
 	j.leaves.find(j.members, j.size)
 }
 
-// repeated enters with the disputed trials of a pair that it was made again.
-func (j *judge) repeated(t *trial) {
-	for _, old := range t.ends[0].trials {
+// repeated enters with the disputed tests of a pair that it was made again.
+func (j *judge) repeated(t *test) {
+	for _, old := range t.ends[0].tests {
 		if old != t && old.other(t.ends[0]) == t.ends[1] && old.again == nil {
 			old.again = t
 			if fs := j.pathCapabilities(old); len(fs) > 0 && fs[0] != reach {
@@ -81,14 +81,14 @@ func (j *judge) exhausted(m *member) bool {
 	case j.size == 2:
 		return m.retests >= hopeless
 	case j.scarce(j.history.alive):
-		return slices.ContainsFunc(m.trials, func(t *trial) bool {
-			return t.kind == retestTrial && t.subject() == m && t.other(m).certified(reach)
+		return slices.ContainsFunc(m.tests, func(t *test) bool {
+			return t.kind == retest && t.subject() == m && t.other(m).certified(reach)
 		})
 	}
 	if j.many && j.stand(m, reach) == open {
 		return m.retests >= fewRetests
 	}
-	return m.retests >= capTrials-j.base
+	return m.retests >= capTests-j.base
 }
 
 // stand is the standing of one capability of m.
@@ -135,7 +135,7 @@ func (j *judge) lowsToBlame() int {
 func (j *judge) standReach(m *member, e evidence) standing {
 	passed := m.certified(reach) && (m.want <= 1 || m.passes() >= m.want)
 	switch {
-	case m.n.witness && len(m.trials) == 0:
+	case m.n.witness && len(m.tests) == 0:
 		return cleared // no test has needed it
 	case !passed:
 		return open
@@ -163,7 +163,7 @@ func (j *judge) standRate(m *member, f capability, e evidence) standing {
 
 // lows counts the low samples of f, whichever end is to blame.
 func (j *judge) lows(m *member, f capability) (n int) {
-	for _, t := range m.trials {
+	for _, t := range m.tests {
 		if t.outcome(m, f) == fail && !j.leaves.cutOff(t) {
 			n++
 		}
@@ -173,8 +173,8 @@ func (j *judge) lows(m *member, f capability) (n int) {
 
 // disputed reports whether t failed between two nodes that are fine by all other tests, and was not repeated yet. The
 // path has failed, or the failure was a chance.
-func (j *judge) disputed(t *trial) bool {
-	if t.again != nil || t.kind == pairTrial {
+func (j *judge) disputed(t *test) bool {
+	if t.again != nil || t.kind == pairTest {
 		return false
 	}
 	for f := range j.rates.capabilities() {
@@ -185,7 +185,7 @@ func (j *judge) disputed(t *trial) bool {
 	return false
 }
 
-func (j *judge) contested(t *trial, f capability) bool {
+func (j *judge) contested(t *test, f capability) bool {
 	if f != reach && (t.ends[0].n.witness && t.ends[1].n.witness || j.slowFabric(j.history.slowTwice)) {
 		return false // nothing is decided by it
 	}

@@ -16,8 +16,8 @@ type switches struct {
 // leafCount counts the tests of one leaf's nodes.
 type leafCount struct{ members, in, crossPass, crossFail int }
 
-// tally enters an ended trial.
-func (l *switches) tally(t *trial) {
+// tally enters an ended test.
+func (l *switches) tally(t *test) {
 	a, b := t.ends[0].leaf, t.ends[1].leaf
 	if a == "" || b == "" || t.reach == none {
 		return
@@ -64,7 +64,7 @@ func (l *switches) find(members []*member, size int) {
 }
 
 // cutOff reports whether t was made over the uplink of a dead leaf.
-func (l *switches) cutOff(t *trial) bool {
+func (l *switches) cutOff(t *test) bool {
 	a, b := t.ends[0].leaf, t.ends[1].leaf
 	return len(l.dead) > 0 && a != b && (l.dead[a] || l.dead[b])
 }

@@ -77,7 +77,7 @@ const (
 
 // least is the smallest value of figure i that tests of f of m have shown, and the usual one. n counts these tests.
 func (w words) least(i int, m *member, f capability) (least, usual float32, n int) {
-	for _, t := range m.trials {
+	for _, t := range m.tests {
 		y := t.of(m, f)
 		if y == nil || y.mbps == 0 {
 			continue
@@ -114,7 +114,7 @@ func (w words) warnLatency(m *member, f capability) *Finding {
 func (w words) warnMTU(m *member, f capability) *Finding {
 	l := w.rates.lanes[f.lane()]
 	most, want := float32(0), float32(0)
-	for _, t := range m.trials {
+	for _, t := range m.tests {
 		if y := t.of(m, f); y != nil && y.figures[packet] > 0 {
 			most, want = max(most, y.figures[packet]), max(want, min(m.mtu(l), t.other(m).mtu(l)))
 		}

@@ -35,7 +35,7 @@ const (
 	capped                  // as much as allowed was tested, without a decision
 )
 
-// record is the outcome of a member's trials for one capability.
+// record is the outcome of a member's tests for one capability.
 type record struct {
 	best   float32 // of a rate: the largest share of the median
 	passed bool    // certified: a slow partner or a disturbance makes a test worse, nothing makes it better
@@ -46,11 +46,11 @@ type record struct {
 // member is a node's part in one stage.
 type member struct {
 	n        *node
-	queue    []*trial
-	trials   []*trial // that have ended, in order
+	queue    []*test
+	tests    []*test  // that have ended, in order
 	records  []record // by capability
 	retests  int      // made for this member
-	mutual   int      // trials passed with others that were blamed
+	mutual   int      // tests passed with others that were blamed
 	silents  int
 	owns     int
 	want     int // tests that have to be passed, by different nodes
@@ -91,11 +91,11 @@ func (m *member) certified(f capability) bool {
 func (m *member) exposed(f capability) bool { return m.record(f).blamed || m.record(reach).blamed }
 
 // idle reports whether m can be given a test.
-func (m *member) idle() bool { return m.n.present() && m.n.trial == nil && !m.released }
+func (m *member) idle() bool { return m.n.present() && m.n.test == nil && !m.released }
 
-// meetings counts the trials of m with o.
+// meetings counts the tests of m with o.
 func (m *member) meetings(o *member) (n int) {
-	for _, t := range m.trials {
+	for _, t := range m.tests {
 		if t.other(m) == o {
 			n++
 		}
@@ -105,16 +105,16 @@ func (m *member) meetings(o *member) (n int) {
 
 // passes counts the different members with which m has passed.
 func (m *member) passes() (n int) {
-	for i, t := range m.trials {
-		if t.reach == pass && !metBefore(m, t.other(m), m.trials[:i]) {
+	for i, t := range m.tests {
+		if t.reach == pass && !metBefore(m, t.other(m), m.tests[:i]) {
 			n++
 		}
 	}
 	return n
 }
 
-func metBefore(m, o *member, trials []*trial) bool {
-	for _, t := range trials {
+func metBefore(m, o *member, tests []*test) bool {
+	for _, t := range tests {
 		if t.reach == pass && t.other(m) == o {
 			return true
 		}
@@ -137,7 +137,7 @@ func (m *member) known() (n int) {
 
 // failedWith are the members with which any capability of m has failed.
 func (m *member) failedWith() (others []*member) {
-	for _, t := range m.trials {
+	for _, t := range m.tests {
 		if t.failed() {
 			others = append(others, t.other(m))
 		}

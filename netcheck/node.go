@@ -21,10 +21,10 @@ type node struct {
 	witness  bool
 	local    bool      // an expected one: it does its local checks
 	due      time.Time // of an expected one: then it is silent
-	trial    *trial    // that it takes part in now
+	test     *test     // that it takes part in now
 	member   *member   // of the present stage
 	busy     bool      // computing, or in the collective
-	test     string    // the name of that
+	task     string    // the name of that
 	matmul   float64   // milliseconds of its slowest device; 0 is unknown
 	computed Class     // how computing ended
 	why      string    // the same in words
@@ -46,9 +46,9 @@ func (n *node) name() string {
 // depart takes a node out of the check, whichever phase it is in.
 func (c *Check) depart(n *node) {
 	c.roster.become(n, departed) // first, so that nothing new is begun with it
-	if n.trial != nil {
-		n.trial.cancel()
-		c.finish(n.trial)
+	if n.test != nil {
+		n.test.cancel()
+		c.finish(n.test)
 	}
 	if n.member != nil {
 		c.stage().leave(n.member)

@@ -60,8 +60,8 @@ func (p *Picture) addStage(s *stage, place map[*node]int) {
 	}
 }
 
-// pairsOf is one direction of a trial, by rail.
-func (r *rates) pairsOf(t *trial, d, from, to int) []Pair {
+// pairsOf is one direction of a test, by rail.
+func (r *rates) pairsOf(t *test, d, from, to int) []Pair {
 	blank := Pair{From: from, To: to, Round: t.round, Torch: t.torch}
 	if t.reach == fail {
 		blank.Class = t.worst()

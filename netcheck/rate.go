@@ -48,10 +48,10 @@ func (x norms) main() norm {
 	return x[rateClass{cross: true}]
 }
 
-// measure takes the medians of the trials. allMet: every pair of members was tested.
-func (r *rates) measure(trials []*trial, members []*member, allMet bool) {
+// measure takes the medians of the tests. allMet: every pair of members was tested.
+func (r *rates) measure(tests []*test, members []*member, allMet bool) {
 	by := map[rateClass][]*sample{}
-	for _, t := range trials {
+	for _, t := range tests {
 		for d := range t.lanes {
 			for i := range t.lanes[d] {
 				c := rateClass{r.lanes[i], t.cross}
@@ -64,7 +64,7 @@ func (r *rates) measure(trials []*trial, members []*member, allMet bool) {
 			continue
 		}
 		x := usual(samples)
-		if best := median(r.bests(members, c)); best > 0 && (allMet || r.ofNodes(trials, c, best)) {
+		if best := median(r.bests(members, c)); best > 0 && (allMet || r.ofNodes(tests, c, best)) {
 			x.mbps = best
 		}
 		r.norms[c] = x
@@ -73,9 +73,9 @@ func (r *rates) measure(trials []*trial, members []*member, allMet bool) {
 
 // ofNodes reports whether slow nodes explain which pairs are slow: it is not so where leaves that are not known have
 // slow uplinks. Then many pairs are slow of nodes that are both fast with others.
-func (r *rates) ofNodes(trials []*trial, c rateClass, best float32) bool {
+func (r *rates) ofNodes(tests []*test, c rateClass, best float32) bool {
 	lane, low, all := slices.Index(r.lanes, c.lane), 0, 0
-	for _, t := range trials {
+	for _, t := range tests {
 		for _, f := range []capability{sends(lane), receives(lane)} {
 			a, b := t.ends[0], t.ends[1]
 			x := t.of(a, f)
@@ -101,7 +101,7 @@ func (r *rates) bests(members []*member, c rateClass) (rates []float32) {
 }
 
 func (m *member) best(f capability, c rateClass) (best float32) {
-	for _, t := range m.trials {
+	for _, t := range m.tests {
 		if x := t.of(m, f); x != nil && t.cross == c.cross && !x.cpu {
 			best = max(best, x.mbps)
 		}
@@ -151,8 +151,8 @@ func median[T float32 | float64](xs []T) T {
 	return (xs[(n-1)/2] + xs[n/2]) / 2
 }
 
-// judge compares the samples of a trial with the usual rates.
-func (r *rates) judge(t *trial) {
+// judge compares the samples of a test with the usual rates.
+func (r *rates) judge(t *test) {
 	if t.reach != pass {
 		return
 	}
@@ -180,7 +180,7 @@ func (x *sample) rate(usual norm) {
 }
 
 // note enters a judged sample with both ends.
-func (r *rates) note(t *trial, d, i int) {
+func (r *rates) note(t *test, d, i int) {
 	x := &t.lanes[d][i]
 	if x.result == none {
 		return

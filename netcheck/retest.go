@@ -15,17 +15,17 @@ type scheduler struct {
 	torch     bool
 	pool      fifo[*member] // certified and clear
 	waiting   fifo[*member] // open
-	disputes  fifo[*trial]
-	unsettled int      // members that are pending or open
-	running   int      // trials
-	started   []*trial // not taken yet
+	disputes  fifo[*test]
+	unsettled int     // members that are pending or open
+	running   int     // tests
+	started   []*test // not taken yet
 }
 
-// start begins a trial of two idle members.
-func (q *scheduler) start(t *trial) {
+// start begins a test of two idle members.
+func (q *scheduler) start(t *test) {
 	q.running++
 	for _, m := range t.ends {
-		m.n.trial = t
+		m.n.test = t
 	}
 	q.started = append(q.started, t)
 }
@@ -44,7 +44,7 @@ func (q *scheduler) count(m *member) {
 
 // place puts m into the queues for its standing.
 func (q *scheduler) place(m *member, retests bool) {
-	for _, t := range m.trials {
+	for _, t := range m.tests {
 		if !t.listed && q.judge.disputed(t) {
 			t.listed = true
 			q.disputes.push(t)
@@ -63,7 +63,7 @@ func (q *scheduler) place(m *member, retests bool) {
 	}
 }
 
-// startPairs repeats disputed trials.
+// startPairs repeats disputed tests.
 func (q *scheduler) startPairs() {
 	for range min(q.disputes.len(), scanPool) {
 		t := q.disputes.pop()
@@ -73,7 +73,7 @@ func (q *scheduler) startPairs() {
 		case !q.judge.disputed(t):
 			t.listed = false
 		case a.idle() && b.idle():
-			q.retest(pairTrial, a, b, t)
+			q.retest(pairTest, a, b, t)
 		default:
 			q.disputes.push(t)
 		}
@@ -90,11 +90,11 @@ func (q *scheduler) startRetests() {
 		}
 		if p := q.mate(m); p != nil {
 			m.mated, p.mated = true, true
-			q.retest(mutualTrial, m, p, nil)
+			q.retest(mutualTest, m, p, nil)
 			continue
 		}
 		if p := q.partner(m); p != nil {
-			q.retest(retestTrial, m, p, nil)
+			q.retest(retest, m, p, nil)
 			continue
 		}
 		m.waiting = true
@@ -150,10 +150,10 @@ func (q *scheduler) partner(m *member) *member {
 	return nil
 }
 
-// retest starts a trial for m's sake, or of a disputed one's pair.
-func (q *scheduler) retest(kind trialKind, m, p *member, old *trial) {
-	t := newTrial(q.torch, kind, m, p)
-	if kind == retestTrial {
+// retest starts a test for m's sake, or of a disputed one's pair.
+func (q *scheduler) retest(kind testKind, m, p *member, old *test) {
+	t := newTest(q.torch, kind, m, p)
+	if kind == retest {
 		m.retests++
 	}
 	t.round = q.judge.base + m.retests
@@ -172,7 +172,7 @@ func (j *judge) doubtsRate(m *member) bool {
 }
 
 // fallback is for few nodes, and when hardly any is fine. Suspects meet earlier partners again, or certified nodes that
-// wait themselves. If no node is certified, they meet each other. It reports whether it has started a trial.
+// wait themselves. If no node is certified, they meet each other. It reports whether it has started a test.
 func (q *scheduler) fallback() bool {
 	judges := q.judges()
 	for range q.waiting.len() {
@@ -190,7 +190,7 @@ func (q *scheduler) fallback() bool {
 			q.waiting.push(m) // it is the first one next time
 			continue
 		}
-		q.retest(retestTrial, m, p, nil)
+		q.retest(retest, m, p, nil)
 	}
 	return q.running > 0
 }

@@ -21,7 +21,7 @@ func (c *Check) ready(ev Ready) {
 		}
 		return
 	}
-	t := n.trial
+	t := n.test
 	if t == nil || t.id != ev.Test || t.ends[0].n != n || t.ready || t.reported[0] {
 		return
 	}
@@ -43,7 +43,7 @@ func (c *Check) report(ev Report) {
 		c.reportAlone(n, &ev.Result)
 		return
 	}
-	t := n.trial
+	t := n.test
 	if t == nil || t.id != ev.Result.Test {
 		return
 	}
@@ -68,10 +68,10 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // finish frees both ends of a test and hands it to its stage.
-func (c *Check) finish(t *trial) {
+func (c *Check) finish(t *test) {
 	t.ended = true
 	for i, m := range t.ends {
-		m.n.trial = nil
+		m.n.test = nil
 		if !t.reported[i] && m.n.present() && (i == 0 || t.ready) {
 			c.out.assign(m.n, Assignment{Duty: Rest}) // it may still be at it
 		}
@@ -138,7 +138,7 @@ func (c *Check) advanceStage() {
 	}
 }
 
-// abort ends a stage whose time is over: running trials count no more.
+// abort ends a stage whose time is over: running tests count no more.
 func (c *Check) abort(s *stage) {
 	inBase := s.phase == inBase
 	s.phase, s.report.aborted = stageOver, true
@@ -146,9 +146,9 @@ func (c *Check) abort(s *stage) {
 		m.queue = nil // of all, before any is free for the next one
 	}
 	for _, m := range s.judge.members {
-		if m.n.trial != nil {
-			m.n.trial.cancel()
-			c.finish(m.n.trial)
+		if m.n.test != nil {
+			m.n.test.cancel()
+			c.finish(m.n.test)
 		}
 	}
 	if inBase {

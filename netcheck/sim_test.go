@@ -46,7 +46,7 @@ type simWork struct {
 	at    time.Duration
 	round int
 	ends  [2]int
-	kind  trialKind
+	kind  testKind
 }
 
 type simNode struct {
@@ -215,13 +215,13 @@ func (s *sim) obey(x *simNode, a Assignment) {
 	case Serve:
 		s.at(simLatency, Ready{ID: x.id, Test: a.Test, Addrs: []string{"10.0.0.1:1"}})
 		peer := s.byID[a.Peer.ID]
-		t := s.check.roster.byID[x.id].trial
+		t := s.check.roster.byID[x.id].test
 		if s.began != nil {
 			s.began(a.Test, x.i, peer.i)
 		}
 		s.work = append(s.work, simWork{s.took(), a.Round, [2]int{x.i, peer.i}, t.kind})
 		if peer.dead {
-			s.at(trialTime, Report{x.id, Result{Test: a.Test, Class: Unreachable}})
+			s.at(testTime, Report{x.id, Result{Test: a.Test, Class: Unreachable}})
 		}
 	case Dial:
 		s.meet(x, s.byID[a.Peer.ID], a)

@@ -9,18 +9,18 @@ import (
 type stagePhase uint8
 
 const (
-	inBase    stagePhase = iota // the planned trials of all
+	inBase    stagePhase = iota // the planned tests of all
 	inRetests                   // of suspects only
 	inMutual                    // those that are blamed, with each other
 	stageOver
 )
 
-// stage tests members in pairs until it knows enough of each: first the planned base trials, then suspects against
-// certified nodes, at last blamed nodes against each other. A trial begins as soon as both its ends are idle; all
-// members wait for each other only between the phases. The judge weighs the trials, the scheduler chooses further
+// stage tests members in pairs until it knows enough of each: first the planned base tests, then suspects against
+// certified nodes, at last blamed nodes against each other. A test begins as soon as both its ends are idle; all
+// members wait for each other only between the phases. The judge weighs the tests, the scheduler chooses further
 // pairs, and the reporter words the verdicts.
 //
-// Invariants: a member is in at most one running trial. A certified or blamed member stays so. The evidence is added up
+// Invariants: a member is in at most one running test. A certified or blamed member stays so. The evidence is added up
 // anew from the history whenever it changes, so this invariant makes it converge.
 type stage struct {
 	cfg    Config
@@ -28,7 +28,7 @@ type stage struct {
 	torch  bool
 	final  bool // cleared nodes may be released
 	phase  stagePhase
-	left   int // base trials that have not ended
+	left   int // base tests that have not ended
 	island island
 	judge  judge
 	queue  scheduler
@@ -36,10 +36,10 @@ type stage struct {
 	out    effects
 }
 
-// effects are for the Check to carry out after every call of a stage, with the trials that its scheduler has started.
+// effects are for the Check to carry out after every call of a stage, with the tests that its scheduler has started.
 type effects struct {
-	baseEnded bool      // the timeline gets the result of the base trials
-	released  []*member // no trial needs them: they are decided
+	baseEnded bool      // the timeline gets the result of the base tests
+	released  []*member // no test needs them: they are decided
 }
 
 // newStage makes a stage of nodes. old are the usual rates of the last stage of its kind.
@@ -65,7 +65,7 @@ func (s *stage) add(n *node) *member {
 	return m
 }
 
-// begin plans the base trials and starts the first of them.
+// begin plans the base tests and starts the first of them.
 func (s *stage) begin() {
 	rounds := s.plan()
 	s.judge.base = len(rounds)
@@ -115,20 +115,20 @@ func thorough(rounds int) int {
 	return 2
 }
 
-// enqueue plans a base trial.
+// enqueue plans a base test.
 func (s *stage) enqueue(a, b *member, round int, quick bool) {
-	t := newTrial(s.torch, baseTrial, a, b)
+	t := newTest(s.torch, baseTest, a, b)
 	t.round, t.quick = round, quick || a.n.witness || b.n.witness
 	a.queue, b.queue = append(a.queue, t), append(b.queue, t)
 	s.left++
 }
 
-func newTrial(torch bool, kind trialKind, a, b *member) *trial {
-	return &trial{kind: kind, torch: torch, ends: [2]*member{a, b}, cross: a.leaf != b.leaf}
+func newTest(torch bool, kind testKind, a, b *member) *test {
+	return &test{kind: kind, torch: torch, ends: [2]*member{a, b}, cross: a.leaf != b.leaf}
 }
 
-// head is m's next base trial that will be made.
-func (m *member) head() *trial {
+// head is m's next base test that will be made.
+func (m *member) head() *test {
 	for len(m.queue) > 0 && m.queue[0].dropped {
 		m.queue = m.queue[1:]
 	}
@@ -138,7 +138,7 @@ func (m *member) head() *trial {
 	return m.queue[0]
 }
 
-// proceed starts m's next base trial when both ends have come to it.
+// proceed starts m's next base test when both ends have come to it.
 func (s *stage) proceed(m *member) {
 	t := m.head()
 	if t == nil || !m.idle() || !t.other(m).idle() || t.other(m).head() != t {
@@ -150,7 +150,7 @@ func (s *stage) proceed(m *member) {
 	s.queue.start(t)
 }
 
-// drop gives up m's planned base trials.
+// drop gives up m's planned base tests.
 func (s *stage) drop(m *member) {
 	for _, t := range m.queue {
 		if !t.dropped {
@@ -162,12 +162,12 @@ func (s *stage) drop(m *member) {
 	m.queue = nil
 }
 
-// end takes a trial that is over: all reports are in, it has expired, or it is void.
-func (s *stage) end(t *trial) {
+// end takes a test that is over: all reports are in, it has expired, or it is void.
+func (s *stage) end(t *test) {
 	s.queue.running--
 	t.conclude()
 	s.judge.enter(t)
-	if t.kind == baseTrial {
+	if t.kind == baseTest {
 		s.left--
 		s.endBase(t)
 	} else {
@@ -176,7 +176,7 @@ func (s *stage) end(t *trial) {
 }
 
 // endBase goes on with both ends. The base rounds do not wait for a silent member again.
-func (s *stage) endBase(t *trial) {
+func (s *stage) endBase(t *test) {
 	for i, m := range t.ends {
 		if t.class[i] == Silent {
 			s.drop(m)
@@ -186,7 +186,7 @@ func (s *stage) endBase(t *trial) {
 	s.barrier()
 }
 
-// barrier ends the base rounds with their last trial: the usual rates are known now.
+// barrier ends the base rounds with their last test: the usual rates are known now.
 func (s *stage) barrier() {
 	if s.phase != inBase || s.left > 0 || s.queue.running > 0 || s.complete() {
 		return
@@ -219,16 +219,16 @@ func (s *stage) complete() bool {
 	return s.left > 0
 }
 
-// weighBase judges the base trials: the usual rates are known now.
+// weighBase judges the base tests: the usual rates are known now.
 func (s *stage) weighBase() {
 	s.judge.judgeAll()
 	s.reassess(s.judge.members...)
 }
 
-// endLater judges a trial of the later phases.
-func (s *stage) endLater(t *trial) {
+// endLater judges a test of the later phases.
+func (s *stage) endLater(t *test) {
 	s.judge.rates.judge(t)
-	if t.kind == pairTrial {
+	if t.kind == pairTest {
 		s.judge.repeated(t)
 	}
 	if s.phase == inMutual {
@@ -255,7 +255,7 @@ func (s *stage) reassess(ms ...*member) {
 	}
 }
 
-// leave removes the member of a node that has gone; its running trial is void already.
+// leave removes the member of a node that has gone; its running test is void already.
 func (s *stage) leave(m *member) {
 	s.queue.count(m)
 	s.judge.size--
@@ -274,7 +274,7 @@ func (s *stage) join(n *node) {
 	s.pump()
 }
 
-// pump starts all possible trials, releases members that no trial needs, and ends the phase when nothing is left.
+// pump starts all possible tests, releases members that no test needs, and ends the phase when nothing is left.
 func (s *stage) pump() {
 	switch s.phase {
 	case inRetests:

@@ -14,11 +14,11 @@ func TestTestsAmongGoodNodes(t *testing.T) {
 	j := &judge{}
 	for _, ends := range [][2]*member{{good, fine}, {fine, good}, {good, slow}, {slow, good}, {slow, slow}, {good, bad},
 		{bad, good}, {bad, slow}, {good, unproven}, {unproven, good}, {unproven, unproven}} {
-		j.history.ended = append(j.history.ended, &trial{ends: ends, reach: fail})
+		j.history.ended = append(j.history.ended, &test{ends: ends, reach: fail})
 	}
-	j.history.ended = append(j.history.ended, &trial{ends: [2]*member{good, fine}, reach: pass},
-		&trial{ends: [2]*member{good, fine}, reach: fail, class: [2]Class{OK, Silent}},
-		&trial{ends: [2]*member{good, fine}, reach: fail, class: [2]Class{Silent, OK}})
+	j.history.ended = append(j.history.ended, &test{ends: [2]*member{good, fine}, reach: pass},
+		&test{ends: [2]*member{good, fine}, reach: fail, class: [2]Class{OK, Silent}},
+		&test{ends: [2]*member{good, fine}, reach: fail, class: [2]Class{Silent, OK}})
 	failed, all := j.amongGood()
 	require.Equal(t, 2, failed)
 	require.Equal(t, 5, all)
@@ -38,11 +38,11 @@ func TestWhatTestsFailWith(t *testing.T) {
 		{[]Class{Reset, MTU, Reset, Reset}, MTU, "1"},
 		{[]Class{OK, Reset, OK, OK}, Reset, "1"},
 	} {
-		m.trials = nil
+		m.tests = nil
 		for i, class := range c.classes {
-			x := &trial{ends: [2]*member{m, {n: &node{Node: Node{Name: string(rune('0' + i))}}}}, class: [2]Class{class}}
+			x := &test{ends: [2]*member{m, {n: &node{Node: Node{Name: string(rune('0' + i))}}}}, class: [2]Class{class}}
 			x.conclude()
-			m.trials = append(m.trials, x)
+			m.tests = append(m.tests, x)
 		}
 		class, partner, _ := m.failures()
 		require.Equal(t, c.want, class, c.classes)

@@ -372,7 +372,7 @@ func TestOnlySuspectsWorkAfterRoundThree(t *testing.T) {
 	tested, calm := map[int]bool{}, 0
 	for _, w := range s.work {
 		if w.round > 3 {
-			require.NotEqual(t, baseTrial, w.kind)
+			require.NotEqual(t, baseTest, w.kind)
 			tested[w.ends[0]] = true
 		}
 	}

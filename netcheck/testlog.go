@@ -2,15 +2,15 @@ package netcheck
 
 // testLog has the ended tests of a stage, and counts them.
 type testLog struct {
-	ended     []*trial // for Picture and the medians
+	ended     []*test // for Picture and the medians
 	passed    int
 	alive     int // members that have passed any
 	pairs     int // different pairs tested
 	slowTwice int // directions
 }
 
-// enter puts an ended trial where evidence is looked for.
-func (h *testLog) enter(t *trial) {
+// enter puts an ended test where evidence is looked for.
+func (h *testLog) enter(t *test) {
 	for i, m := range t.ends {
 		if t.class[i] == Own {
 			m.owns++
@@ -27,7 +27,7 @@ func (h *testLog) enter(t *trial) {
 		h.pairs++
 	}
 	for _, m := range t.ends {
-		m.trials = append(m.trials, t)
+		m.tests = append(m.tests, t)
 	}
 	if t.reach == pass {
 		h.passed++

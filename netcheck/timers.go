@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// timers are the deadlines of running trials, soonest first. A deadline that has moved leaves its old entry behind; it
+// timers are the deadlines of running tests, soonest first. A deadline that has moved leaves its old entry behind; it
 // is dropped when its time has come.
 type timers []timer
 
 type timer struct {
 	at time.Time
-	t  *trial
+	t  *test
 }
 
 func (q timers) Len() int           { return len(q) }
@@ -29,7 +29,7 @@ func (q *timers) Pop() any {
 func (x timer) stale() bool { return x.t.ended || !x.t.deadline.Equal(x.at) }
 
 // set moves the deadline of t.
-func (q *timers) set(t *trial, at time.Time) {
+func (q *timers) set(t *test, at time.Time) {
 	t.deadline = at
 	heap.Push(q, timer{at, t})
 }
@@ -45,8 +45,8 @@ func (q *timers) next() time.Time {
 	return (*q)[0].at
 }
 
-// due takes a trial whose deadline is not after now, or nil.
-func (q *timers) due(now time.Time) *trial {
+// due takes a test whose deadline is not after now, or nil.
+func (q *timers) due(now time.Time) *test {
 	if at := q.next(); at.IsZero() || at.After(now) {
 		return nil
 	}

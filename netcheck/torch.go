@@ -54,8 +54,8 @@ func (c *Check) afterHost() {
 		until: c.began.Add(gatherMost + ImportTimeout + computeTime)}
 	for _, n := range nodes {
 		n.busy = true
-		n.test = c.out.testName()
-		c.out.assign(n, Assignment{Duty: Compute, Test: n.test, Torch: true, Left: c.computing.until.Sub(c.now)})
+		n.task = c.out.testName()
+		c.out.assign(n, Assignment{Duty: Compute, Test: n.task, Torch: true, Left: c.computing.until.Sub(c.now)})
 	}
 }
 
@@ -69,7 +69,7 @@ func (n *node) skipTorch(why string) {
 
 // reportAlone takes the result of a node's own work, or of its part in the collective.
 func (c *Check) reportAlone(n *node, r *Result) {
-	if r.Test != n.test {
+	if r.Test != n.task {
 		return
 	}
 	n.busy = false
@@ -159,7 +159,7 @@ func (c *Check) beginComm() {
 		until: sooner(c.hard, c.now.Add(commTime))}
 	a := c.comm.joining(0, c.now)
 	for _, n := range nodes[1:] {
-		n.busy, n.test = true, "" // it may leave; it reports nothing before its order to join
+		n.busy, n.task = true, "" // it may leave; it reports nothing before its order to join
 		a.Allow = append(a.Allow, n.Addr)
 	}
 	c.out.assign(nodes[0], a)
@@ -168,7 +168,7 @@ func (c *Check) beginComm() {
 // joining is the part of one rank.
 func (x *collective) joining(rank int, now time.Time) Assignment {
 	n := x.nodes[rank]
-	n.test, n.busy = x.test, true
+	n.task, n.busy = x.test, true
 	return Assignment{Duty: Join, Test: x.test, Torch: true, Rank: rank, World: len(x.nodes), Left: x.until.Sub(now)}
 }
 

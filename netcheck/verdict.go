@@ -78,7 +78,7 @@ func (j *judge) countPaths() (pairs, slow int) {
 }
 
 // pathCapabilities are the capabilities of the first end in which the path has failed.
-func (j *judge) pathCapabilities(t *trial) (fs []capability) {
+func (j *judge) pathCapabilities(t *test) (fs []capability) {
 	a, b := t.ends[0], t.ends[1]
 	if t.again == nil {
 		return nil
@@ -266,7 +266,7 @@ func (p *reporter) unblamed(m *member) Verdict {
 			Findings: p.words.warnings(m), Reason: p.pathReason(m, paths)}
 	case fails > 0 && (!m.certified(reach) || m.standing == open || m.standing == capped):
 		return Verdict{State: StateUndecided, Kind: "net.both", Findings: p.words.warnings(m),
-			Reason: fmt.Sprintf("%d of its %d tests have failed, which proves nothing%s", fails, len(m.trials), p.late())}
+			Reason: fmt.Sprintf("%d of its %d tests have failed, which proves nothing%s", fails, len(m.tests), p.late())}
 	}
 	return p.fine(m)
 }
@@ -279,7 +279,7 @@ func (p *reporter) late() string {
 	return ""
 }
 
-// fails counts the failed trials of m that nothing explains.
+// fails counts the failed tests of m that nothing explains.
 func (j *judge) fails(m *member) (n int) {
 	for f := range j.rates.capabilities() {
 		n += j.weigh(m, f).unexplained
@@ -319,7 +319,7 @@ func confidence(weight float32, n int) float64 {
 }
 
 func (p *reporter) convict(m *member, kind, reason string) Verdict {
-	return Verdict{State: StateFaulty, Kind: kind, Confidence: 1, Partners: len(m.trials), Excluded: true, Reason: reason,
+	return Verdict{State: StateFaulty, Kind: kind, Confidence: 1, Partners: len(m.tests), Excluded: true, Reason: reason,
 		Findings: []Finding{{Check: p.words.name(), Kind: kind, Severity: Fatal, Text: reason}}}
 }
 

@@ -8,7 +8,7 @@ import (
 
 // Bounds of one test. A node that has reported nothing when a test expires is silent in it.
 const (
-	trialTime  = 6 * time.Second // of a test by TCP, handshake and both directions included
+	testTime   = 6 * time.Second // of a test by TCP, handshake and both directions included
 	quickTime  = 4 * time.Second // of a shorter one
 	torchTime  = 20 * time.Second
 	reportTime = 2 * time.Second // beyond it, for the report to come; also after the other end's report of a failure
@@ -17,7 +17,7 @@ const (
 	maxRails   = 64
 )
 
-// outcome of a trial for one capability of its ends.
+// outcome of a test for one capability of its ends.
 type outcome uint8
 
 const (
@@ -26,20 +26,20 @@ const (
 	fail
 )
 
-// trialKind is why a trial is made.
-type trialKind uint8
+// testKind is why a test is made.
+type testKind uint8
 
 const (
-	baseTrial   trialKind = iota
-	retestTrial           // of a suspect, against a certified node where there is one
-	pairTrial             // of a pair that has failed, once more
-	mutualTrial           // of two that are blamed, with each other
+	baseTest   testKind = iota
+	retest              // of a suspect, against a certified node where there is one
+	pairTest            // of a pair that has failed, once more
+	mutualTest          // of two that are blamed, with each other
 )
 
-// trial is one test of two nodes.
-type trial struct {
+// test is one measurement between two nodes.
+type test struct {
 	id       string
-	kind     trialKind
+	kind     testKind
 	round    int
 	quick    bool
 	torch    bool
@@ -57,10 +57,10 @@ type trial struct {
 	listed   bool // in stage.disputes, or was
 	// lanes[d] has the samples sent by ends[d] to the other end.
 	lanes [2][]sample
-	again *trial // the later trial of the same pair
+	again *test // the later test of the same pair
 }
 
-// sample is one direction of one lane in one trial. Rates are in 10^6 bit/s.
+// sample is one direction of one lane in one test. Rates are in 10^6 bit/s.
 type sample struct {
 	mbps    float32
 	figures figures
@@ -69,14 +69,14 @@ type sample struct {
 	lossy   bool // result is fail because of losses
 }
 
-// lane identifies comparable samples across trials: the i-th rail of all nodes, by one means.
+// lane identifies comparable samples across tests: the i-th rail of all nodes, by one means.
 type lane struct {
 	rail int
 	kind string
 }
 
-// end is the place of m in the trial.
-func (t *trial) end(m *member) int {
+// end is the place of m in the test.
+func (t *test) end(m *member) int {
 	if t.ends[0] == m {
 		return 0
 	}
@@ -92,16 +92,16 @@ func (l lane) by() string {
 }
 
 // other is m's partner in the test.
-func (t *trial) other(m *member) *member { return t.ends[1-t.end(m)] }
+func (t *test) other(m *member) *member { return t.ends[1-t.end(m)] }
 
 // silentEnd reports whether m's end did not report.
-func (t *trial) silentEnd(m *member) bool { return t.class[t.end(m)] == Silent }
+func (t *test) silentEnd(m *member) bool { return t.class[t.end(m)] == Silent }
 
 // blameless reports whether the class is no news about the network or the other node.
 func blameless(c Class) bool { return c == Own || c == Canceled }
 
 // absorb takes one end's report.
-func (t *trial) absorb(rs *rates, end int, r *Result) {
+func (t *test) absorb(rs *rates, end int, r *Result) {
 	t.reported[end] = true
 	t.class[end] = r.Class
 	if r.Class != OK {
@@ -115,7 +115,7 @@ func (t *trial) absorb(rs *rates, end int, r *Result) {
 	}
 }
 
-func (t *trial) flow(rs *rates, end int, f *Flow) {
+func (t *test) flow(rs *rates, end int, f *Flow) {
 	if f.Rail < 0 || f.Rail >= maxRails {
 		return
 	}
@@ -132,7 +132,7 @@ func (t *trial) flow(rs *rates, end int, f *Flow) {
 }
 
 // sample is the place of one lane's direction; it is valid until the next call.
-func (t *trial) sample(rs *rates, from int, l lane) *sample {
+func (t *test) sample(rs *rates, from int, l lane) *sample {
 	i := rs.lane(l)
 	for len(t.lanes[from]) <= i {
 		t.lanes[from] = append(t.lanes[from], sample{})
@@ -149,7 +149,7 @@ func positive(x float64) float32 {
 }
 
 // conclude decides whether the ends reach each other; rates are judged once the usual rates are known.
-func (t *trial) conclude() {
+func (t *test) conclude() {
 	t.reach = pass
 	for _, c := range t.class {
 		switch {
@@ -163,7 +163,7 @@ func (t *trial) conclude() {
 }
 
 // outcome for capability f of m.
-func (t *trial) outcome(m *member, f capability) outcome {
+func (t *test) outcome(m *member, f capability) outcome {
 	if f == reach {
 		return t.reach
 	}
@@ -175,7 +175,7 @@ func (t *trial) outcome(m *member, f capability) outcome {
 }
 
 // of is the sample that capability f of m made, or nil.
-func (t *trial) of(m *member, f capability) *sample {
+func (t *test) of(m *member, f capability) *sample {
 	from := t.end(m)
 	if f.receives() {
 		from = 1 - from
@@ -187,7 +187,7 @@ func (t *trial) of(m *member, f capability) *sample {
 }
 
 // failed reports whether the ends did not reach each other, or any rate was low.
-func (t *trial) failed() bool {
+func (t *test) failed() bool {
 	if t.reach == fail {
 		return true
 	}
@@ -202,7 +202,7 @@ func (t *trial) failed() bool {
 }
 
 // part is the assignment of the end with that duty.
-func (t *trial) part(duty Duty, now time.Time) Assignment {
+func (t *test) part(duty Duty, now time.Time) Assignment {
 	other := t.ends[1].n
 	if duty == Dial {
 		other = t.ends[0].n
@@ -214,7 +214,7 @@ func (t *trial) part(duty Duty, now time.Time) Assignment {
 
 // expire ends a test that took too long. An end that has not reported in time is silent. After one end has reported a
 // failure, the wait for the other is shorter, and that end does not count as silent.
-func (t *trial) expire(now time.Time) {
+func (t *test) expire(now time.Time) {
 	switch {
 	case !t.ready:
 		t.class[0] = Silent
@@ -229,20 +229,20 @@ func (t *trial) expire(now time.Time) {
 }
 
 // cancel ends a test without a result.
-func (t *trial) cancel() { t.class = [2]Class{Canceled, Canceled} }
+func (t *test) cancel() { t.class = [2]Class{Canceled, Canceled} }
 
 // limit is how long the test itself may take.
-func (t *trial) limit() time.Duration {
+func (t *test) limit() time.Duration {
 	switch {
 	case t.torch:
 		return torchTime
 	case t.quick:
 		return quickTime
 	}
-	return trialTime
+	return testTime
 }
 
-func (t *trial) readyTime() time.Duration {
+func (t *test) readyTime() time.Duration {
 	if t.torch {
 		return torchReady
 	}
