@@ -34,7 +34,7 @@ func (p phase) String() string {
 
 // Check is the state machine of the checks of one run. It is not safe for concurrent use.
 //
-// One check follows another when nodes are expected: idle, gathering, the stages, idle. Its decisions depend only on
+// One check follows another when nodes are expected: idle, gathering, the phases, idle. Its decisions depend only on
 // its events, their times and its seed.
 type Check struct {
 	cfg Config
@@ -45,7 +45,7 @@ type Check struct {
 	began, ended time.Time
 	hard         time.Time // when all nodes that came are decided, with the evidence so far
 	roster       roster
-	stages       []*stage // of this check: host, torch
+	pairPhases   []*pairPhase // of this check: host, torch
 	computing    computing
 	comm         collective
 	results      results
@@ -131,7 +131,7 @@ func (c *Check) advance() bool {
 	case gathering:
 		c.advanceGathering()
 	case inHost, inTorch:
-		c.advanceStage()
+		c.advancePairs()
 	case inCompute:
 		if c.computing.waiting == 0 || reached(c.computing.until, c.now) {
 			c.endCompute()

@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// words describes what the tests of a stage have shown.
+// words describes what the tests of a phase have shown.
 type words struct {
 	rates *rates
 	torch bool
 }
 
-// name of the check that a stage is, in findings.
+// name of the check that a phase is, in findings.
 func (w words) name() string {
 	if w.torch {
 		return "torch"

@@ -245,6 +245,6 @@ func TestVerdictsOfStagesAddUp(t *testing.T) {
 	untested := Verdict{State: StateNotTested, Reason: unpaired}
 	for before, partners := range map[State]int{StateOK: 3, StatePath: 1, StateFaulty: 2} {
 		v := Verdict{State: before, Partners: partners}.and(untested)
-		require.Equal(t, Verdict{State: before, Partners: partners}, v, "a later stage without a test takes nothing away")
+		require.Equal(t, Verdict{State: before, Partners: partners}, v, "a later phase without a test takes nothing away")
 	}
 }

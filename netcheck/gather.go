@@ -51,7 +51,7 @@ func (c *Check) gather() {
 	c.roster = c.roster.successor(c.now)
 	c.results = results{spec: c.cfg.Spec}
 	c.phase, c.round = gathering, 0
-	c.began, c.ended, c.stages = c.now, time.Time{}, nil
+	c.began, c.ended, c.pairPhases = c.now, time.Time{}, nil
 	c.out.note(job.EventCheckBegan, "", "the nodes are checked: %s", c.cfg.Spec)
 }
 
@@ -94,8 +94,8 @@ func (c *Check) place(n *node) {
 	case n.witness:
 		c.decide(n, Verdict{State: StateNotTested, Paired: true, Reason: unpaired + ": nobody needs it any more"})
 	case c.phase == inHost:
-		c.stage().join(n)
-		c.perform(c.stage())
+		c.pairs().join(n)
+		c.perform(c.pairs())
 	default:
 		c.decide(n, Verdict{State: StateNotTested, Reason: unpaired + ": it came too late"})
 	}
@@ -138,7 +138,7 @@ func (c *Check) advanceGathering() {
 	}
 }
 
-// endGathering begins the first stage.
+// endGathering begins the first phase.
 func (c *Check) endGathering() {
 	for _, n := range c.roster.nodes {
 		if n.state == expected && !n.witness {

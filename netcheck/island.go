@@ -20,25 +20,25 @@ func (i island) goesOn() bool {
 }
 
 // enterMutual follows the retests.
-func (s *stage) enterMutual() {
-	s.phase = inMutual
+func (s *pairPhase) enterMutual() {
+	s.step = inMutual
 	s.mutualRound()
 }
 
-// mutualRound tests those that are blamed against each other, or ends the stage.
-func (s *stage) mutualRound() {
+// mutualRound tests those that are blamed against each other, or ends the phase.
+func (s *pairPhase) mutualRound() {
 	blamed := s.cutOffMaybe()
 	if len(blamed) >= mutualFrom && s.island.goesOn() {
 		s.island.rounds++
 		s.queue.pairUp(blamed, s.judge.base+s.island.rounds)
 	}
 	if s.queue.running == 0 {
-		s.phase = stageOver
+		s.step = allDone
 	}
 }
 
 // cutOffMaybe are the candidates for an island: blamed for reaching nobody, but not silent.
-func (s *stage) cutOffMaybe() (blamed []*member) {
+func (s *pairPhase) cutOffMaybe() (blamed []*member) {
 	for _, m := range s.judge.members {
 		if m.record(reach).blamed && m.silents == 0 && m.owns == 0 && m.idle() {
 			blamed = append(blamed, m)
@@ -86,7 +86,7 @@ func stranger(m *member, others []*member) *member {
 }
 
 // endMutual takes a test of two blamed members.
-func (s *stage) endMutual(t *test) {
+func (s *pairPhase) endMutual(t *test) {
 	if t.kind == mutualTest && t.reach == pass {
 		s.island.passed++
 		t.ends[0].mutual++

@@ -17,7 +17,7 @@ const (
 	hopeless      = 1    // more tests of one of two nodes
 )
 
-// judge holds the tests of the members of a stage, weighs them, and decides the members' standing.
+// judge holds the tests of the members of a phase, weighs them, and decides the members' standing.
 type judge struct {
 	members    []*member
 	size       int  // of all that are judged together

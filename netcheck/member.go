@@ -43,7 +43,7 @@ type record struct {
 	weight float32 // log-likelihood when it was blamed
 }
 
-// member is a node's part in one stage.
+// member is a node's part in one phase.
 type member struct {
 	n        *node
 	queue    []*test
@@ -58,9 +58,9 @@ type member struct {
 	mated    bool // tested with one that seems slow, too
 	standing standing
 	told     int  // known, when those it has failed with were last reassessed
-	pooled   bool // in stage.pool
-	waiting  bool // in stage.waiting
-	counted  bool // in stage.unsettled
+	pooled   bool // in scheduler.pool
+	waiting  bool // in scheduler.waiting
+	counted  bool // in scheduler.unsettled
 	released bool
 	leaf     string
 }

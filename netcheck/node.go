@@ -22,7 +22,7 @@ type node struct {
 	local    bool      // an expected one: it does its local checks
 	due      time.Time // of an expected one: then it is silent
 	test     *test     // that it takes part in now
-	member   *member   // of the present stage
+	member   *member   // of the present phase
 	busy     bool      // computing, or in the collective
 	task     string    // the name of that
 	matmul   float64   // milliseconds of its slowest device; 0 is unknown
@@ -51,8 +51,8 @@ func (c *Check) depart(n *node) {
 		c.finish(n.test)
 	}
 	if n.member != nil {
-		c.stage().leave(n.member)
-		c.perform(c.stage())
+		c.pairs().leave(n.member)
+		c.perform(c.pairs())
 	}
 	if n.busy {
 		n.busy = false

@@ -18,8 +18,8 @@ func (c *Check) Picture() Picture {
 		place[n] = len(p.Nodes)
 		p.Nodes = append(p.Nodes, n.picture())
 	}
-	for _, s := range c.stages {
-		p.addStage(s, place)
+	for _, s := range c.pairPhases {
+		p.addPhase(s, place)
 	}
 	return p
 }
@@ -33,8 +33,8 @@ func (n *node) picture() NodePicture {
 	return p
 }
 
-// addStage adds the newest tests of every pair of a stage.
-func (p *Picture) addStage(s *stage, place map[*node]int) {
+// addPhase adds the newest tests of every pair of a phase.
+func (p *Picture) addPhase(s *pairPhase, place map[*node]int) {
 	if !s.torch || p.Median == 0 {
 		p.Median = float64(s.judge.rates.norms.main().mbps)
 		p.Line = blameShare * p.Median

@@ -23,10 +23,10 @@ type norm struct {
 	figures figures
 }
 
-// norms of a stage, by class.
+// norms of a phase, by class.
 type norms map[rateClass]norm
 
-// rates knows the usual rates of the lanes of a stage.
+// rates knows the usual rates of the lanes of a phase.
 type rates struct {
 	lanes []lane
 	norms norms

@@ -6,8 +6,8 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// stage is the present one.
-func (c *Check) stage() *stage { return c.stages[len(c.stages)-1] }
+// pairs is the present phase of pairs.
+func (c *Check) pairs() *pairPhase { return c.pairPhases[len(c.pairPhases)-1] }
 
 // ready lets the other end dial.
 func (c *Check) ready(ev Ready) {
@@ -51,7 +51,7 @@ func (c *Check) report(ev Report) {
 	if t.reported[end] || end == 1 && !t.ready {
 		return
 	}
-	t.absorb(&c.stage().judge.rates, end, &ev.Result)
+	t.absorb(&c.pairs().judge.rates, end, &ev.Result)
 	switch {
 	case t.reported[1-end] || !t.ready:
 		c.finish(t)
@@ -67,7 +67,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// finish frees both ends of a test and hands it to its stage.
+// finish frees both ends of a test and hands it to its phase.
 func (c *Check) finish(t *test) {
 	t.ended = true
 	for i, m := range t.ends {
@@ -76,13 +76,13 @@ func (c *Check) finish(t *test) {
 			c.out.assign(m.n, Assignment{Duty: Rest}) // it may still be at it
 		}
 	}
-	s := c.stage()
+	s := c.pairs()
 	s.end(t)
 	c.perform(s)
 }
 
-// perform carries out the effects of a stage.
-func (c *Check) perform(s *stage) {
+// perform carries out the effects of a phase.
+func (c *Check) perform(s *pairPhase) {
 	started, out := s.queue.started, s.out
 	s.queue.started, s.out = nil, effects{}
 	if out.baseEnded {
@@ -107,28 +107,28 @@ func (c *Check) beginHost() {
 		return
 	}
 	c.phase = inHost
-	c.beginStage(nodes, c.hostNorms, c.cfg.Spec.Level == LevelHost || c.roster.withWitnesses())
+	c.beginPairs(nodes, c.hostNorms, c.cfg.Spec.Level == LevelHost || c.roster.withWitnesses())
 }
 
-func (c *Check) beginStage(nodes []*node, usual norms, final bool) *stage {
-	s := newStage(c.cfg, c.rng, nodes, usual, c.phase == inTorch, final)
-	c.stages = append(c.stages, s)
+func (c *Check) beginPairs(nodes []*node, usual norms, final bool) *pairPhase {
+	s := newPairPhase(c.cfg, c.rng, nodes, usual, c.phase == inTorch, final)
+	c.pairPhases = append(c.pairPhases, s)
 	c.round = 1
 	s.begin()
 	c.perform(s)
 	return s
 }
 
-// advanceStage ends the present stage when it is over, or its time is.
-func (c *Check) advanceStage() {
-	s := c.stage()
-	if s.phase != stageOver && reached(c.hard, c.now) {
+// advancePairs ends the present phase when it is over, or its time is.
+func (c *Check) advancePairs() {
+	s := c.pairs()
+	if s.step != allDone && reached(c.hard, c.now) {
 		c.abort(s)
 	}
-	if s.phase != stageOver {
+	if s.step != allDone {
 		return
 	}
-	c.closeStage(s)
+	c.closePairs(s)
 	if c.phase == inHost {
 		c.hostNorms = s.judge.rates.norms
 		c.afterHost()
@@ -138,10 +138,10 @@ func (c *Check) advanceStage() {
 	}
 }
 
-// abort ends a stage whose time is over: running tests count no more.
-func (c *Check) abort(s *stage) {
-	inBase := s.phase == inBase
-	s.phase, s.report.aborted = stageOver, true
+// abort ends a phase whose time is over: running tests count no more.
+func (c *Check) abort(s *pairPhase) {
+	inBase := s.step == inBase
+	s.step, s.report.aborted = allDone, true
 	for _, m := range s.judge.members {
 		m.queue = nil // of all, before any is free for the next one
 	}
@@ -156,8 +156,8 @@ func (c *Check) abort(s *stage) {
 	}
 }
 
-// closeStage decides the nodes that have not passed, and frees the others.
-func (c *Check) closeStage(s *stage) {
+// closePairs decides the nodes that have not passed, and frees the others.
+func (c *Check) closePairs(s *pairPhase) {
 	s.report.helped = c.roster.withWitnesses()
 	s.report.rule()
 	c.results.hear(&s.report)

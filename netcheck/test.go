@@ -54,7 +54,7 @@ type test struct {
 	text     [2]string // of a failure
 	reach    outcome
 	cross    bool // between two leaves
-	listed   bool // in stage.disputes, or was
+	listed   bool // in scheduler.disputes, or was
 	// lanes[d] has the samples sent by ends[d] to the other end.
 	lanes [2][]sample
 	again *test // the later test of the same pair

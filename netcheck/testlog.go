@@ -1,6 +1,6 @@
 package netcheck
 
-// testLog has the ended tests of a stage, and counts them.
+// testLog has the ended tests of a phase, and counts them.
 type testLog struct {
 	ended     []*test // for Picture and the medians
 	passed    int

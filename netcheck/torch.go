@@ -141,7 +141,7 @@ func (c *Check) beginTorch() {
 		return
 	}
 	c.phase = inTorch
-	c.beginStage(nodes, c.torchNorms, !c.cfg.Spec.Comm)
+	c.beginPairs(nodes, c.torchNorms, !c.cfg.Spec.Comm)
 }
 
 // canTorch reports whether a node has shown that it can use PyTorch.

@@ -1,8 +1,8 @@
 // Package netcheck decides how the nodes of a job test each other before training, and which of them are at fault.
 //
 // Check is the state machine of the checks of one run. It plans the pairs (plan.go), judges the measurements
-// (evidence.go, judge.go, verdict.go), and is pure: time and randomness come from the caller. A stage (stage.go) tests
-// nodes in pairs, by TCP or with PyTorch alike. netcheck/probe measures, netcheck/python measures with the job's
+// (evidence.go, judge.go, verdict.go), and is pure: time and randomness come from the caller. A phase of pairs
+// (pairs.go) tests nodes by TCP or with PyTorch alike. netcheck/probe measures, netcheck/python measures with the job's
 // PyTorch, netcheck/node takes part for one node, netcheck/serve is the meeting point over HTTP.
 package netcheck
 

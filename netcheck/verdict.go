@@ -20,24 +20,24 @@ const (
 	goodFrom    = 2 // certified nodes without which nobody is named
 )
 
-// decision holds for all nodes of a stage.
+// decision holds for all nodes of a phase.
 type decision struct {
 	nameless string // why nobody can be named, or ""
 	slow     string // the same of nodes that are only slow
 	mass     string // why nobody is left out although named, or ""
 }
 
-// reporter words the verdicts of the members of a stage.
+// reporter words the verdicts of the members of a phase.
 type reporter struct {
 	judge    *judge
 	words    words
 	spec     Spec
-	aborted  bool // the time of the stage was over
+	aborted  bool // the time of the phase was over
 	helped   bool // helpers have taken part
 	decision decision
 }
 
-// rule ends a stage: it blames members that were close to it, and then looks at all members together.
+// rule ends a phase: it blames members that were close to it, and then looks at all members together.
 func (p *reporter) rule() {
 	for _, m := range p.judge.members {
 		p.judge.blameAtLast(m)
@@ -188,7 +188,7 @@ func (p *reporter) massive() string {
 	return fmt.Sprintf("%d of %d nodes are blamed at once", n, p.judge.size)
 }
 
-// verdict of a member at the end of the stage. If others reach each other, a member that reaches nobody gets no
+// verdict of a member at the end of the phase. If others reach each other, a member that reaches nobody gets no
 // workers. The supposed cause decides only whether the failure is held against the node.
 func (p *reporter) verdict(m *member) Verdict {
 	v := p.judged(m)
@@ -323,7 +323,7 @@ func (p *reporter) convict(m *member, kind, reason string) Verdict {
 		Findings: []Finding{{Check: p.words.name(), Kind: kind, Severity: Fatal, Text: reason}}}
 }
 
-// and adds to the verdict of an earlier stage that of a later one.
+// and adds to the verdict of an earlier phase that of a later one.
 func (v Verdict) and(later Verdict) Verdict {
 	later.Findings = append(append([]Finding(nil), v.Findings...), later.Findings...)
 	later.Paired = later.Paired || v.Paired

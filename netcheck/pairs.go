@@ -5,29 +5,29 @@ import (
 	"slices"
 )
 
-// stagePhase is where a stage is.
-type stagePhase uint8
+// step is how far a phase of pairs is.
+type step uint8
 
 const (
-	inBase    stagePhase = iota // the planned tests of all
-	inRetests                   // of suspects only
-	inMutual                    // those that are blamed, with each other
-	stageOver
+	inBase    step = iota // the planned tests of all
+	inRetests             // of suspects only
+	inMutual              // those that are blamed, with each other
+	allDone
 )
 
-// stage tests members in pairs until it knows enough of each: first the planned base tests, then suspects against
+// pairPhase tests members in pairs until it knows enough of each: first the planned base tests, then suspects against
 // certified nodes, at last blamed nodes against each other. A test begins as soon as both its ends are idle; all
-// members wait for each other only between the phases. The judge weighs the tests, the scheduler chooses further
+// members wait for each other only between the steps. The judge weighs the tests, the scheduler chooses further
 // pairs, and the reporter words the verdicts.
 //
 // Invariants: a member is in at most one running test. A certified or blamed member stays so. The evidence is added up
 // anew from the history whenever it changes, so this invariant makes it converge.
-type stage struct {
+type pairPhase struct {
 	cfg    Config
 	rng    *rand.Rand
 	torch  bool
 	final  bool // cleared nodes may be released
-	phase  stagePhase
+	step   step
 	left   int // base tests that have not ended
 	island island
 	judge  judge
@@ -36,15 +36,15 @@ type stage struct {
 	out    effects
 }
 
-// effects are for the Check to carry out after every call of a stage, with the tests that its scheduler has started.
+// effects are for the Check to carry out after every call of a phase, with the tests that its scheduler has started.
 type effects struct {
 	baseEnded bool      // the timeline gets the result of the base tests
 	released  []*member // no test needs them: they are decided
 }
 
-// newStage makes a stage of nodes. old are the usual rates of the last stage of its kind.
-func newStage(cfg Config, rng *rand.Rand, nodes []*node, old norms, torch, final bool) *stage {
-	s := &stage{cfg: cfg, rng: rng, torch: torch, final: final}
+// newPairPhase makes the phase of nodes. old are the usual rates of the last phase of its kind.
+func newPairPhase(cfg Config, rng *rand.Rand, nodes []*node, old norms, torch, final bool) *pairPhase {
+	s := &pairPhase{cfg: cfg, rng: rng, torch: torch, final: final}
 	s.judge.leaves = switches{counts: map[string]*leafCount{}, dead: map[string]bool{}}
 	if s.judge.rates.norms = old; old == nil {
 		s.judge.rates.norms = norms{}
@@ -57,7 +57,7 @@ func newStage(cfg Config, rng *rand.Rand, nodes []*node, old norms, torch, final
 	return s
 }
 
-func (s *stage) add(n *node) *member {
+func (s *pairPhase) add(n *node) *member {
 	m := &member{n: n, want: 1, leaf: s.cfg.leafOf(n)}
 	n.member = m
 	s.judge.members = append(s.judge.members, m)
@@ -66,7 +66,7 @@ func (s *stage) add(n *node) *member {
 }
 
 // begin plans the base tests and starts the first of them.
-func (s *stage) begin() {
+func (s *pairPhase) begin() {
 	rounds := s.plan()
 	s.judge.base = len(rounds)
 	for r, pairs := range rounds {
@@ -81,7 +81,7 @@ func (s *stage) begin() {
 }
 
 // plan pairs all members, or every subject with witnesses where there are enough of these.
-func (s *stage) plan() [][][2]int {
+func (s *pairPhase) plan() [][][2]int {
 	if subjects, witnesses := s.split(); len(witnesses) >= 2 && 2*len(witnesses) >= len(subjects) {
 		references := 1
 		if len(s.judge.rates.norms) == 0 {
@@ -95,7 +95,7 @@ func (s *stage) plan() [][][2]int {
 	return plan(len(s.judge.members), func(i int) string { return s.judge.members[i].leaf }, s.rng)
 }
 
-func (s *stage) split() (subjects, witnesses []int) {
+func (s *pairPhase) split() (subjects, witnesses []int) {
 	for i, m := range s.judge.members {
 		if m.n.witness {
 			witnesses = append(witnesses, i)
@@ -116,7 +116,7 @@ func thorough(rounds int) int {
 }
 
 // enqueue plans a base test.
-func (s *stage) enqueue(a, b *member, round int, quick bool) {
+func (s *pairPhase) enqueue(a, b *member, round int, quick bool) {
 	t := newTest(s.torch, baseTest, a, b)
 	t.round, t.quick = round, quick || a.n.witness || b.n.witness
 	a.queue, b.queue = append(a.queue, t), append(b.queue, t)
@@ -139,7 +139,7 @@ func (m *member) head() *test {
 }
 
 // proceed starts m's next base test when both ends have come to it.
-func (s *stage) proceed(m *member) {
+func (s *pairPhase) proceed(m *member) {
 	t := m.head()
 	if t == nil || !m.idle() || !t.other(m).idle() || t.other(m).head() != t {
 		return
@@ -151,7 +151,7 @@ func (s *stage) proceed(m *member) {
 }
 
 // drop gives up m's planned base tests.
-func (s *stage) drop(m *member) {
+func (s *pairPhase) drop(m *member) {
 	for _, t := range m.queue {
 		if !t.dropped {
 			t.dropped = true
@@ -163,7 +163,7 @@ func (s *stage) drop(m *member) {
 }
 
 // end takes a test that is over: all reports are in, it has expired, or it is void.
-func (s *stage) end(t *test) {
+func (s *pairPhase) end(t *test) {
 	s.queue.running--
 	t.conclude()
 	s.judge.enter(t)
@@ -176,7 +176,7 @@ func (s *stage) end(t *test) {
 }
 
 // endBase goes on with both ends. The base rounds do not wait for a silent member again.
-func (s *stage) endBase(t *test) {
+func (s *pairPhase) endBase(t *test) {
 	for i, m := range t.ends {
 		if t.class[i] == Silent {
 			s.drop(m)
@@ -187,11 +187,11 @@ func (s *stage) endBase(t *test) {
 }
 
 // barrier ends the base rounds with their last test: the usual rates are known now.
-func (s *stage) barrier() {
-	if s.phase != inBase || s.left > 0 || s.queue.running > 0 || s.complete() {
+func (s *pairPhase) barrier() {
+	if s.step != inBase || s.left > 0 || s.queue.running > 0 || s.complete() {
 		return
 	}
-	s.phase = inRetests
+	s.step = inRetests
 	s.weighBase()
 	s.judge.many = 2*s.queue.unsettled > s.judge.size
 	s.out.baseEnded = true
@@ -200,7 +200,7 @@ func (s *stage) barrier() {
 
 // complete has all of a few nodes meet where some have failed with witnesses: that decides most. It reports whether
 // there is anything to be tested.
-func (s *stage) complete() bool {
+func (s *pairPhase) complete() bool {
 	if s.judge.roundRobin || len(s.judge.members) > roundRobinTo || s.judge.history.passed == len(s.judge.history.ended) {
 		return false
 	}
@@ -220,18 +220,18 @@ func (s *stage) complete() bool {
 }
 
 // weighBase judges the base tests: the usual rates are known now.
-func (s *stage) weighBase() {
+func (s *pairPhase) weighBase() {
 	s.judge.judgeAll()
 	s.reassess(s.judge.members...)
 }
 
 // endLater judges a test of the later phases.
-func (s *stage) endLater(t *test) {
+func (s *pairPhase) endLater(t *test) {
 	s.judge.rates.judge(t)
 	if t.kind == pairTest {
 		s.judge.repeated(t)
 	}
-	if s.phase == inMutual {
+	if s.step == inMutual {
 		s.endMutual(t)
 		return
 	}
@@ -240,7 +240,7 @@ func (s *stage) endLater(t *test) {
 }
 
 // reassess updates members, and then the members whose failures they explain.
-func (s *stage) reassess(ms ...*member) {
+func (s *pairPhase) reassess(ms ...*member) {
 	ms = slices.Clone(ms)
 	for len(ms) > 0 {
 		m := ms[0]
@@ -251,12 +251,12 @@ func (s *stage) reassess(ms ...*member) {
 			m.told = known
 			ms = append(ms, m.failedWith()...)
 		}
-		s.queue.place(m, s.phase == inRetests)
+		s.queue.place(m, s.step == inRetests)
 	}
 }
 
 // leave removes the member of a node that has gone; its running test is void already.
-func (s *stage) leave(m *member) {
+func (s *pairPhase) leave(m *member) {
 	s.queue.count(m)
 	s.judge.size--
 	s.drop(m)
@@ -265,18 +265,18 @@ func (s *stage) leave(m *member) {
 }
 
 // join takes a newcomer in: it is tested against certified nodes only, and quickly.
-func (s *stage) join(n *node) {
+func (s *pairPhase) join(n *node) {
 	m := s.add(n)
 	m.newcomer, m.want = true, newRounds
 	m.standing = open
 	s.queue.count(m)
-	s.queue.place(m, s.phase == inRetests)
+	s.queue.place(m, s.step == inRetests)
 	s.pump()
 }
 
 // pump starts all possible tests, releases members that no test needs, and ends the phase when nothing is left.
-func (s *stage) pump() {
-	switch s.phase {
+func (s *pairPhase) pump() {
+	switch s.step {
 	case inRetests:
 		s.queue.startPairs()
 		s.queue.startRetests()
