@@ -23,7 +23,7 @@ func full(seed uint64, n int) *sim {
 	return s
 }
 
-// states requires the verdicts of the sim's nodes: ok, except those that are named, and witnesses that nobody has
+// states requires the verdicts of the sim's nodes: ok, except those that are named, and helpers that nobody has
 // needed.
 func (s *sim) states(t *testing.T, except map[int]State) {
 	t.Helper()
@@ -32,7 +32,7 @@ func (s *sim) states(t *testing.T, except map[int]State) {
 		want, named := except[i]
 		switch {
 		case named:
-		case i >= len(s.nodes)-s.witnesses && x.verdict.State == StateNotTested:
+		case i >= len(s.nodes)-s.helpers && x.verdict.State == StateNotTested:
 			continue
 		default:
 			want = StateOK
@@ -330,10 +330,10 @@ func TestANodeThatArrivesAgainBeginsAnew(t *testing.T) {
 	require.Len(t, s.check.Picture().Nodes, 20)
 }
 
-func TestWitnessesAreLetGoWithinFourSeconds(t *testing.T) {
+func TestHelpersAreLetGoWithinFourSeconds(t *testing.T) {
 	for _, subjects := range []int{1, 2, 5} {
 		s := full(3, subjects+4*subjects+4)
-		s.witnesses = 4*subjects + 4
+		s.helpers = 4*subjects + 4
 		s.run()
 		s.states(t, nil)
 		require.Less(t, s.took(), 4*time.Second)
@@ -343,16 +343,16 @@ func TestWitnessesAreLetGoWithinFourSeconds(t *testing.T) {
 	}
 }
 
-func TestWitnessesShowWhatIsUsual(t *testing.T) {
+func TestHelpersShowWhatIsUsual(t *testing.T) {
 	s := newSim(3, 9)
-	s.witnesses = 8
+	s.helpers = 8
 	s.nodes[0].tx = 0.5
 	s.run()
 	s.states(t, map[int]State{0: StateSlow})
 	require.Equal(t, "net.tx", s.nodes[0].verdict.Kind)
 }
 
-// Many witnesses test each other only as long as the run does not know what is usual.
+// Many helpers test each other only as long as the run does not know what is usual.
 func TestWhatIsUsualIsKnownFromTheLastCheck(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		s := newSim(3, 9)
@@ -360,7 +360,7 @@ func TestWhatIsUsualIsKnownFromTheLastCheck(t *testing.T) {
 			s.run()
 			s.work = nil
 		}
-		s.witnesses = 8
+		s.helpers = 8
 		s.nodes[0].tx = 0.5
 		s.run()
 		s.states(t, map[int]State{0: StateSlow})
@@ -374,17 +374,17 @@ func TestWhatIsUsualIsKnownFromTheLastCheck(t *testing.T) {
 	}
 }
 
-func TestASubjectThatFailsWithWitnessesIsNamed(t *testing.T) {
+func TestASubjectThatFailsWithHelpersIsNamed(t *testing.T) {
 	s := newSim(3, 10)
-	s.witnesses = 8
+	s.helpers = 8
 	s.nodes[1].fails = 1
 	s.run()
 	s.states(t, map[int]State{1: StateFaulty})
 }
 
-func TestWitnessesThatDoNotComeAreNotWaitedFor(t *testing.T) {
+func TestHelpersThatDoNotComeAreNotWaitedFor(t *testing.T) {
 	s := newSim(3, 10)
-	s.witnesses = 8
+	s.helpers = 8
 	for _, x := range s.nodes[5:] {
 		x.absent = true
 	}
@@ -393,7 +393,7 @@ func TestWitnessesThatDoNotComeAreNotWaitedFor(t *testing.T) {
 	s.drain()
 	for _, x := range s.nodes[:5] {
 		require.Equal(t, StateOK, x.verdict.State)
-		require.Less(t, x.done, witnessTime+4*time.Second)
+		require.Less(t, x.done, helperTime+4*time.Second)
 	}
 	require.Equal(t, StateNotTested, s.nodes[9].verdict.State, "it is not checked, although it comes late")
 }

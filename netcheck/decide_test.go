@@ -17,14 +17,14 @@ func seedsOf(short, long int) uint64 {
 	return uint64(long)
 }
 
-// newcomer is a check of node 0 with the others as witnesses, which have passed before.
-func newcomer(seed uint64, witnesses int, faults func(*sim)) *sim {
-	s := newSim(seed, 1+witnesses)
+// newcomer is a check of node 0 with the others as helpers, which have passed before.
+func newcomer(seed uint64, helpers int, faults func(*sim)) *sim {
+	s := newSim(seed, 1+helpers)
 	s.run()
 	for _, x := range s.nodes {
 		x.verdict = nil
 	}
-	s.start, s.witnesses = s.now, witnesses
+	s.start, s.helpers = s.now, helpers
 	faults(s)
 	s.run()
 	return s
@@ -40,35 +40,35 @@ func dead(nodes ...int) func(*sim) {
 }
 
 func TestADeadNewcomerIsLeftOut(t *testing.T) {
-	for witnesses := 1; witnesses <= 8; witnesses++ {
+	for helpers := 1; helpers <= 8; helpers++ {
 		for seed := range seedsOf(5, 100) {
-			s := newcomer(seed, witnesses, dead(0))
+			s := newcomer(seed, helpers, dead(0))
 			for i, x := range s.nodes {
-				require.Equal(t, i == 0, x.verdict.Excluded, "%d witnesses, seed %d: node %d: %+v", witnesses, seed, i, x.verdict)
+				require.Equal(t, i == 0, x.verdict.Excluded, "%d helpers, seed %d: node %d: %+v", helpers, seed, i, x.verdict)
 			}
 			want := StateFaulty
-			if witnesses == 1 {
+			if helpers == 1 {
 				want = StateUndecided
 			}
 			require.Equal(t, want, s.nodes[0].verdict.State)
-			require.Equal(t, witnesses == 1, s.nodes[0].verdict.Again, "of two nodes nothing is proved")
+			require.Equal(t, helpers == 1, s.nodes[0].verdict.Again, "of two nodes nothing is proved")
 			require.Less(t, s.took(), 16*time.Second)
 		}
 	}
 }
 
-// What witnesses have passed in an earlier check is no evidence: they show in every check whether they still pass.
-func TestWitnessesThatHaveBrokenSince(t *testing.T) {
-	for witnesses := 3; witnesses <= 8; witnesses++ {
-		for broken := 1; broken <= min(2, witnesses-1); broken++ {
+// What helpers have passed in an earlier check is no evidence: they show in every check whether they still pass.
+func TestHelpersThatHaveBrokenSince(t *testing.T) {
+	for helpers := 3; helpers <= 8; helpers++ {
+		for broken := 1; broken <= min(2, helpers-1); broken++ {
 			for seed := range seedsOf(5, 100) {
-				s := newcomer(seed, witnesses, dead([]int{1, 2}[:broken]...))
-				require.Equal(t, StateOK, s.nodes[0].verdict.State, "%d of %d broken, seed %d: %+v", broken, witnesses, seed,
+				s := newcomer(seed, helpers, dead([]int{1, 2}[:broken]...))
+				require.Equal(t, StateOK, s.nodes[0].verdict.State, "%d of %d broken, seed %d: %+v", broken, helpers, seed,
 					s.nodes[0].verdict)
 				for i, x := range s.nodes[1:] {
-					require.False(t, x.verdict.Excluded && i >= broken, "%d of %d, seed %d: %+v", broken, witnesses, seed, x.verdict)
+					require.False(t, x.verdict.Excluded && i >= broken, "%d of %d, seed %d: %+v", broken, helpers, seed, x.verdict)
 				}
-				if witnesses <= 5 {
+				if helpers <= 5 {
 					require.True(t, s.nodes[1].verdict.Excluded)
 				}
 			}
@@ -95,7 +95,7 @@ func TestMostNodesAreDead(t *testing.T) {
 }
 
 // Where nothing passes at all the newcomer waits, and nobody is named.
-func TestNothingPassesWithWitnesses(t *testing.T) {
+func TestNothingPassesWithHelpers(t *testing.T) {
 	s := newcomer(1, 4, dead(0, 1, 2, 3, 4))
 	for i, x := range s.nodes {
 		require.NotEqual(t, StateFaulty, x.verdict.State)
@@ -117,11 +117,11 @@ func TestTwoNodesThatFailEachOther(t *testing.T) {
 }
 
 // In a run of which no test has ever passed, tests between nodes may be what is at fault.
-func TestOneWitnessOfARunWithoutAnyPass(t *testing.T) {
+func TestOneHelperOfARunWithoutAnyPass(t *testing.T) {
 	s := newSim(1, 2)
 	s.nodes[0].fails = 1
 	s.run()
-	s.witnesses = 1
+	s.helpers = 1
 	s.run()
 	require.Equal(t, StatePath, s.nodes[0].verdict.State)
 	require.False(t, s.nodes[0].verdict.Excluded)

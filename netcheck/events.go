@@ -11,12 +11,12 @@ type Event interface{ event() }
 
 // The events of a Check.
 type (
-	// Expect: the rendezvous has told these nodes to be checked. Witnesses hold a certificate; they only help to test
+	// Expect: the rendezvous has told these nodes to be checked. Helpers hold a pass; they only help to test
 	// the others, and are released as soon as no test needs them.
 	Expect struct {
-		IDs       []string
-		Witnesses []string
-		Names     map[string]string // by ID, of known nodes: the name of a node that never comes
+		IDs     []string
+		Helpers []string
+		Names   map[string]string // by ID, of known nodes: the name of a node that never comes
 	}
 	// Busy: an expected node is there and does its local checks, which may take as long as the Spec's Timeout.
 	Busy struct{ ID string }

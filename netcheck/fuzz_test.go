@@ -137,7 +137,7 @@ func chance(w *watcher, next func(n int) int) {
 	w.now = w.now.Add(time.Duration(next(8)) * 250 * time.Millisecond)
 	switch next(8) {
 	case 0:
-		w.give(Expect{IDs: []string{id, fmt.Sprintf("n%d", next(12))}, Witnesses: []string{fmt.Sprintf("n%d", next(12))}})
+		w.give(Expect{IDs: []string{id, fmt.Sprintf("n%d", next(12))}, Helpers: []string{fmt.Sprintf("n%d", next(12))}})
 	case 1:
 		w.give(Arrive{chanceNode(id, next)})
 	case 2:

@@ -11,7 +11,7 @@ import (
 const (
 	gatherQuiet = 10 * time.Second // after the last node that came or was expected
 	gatherMost  = 15 * time.Second
-	witnessTime = 2 * time.Second  // for witnesses, after the last node that is to be checked
+	helperTime  = 2 * time.Second  // for helpers, after the last node that is to be checked
 	absentTime  = 10 * time.Second // beyond gathering: then a node is silent
 )
 
@@ -20,12 +20,12 @@ func (c *Check) expect(ev Expect) {
 	for _, id := range ev.IDs {
 		c.expectOne(Node{ID: id, Name: ev.Names[id]}, false)
 	}
-	for _, id := range ev.Witnesses {
+	for _, id := range ev.Helpers {
 		c.expectOne(Node{ID: id, Name: ev.Names[id]}, true)
 	}
 }
 
-func (c *Check) expectOne(who Node, witness bool) {
+func (c *Check) expectOne(who Node, helper bool) {
 	if c.phase == idle || c.phase == closing {
 		c.gather()
 	}
@@ -34,16 +34,16 @@ func (c *Check) expectOne(who Node, witness bool) {
 	case old == nil:
 	case old.state == decided:
 		c.roster.become(old, departed) // expected again: as another node
-	case old.witness && !witness && old.state == expected:
+	case old.helper && !helper && old.state == expected:
 		c.roster.count(old, -1)
-		old.witness = false
+		old.helper = false
 		c.roster.count(old, +1)
 		c.roster.await(old, c.phase == gathering, c.now)
 		return
 	default:
 		return
 	}
-	c.roster.await(c.roster.enlist(&node{Node: who, witness: witness}), c.phase == gathering, c.now)
+	c.roster.await(c.roster.enlist(&node{Node: who, helper: helper}), c.phase == gathering, c.now)
 }
 
 // gather begins a new check. Nodes that the last one still expected stay expected.
@@ -58,7 +58,7 @@ func (c *Check) gather() {
 // arrive introduces a node. One that is in the check already has begun anew.
 func (c *Check) arrive(introduced Node) {
 	if c.phase == idle {
-		if n := c.roster.byID[introduced.ID]; n == nil || !n.witness || n.state != expected {
+		if n := c.roster.byID[introduced.ID]; n == nil || !n.helper || n.state != expected {
 			c.gather()
 		}
 	}
@@ -76,7 +76,7 @@ func (c *Check) arrive(introduced Node) {
 func (c *Check) renew(old *node, id string) *node {
 	n := &node{Node: Node{ID: id}}
 	if old != nil {
-		n.witness = old.witness && old.state != decided
+		n.helper = old.helper && old.state != decided
 		c.depart(old)
 	}
 	return c.roster.enlist(n)
@@ -91,7 +91,7 @@ func (c *Check) place(n *node) {
 	case c.phase == gathering:
 	case c.cfg.Spec.Level == LevelLocal:
 		c.decide(n, Verdict{State: StateOK})
-	case n.witness:
+	case n.helper:
 		c.decide(n, Verdict{State: StateNotTested, Paired: true, Reason: unpaired + ": nobody needs it any more"})
 	case c.phase == inHost:
 		c.pairs().join(n)
@@ -141,7 +141,7 @@ func (c *Check) advanceGathering() {
 // endGathering begins the first phase.
 func (c *Check) endGathering() {
 	for _, n := range c.roster.nodes {
-		if n.state == expected && !n.witness {
+		if n.state == expected && !n.helper {
 			c.roster.makeAbsent(n, c.now.Add(absentTime))
 		}
 	}

@@ -71,7 +71,7 @@ func mixed(seed uint64) *sim {
 	s.spurious, s.disturbed, s.compute = float64(seed%4)/100, float64(seed%3)/20, simLatency
 	s.commFails = seed%11 == 0
 	if seed%6 == 0 {
-		s.witnesses = len(s.nodes) / 3
+		s.helpers = len(s.nodes) / 3
 	}
 	for _, x := range s.nodes {
 		x.afflict(s.rng.IntN(40), spec)

@@ -110,7 +110,7 @@ func (j *judge) stand(m *member, f capability) standing {
 
 // guilty reports whether the evidence is enough, with share of the threshold.
 func (j *judge) guilty(m *member, f capability, e evidence, share float64) bool {
-	if m.n.witness && f != reach {
+	if m.n.helper && f != reach {
 		return false // its rates are measured only for the other end, and quickly
 	}
 	if f == reach && (m.silents >= 2 || m.owns >= 2) {
@@ -135,7 +135,7 @@ func (j *judge) lowsToBlame() int {
 func (j *judge) standReach(m *member, e evidence) standing {
 	passed := m.certified(reach) && (m.want <= 1 || m.passes() >= m.want)
 	switch {
-	case m.n.witness && len(m.tests) == 0:
+	case m.n.helper && len(m.tests) == 0:
 		return cleared // no test has needed it
 	case !passed:
 		return open
@@ -151,7 +151,7 @@ func (j *judge) standReach(m *member, e evidence) standing {
 // disturbance.
 func (j *judge) standRate(m *member, f capability, e evidence) standing {
 	switch {
-	case m.n.witness, j.lows(m, f) == 0:
+	case m.n.helper, j.lows(m, f) == 0:
 		return cleared // or no rate is known, or none counts
 	case !m.certified(f) && e.weight > acquitAt:
 		return open
@@ -186,7 +186,7 @@ func (j *judge) disputed(t *test) bool {
 }
 
 func (j *judge) contested(t *test, f capability) bool {
-	if f != reach && (t.ends[0].n.witness && t.ends[1].n.witness || j.slowFabric(j.history.slowTwice)) {
+	if f != reach && (t.ends[0].n.helper && t.ends[1].n.helper || j.slowFabric(j.history.slowTwice)) {
 		return false // nothing is decided by it
 	}
 	for _, m := range t.ends {

@@ -18,7 +18,7 @@ const (
 type node struct {
 	Node
 	state    nodeState
-	witness  bool
+	helper   bool
 	local    bool      // an expected one: it does its local checks
 	due      time.Time // of an expected one: then it is silent
 	test     *test     // that it takes part in now

@@ -80,14 +80,14 @@ func (s *pairPhase) begin() {
 	s.barrier()
 }
 
-// plan pairs all members, or every subject with witnesses where there are enough of these.
+// plan pairs all members, or every subject with helpers where there are enough of these.
 func (s *pairPhase) plan() [][][2]int {
-	if subjects, witnesses := s.split(); len(witnesses) >= 2 && 2*len(witnesses) >= len(subjects) {
+	if subjects, helpers := s.split(); len(helpers) >= 2 && 2*len(helpers) >= len(subjects) {
 		references := 1
 		if len(s.judge.rates.norms) == 0 {
 			references = referencePairs
 		}
-		rounds := withWitnesses(subjects, witnesses, references)
+		rounds := withHelpers(subjects, helpers, references)
 		s.judge.roundRobin = len(s.judge.members) == 3
 		return rounds
 	}
@@ -95,15 +95,15 @@ func (s *pairPhase) plan() [][][2]int {
 	return plan(len(s.judge.members), func(i int) string { return s.judge.members[i].leaf }, s.rng)
 }
 
-func (s *pairPhase) split() (subjects, witnesses []int) {
+func (s *pairPhase) split() (subjects, helpers []int) {
 	for i, m := range s.judge.members {
-		if m.n.witness {
-			witnesses = append(witnesses, i)
+		if m.n.helper {
+			helpers = append(helpers, i)
 		} else {
 			subjects = append(subjects, i)
 		}
 	}
-	return subjects, witnesses
+	return subjects, helpers
 }
 
 // thorough is the number of long measurements in so many base rounds. With short measurements in the others, a healthy
@@ -118,7 +118,7 @@ func thorough(rounds int) int {
 // enqueue plans a base test.
 func (s *pairPhase) enqueue(a, b *member, round int, quick bool) {
 	t := newTest(s.torch, baseTest, a, b)
-	t.round, t.quick = round, quick || a.n.witness || b.n.witness
+	t.round, t.quick = round, quick || a.n.helper || b.n.helper
 	a.queue, b.queue = append(a.queue, t), append(b.queue, t)
 	s.left++
 }
@@ -198,7 +198,7 @@ func (s *pairPhase) barrier() {
 	s.pump()
 }
 
-// complete has all of a few nodes meet where some have failed with witnesses: that decides most. It reports whether
+// complete has all of a few nodes meet where some have failed with helpers: that decides most. It reports whether
 // there is anything to be tested.
 func (s *pairPhase) complete() bool {
 	if s.judge.roundRobin || len(s.judge.members) > roundRobinTo || s.judge.history.passed == len(s.judge.history.ended) {

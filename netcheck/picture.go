@@ -12,7 +12,7 @@ func (c *Check) Picture() Picture {
 	}
 	place := map[*node]int{}
 	for _, n := range c.roster.nodes {
-		if n.state == departed || n.state == expected && n.witness {
+		if n.state == departed || n.state == expected && n.helper {
 			continue
 		}
 		place[n] = len(p.Nodes)

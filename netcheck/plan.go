@@ -13,7 +13,7 @@ const (
 	newRounds    = 2 // of a node that comes to others that have passed
 )
 
-// referencePairs is the number of pairs of witnesses in a round, which measure the usual rates where these are unknown.
+// referencePairs is the number of pairs of helpers in a round, which measure the usual rates where these are unknown.
 const referencePairs = 3
 
 // plan makes the base rounds of n nodes: pairs of indices, every index at most once a round. leaf names the switch of a
@@ -155,20 +155,20 @@ func (m *matcher) cost(o []int, i int) (cost int) {
 	return cost
 }
 
-// withWitnesses has every subject meet two witnesses. The earlier pass of a witness is no evidence. So witnesses that
-// no subject needs in a round meet each other; those that meet a subject come first. At least one pair of witnesses
+// withHelpers has every subject meet two helpers. The earlier pass of a helper is no evidence. So helpers that
+// no subject needs in a round meet each other; those that meet a subject come first. At least one pair of helpers
 // meets.
-func withWitnesses(subjects, witnesses []int, references int) [][][2]int {
+func withHelpers(subjects, helpers []int, references int) [][][2]int {
 	rounds := make([][][2]int, newRounds)
-	w, met := len(witnesses), map[[2]int]bool{}
-	meets := func(i, r int) int { return witnesses[(i+r*max(w/2, 1))%w] }
+	w, met := len(helpers), map[[2]int]bool{}
+	meets := func(i, r int) int { return helpers[(i+r*max(w/2, 1))%w] }
 	for r := range rounds {
 		var needed, free []int
 		for i := range subjects {
 			rounds[r] = append(rounds[r], [2]int{subjects[i], meets(i, r)})
 			needed = append(needed, meets(i, newRounds-1-r))
 		}
-		for _, x := range append(needed, witnesses...) {
+		for _, x := range append(needed, helpers...) {
 			if !slices.Contains(free, x) && !holds(rounds[r], x) {
 				free = append(free, x)
 			}
@@ -176,7 +176,7 @@ func withWitnesses(subjects, witnesses []int, references int) [][][2]int {
 		rounds[r] = append(rounds[r], couples(free, max(references, min(len(subjects), w)), met)...)
 	}
 	if len(met) == 0 {
-		rounds = append(rounds, [][2]int{{witnesses[0], witnesses[1]}})
+		rounds = append(rounds, [][2]int{{helpers[0], helpers[1]}})
 	}
 	return rounds
 }

@@ -87,11 +87,11 @@ func TestLabels(t *testing.T) {
 	require.False(t, labelled(10, func(i int) string { return []string{"", "", "a", "b"}[min(i, 3)] }))
 }
 
-func TestSubjectsMeetTwoWitnesses(t *testing.T) {
+func TestSubjectsMeetTwoHelpers(t *testing.T) {
 	for subjects := 1; subjects <= 8; subjects++ {
 		for w := max(2, subjects); w <= 4*subjects+4; w++ {
 			for _, references := range []int{1, referencePairs} {
-				p := withWitnesses(upTo(0, subjects), upTo(subjects, subjects+w), references)
+				p := withHelpers(upTo(0, subjects), upTo(subjects, subjects+w), references)
 				partners := map[int]int{}
 				between := 0
 				for q := range met(t, subjects+w, p) {
@@ -104,7 +104,7 @@ func TestSubjectsMeetTwoWitnesses(t *testing.T) {
 				for s := range subjects {
 					require.Equal(t, 2, partners[s])
 				}
-				require.Positive(t, between, "%d subjects, %d witnesses", subjects, w)
+				require.Positive(t, between, "%d subjects, %d helpers", subjects, w)
 				require.LessOrEqual(t, between, 2*max(references, subjects))
 			}
 		}
@@ -118,7 +118,7 @@ func upTo(from, to int) (xs []int) {
 	return xs
 }
 
-func TestTwoWitnessesAreEnough(t *testing.T) {
-	p := withWitnesses([]int{0}, []int{1, 2}, 1)
+func TestTwoHelpersAreEnough(t *testing.T) {
+	p := withHelpers([]int{0}, []int{1, 2}, 1)
 	require.Equal(t, [][][2]int{{{0, 1}}, {{0, 2}}, {{1, 2}}}, p)
 }

@@ -41,7 +41,7 @@ func (x *results) settle(n *node, v Verdict) bool {
 	v.Again = v.Again && v.Excluded
 	v.Covered = n.cover(v)
 	n.verdict = v
-	if n.witness && v.State == StateNotTested {
+	if n.helper && v.State == StateNotTested {
 		return false // it was not needed
 	}
 	x.verdicts.count(v, +1)
@@ -51,7 +51,7 @@ func (x *results) settle(n *node, v Verdict) bool {
 // revise adds a later finding to a verdict, and reports whether its state is another one.
 func (x *results) revise(n *node, f Finding) bool {
 	was := n.verdict.State
-	if !n.witness || was != StateNotTested {
+	if !n.helper || was != StateNotTested {
 		x.verdicts.count(n.verdict, -1)
 	}
 	n.verdict = n.verdict.Against(f)

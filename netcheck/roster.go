@@ -7,7 +7,7 @@ type roster struct {
 	nodes   []*node          // of the present or last check, in order of first contact; including those that have gone
 	byID    map[string]*node // without those that have gone
 	open    int              // nodes that are here, or are expected to be checked, and not decided
-	missing [2]int           // expected nodes: to be checked, witnesses
+	missing [2]int           // expected nodes: to be checked, helpers
 	local   int              // of these, those that are known to do their local checks
 	absent  fifo[*node]      // expected after gathering, by due
 	changed time.Time        // the set of nodes that are expected or here, while gathering
@@ -17,7 +17,7 @@ type roster struct {
 func (r *roster) successor(now time.Time) roster {
 	next := roster{byID: map[string]*node{}, changed: now}
 	for _, n := range r.nodes {
-		if n.state == expected && !n.witness {
+		if n.state == expected && !n.helper {
 			n.due = time.Time{}
 			next.enlist(n)
 		}
@@ -33,14 +33,14 @@ func (r *roster) enlist(n *node) *node {
 	return n
 }
 
-// count keeps the numbers of nodes that the check waits for. It is not over before they are decided, except witnesses
+// count keeps the numbers of nodes that the check waits for. It is not over before they are decided, except helpers
 // that have not come.
 func (r *roster) count(n *node, by int) {
 	if n.state == expected && n.local {
 		r.local += by
 	}
 	switch {
-	case n.state == expected && n.witness:
+	case n.state == expected && n.helper:
 		r.missing[1] += by
 	case n.state == expected:
 		r.missing[0] += by
@@ -82,7 +82,7 @@ func (r *roster) firstAbsent() *node {
 func (r *roster) await(n *node, gathering bool, now time.Time) {
 	if gathering {
 		r.changed = now
-	} else if !n.witness {
+	} else if !n.helper {
 		r.makeAbsent(n, now.Add(gatherMost+absentTime))
 	}
 }
@@ -106,10 +106,10 @@ func (r *roster) isBusy(id string, due time.Time) {
 	}
 }
 
-// withWitnesses reports whether a witness takes part.
-func (r *roster) withWitnesses() bool {
+// withHelpers reports whether a helper takes part.
+func (r *roster) withHelpers() bool {
 	for _, n := range r.nodes {
-		if n.witness && n.state != expected {
+		if n.helper && n.state != expected {
 			return true
 		}
 	}
@@ -127,7 +127,7 @@ func (r *roster) gatherUntil(began time.Time, local time.Duration) time.Time {
 	case r.missing == [2]int{}:
 		wait = 0
 	case r.missing[0] == 0:
-		wait = witnessTime
+		wait = helperTime
 	}
 	return sooner(began.Add(gatherMost), r.changed.Add(wait))
 }

@@ -107,7 +107,7 @@ func (c *Check) beginHost() {
 		return
 	}
 	c.phase = inHost
-	c.beginPairs(nodes, c.hostNorms, c.cfg.Spec.Level == LevelHost || c.roster.withWitnesses())
+	c.beginPairs(nodes, c.hostNorms, c.cfg.Spec.Level == LevelHost || c.roster.withHelpers())
 }
 
 func (c *Check) beginPairs(nodes []*node, usual norms, final bool) *pairPhase {
@@ -158,7 +158,7 @@ func (c *Check) abort(s *pairPhase) {
 
 // closePairs decides the nodes that have not passed, and frees the others.
 func (c *Check) closePairs(s *pairPhase) {
-	s.report.helped = c.roster.withWitnesses()
+	s.report.helped = c.roster.withHelpers()
 	s.report.rule()
 	c.results.hear(&s.report)
 	for _, m := range s.judge.members {

@@ -29,7 +29,7 @@ type sim struct {
 	failTime  time.Duration          // of a test that fails
 	failText  string
 	compute   time.Duration
-	witnesses int // the last so many nodes
+	helpers   int // the last so many nodes
 
 	commFails bool
 	before    int                         // tests of earlier checks
@@ -119,17 +119,17 @@ func (s *sim) took() time.Duration { return s.now.Sub(s.start) }
 
 // begin has all nodes arrive within a tenth of a second.
 func (s *sim) begin() {
-	var ids, witnesses []string
+	var ids, helpers []string
 	s.before = len(s.work)
 	for i, x := range s.nodes {
 		x.passed = false
-		if i >= len(s.nodes)-s.witnesses {
-			witnesses = append(witnesses, x.id)
+		if i >= len(s.nodes)-s.helpers {
+			helpers = append(helpers, x.id)
 		} else {
 			ids = append(ids, x.id)
 		}
 	}
-	s.at(0, Expect{IDs: ids, Witnesses: witnesses})
+	s.at(0, Expect{IDs: ids, Helpers: helpers})
 	for _, x := range s.nodes {
 		if !x.absent {
 			s.at(time.Duration(s.rng.IntN(100))*time.Millisecond, Arrive{x.node})

@@ -37,7 +37,7 @@ type collective struct {
 // afterHost goes on with PyTorch if that is requested and does not delay the nodes. It would delay members of a world
 // that was stopped to check others.
 func (c *Check) afterHost() {
-	if c.cfg.Spec.Level != LevelFull || c.roster.withWitnesses() {
+	if c.cfg.Spec.Level != LevelFull || c.roster.withHelpers() {
 		c.conclude()
 		return
 	}

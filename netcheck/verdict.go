@@ -207,16 +207,16 @@ func (p *reporter) verdict(m *member) Verdict {
 	return v
 }
 
-// apart reports whether a world with m cannot work: it reaches no others, or only its like. A witness has reached
+// apart reports whether a world with m cannot work: it reaches no others, or only its like. A helper has reached
 // others in an earlier check, and stands until the opposite is proved.
 func (p *reporter) apart(m *member) bool {
-	return !m.record(reach).passed && !m.n.witness || p.judge.leaves.dead[m.leaf] || m.ofIsland()
+	return !m.record(reach).passed && !m.n.helper || p.judge.leaves.dead[m.leaf] || m.ofIsland()
 }
 
 // othersWork reports whether nodes reach each other without m. A newcomer is tested with nodes that have trained
 // together; the rates of this run prove that tests between nodes can pass at all.
 func (p *reporter) othersWork(m *member) bool {
-	if !m.n.witness && p.helped && len(p.judge.rates.norms) > 0 {
+	if !m.n.helper && p.helped && len(p.judge.rates.norms) > 0 {
 		return true
 	}
 	good := 0
@@ -229,9 +229,9 @@ func (p *reporter) othersWork(m *member) bool {
 }
 
 // paired reports whether m was really tested. It was not if all its partners failed. Failed tests alone do not renew
-// the pass of a witness.
+// the pass of a helper.
 func (p *reporter) paired(m *member) bool {
-	return m.certified(reach) || m.blamed() || p.judge.fails(m) > 0 && !m.n.witness
+	return m.certified(reach) || m.blamed() || p.judge.fails(m) > 0 && !m.n.helper
 }
 
 // judged is the verdict of a member without regard to how many others have the same.

@@ -248,7 +248,7 @@ func TestFingerprint(t *testing.T) {
 	require.Equal(t, "boot=b1 eth0.carrier_changes=2 mlx5_0:1.link_downed=0", first)
 	h.links[0].RxErrors = 5
 	h.file("class/net/eth1/carrier_changes", "7\n")
-	require.Equal(t, first, h.Fingerprint(c), "nothing that a certificate depends on has changed")
+	require.Equal(t, first, h.Fingerprint(c), "nothing that a pass depends on has changed")
 	for path, content := range map[string]string{
 		"class/net/eth0/carrier_changes":                       "3",
 		"class/infiniband/mlx5_0/ports/1/counters/link_downed": "1",

@@ -68,7 +68,7 @@ func (p *pairing) Step(now time.Time, ev netcheck.Event) []netcheck.Action {
 	p.events = append(p.events, ev)
 	switch ev := ev.(type) {
 	case netcheck.Expect:
-		for _, id := range slices.Concat(ev.IDs, ev.Witnesses) {
+		for _, id := range slices.Concat(ev.IDs, ev.Helpers) {
 			p.waiting[id] = true
 		}
 		p.due = now.Add(patience)

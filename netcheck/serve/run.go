@@ -59,12 +59,12 @@ type key struct {
 	uses   int
 }
 
-func (r *run) expect(subjects, witnesses []string) error {
+func (r *run) expect(subjects, helpers []string) error {
 	spec, err := r.hub.cfg.Spec(r.id)
 	if err != nil {
 		return err
 	}
-	names := r.names(subjects, witnesses)
+	names := r.names(subjects, helpers)
 	r.Lock()
 	defer r.Unlock()
 	if r.Err() != nil {
@@ -74,13 +74,13 @@ func (r *run) expect(subjects, witnesses []string) error {
 	if r.check == nil || !r.active && spec != r.spec {
 		r.startLocked(spec)
 	}
-	for _, id := range slices.Concat(subjects, witnesses) {
+	for _, id := range slices.Concat(subjects, helpers) {
 		if r.nodes[id] == nil {
 			r.nodes[id] = &member{}
 		}
 	}
 	r.beginLocked(now)
-	r.stepLocked(now, netcheck.Expect{IDs: subjects, Witnesses: witnesses, Names: names})
+	r.stepLocked(now, netcheck.Expect{IDs: subjects, Helpers: helpers, Names: names})
 	return nil
 }
 

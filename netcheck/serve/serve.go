@@ -101,13 +101,13 @@ func (h *Hub) Close() {
 	h.pool.close()
 }
 
-// Expect announces nodes, by their launchers' IDs, that the rendezvous has told to be checked. Witnesses have passed
+// Expect announces nodes, by their launchers' IDs, that the rendezvous has told to be checked. Helpers have passed
 // before and only help. It fails if the run's Spec is not available, or there are too many runs: then these nodes
 // cannot take part.
-func (h *Hub) Expect(id string, subjects, witnesses []string) error {
+func (h *Hub) Expect(id string, subjects, helpers []string) error {
 	r, err := h.open(id)
 	if err == nil {
-		err = r.expect(subjects, witnesses)
+		err = r.expect(subjects, helpers)
 	}
 	if err != nil {
 		h.cfg.Log.Error("the nodes cannot be checked", "run_id", id, "nodes", len(subjects), "err", err)

@@ -24,19 +24,19 @@ func (s *Service) newChecks() *serve.Hub {
 
 // gate has nodes checked on request of the rendezvous; without a Check in the run's Params the nodes answer alone.
 // Nodes that cannot be checked here are let through, with a note in the run's timeline.
-func (s *Service) gate(run string, subjects, witnesses []string) {
+func (s *Service) gate(run string, subjects, helpers []string) {
 	p, err := s.Hub.Params(run)
 	if err != nil || p.Check == "" {
 		return
 	}
-	err = s.Checks.Expect(run, subjects, witnesses)
+	err = s.Checks.Expect(run, subjects, helpers)
 	if err == nil {
 		return
 	}
 	s.annotate(run, job.Note{
 		Event: job.EventCheckEnded, Text: fmt.Sprintf("%d nodes are not checked: %v", len(subjects), err),
 	})
-	for _, id := range slices.Concat(subjects, witnesses) {
+	for _, id := range slices.Concat(subjects, helpers) {
 		_ = s.Hub.Report(context.Background(), run, rendezvous.Cleared{ID: id, Unchecked: true}) // it may have left
 	}
 }
