@@ -5,9 +5,9 @@ import "strings"
 // The aspects of a node that a check may cover, by their names in the rendezvous' events. A check of one aspect does
 // not disprove a finding about another.
 const (
-	AspectInterfaces = "interfaces" // as their drivers report them
-	AspectNetwork    = "network"    // tested with other nodes
-	AspectTorch      = "pytorch"    // likewise
+	aspectInterfaces = "interfaces" // as their drivers report them
+	aspectNetwork    = "network"    // tested with other nodes
+	aspectTorch      = "pytorch"    // likewise
 	AspectHealth     = "health"     // the site's own check
 	AspectDevices    = "devices"    // as their drivers report them
 	AspectCopies     = "copies"     // between devices
@@ -31,7 +31,7 @@ func (f Finding) aspect() string {
 	case f.Metric == "ecc_uncorrected":
 		return AspectMemory
 	case f.Check == "torch", family == "compute", family == "torch":
-		return AspectTorch
+		return aspectTorch
 	case f.Kind == "host.health":
 		return AspectHealth
 	case f.Check == "switchbox", f.Kind == "gpu.copy":
@@ -39,9 +39,9 @@ func (f Finding) aspect() string {
 	case family == "gpu", f.Kind == "host.gpu":
 		return AspectDevices
 	case family == "host":
-		return AspectInterfaces
+		return aspectInterfaces
 	case family == "net":
-		return AspectNetwork
+		return aspectNetwork
 	}
 	return ""
 }
@@ -51,12 +51,12 @@ func (n *node) cover(v Verdict) []string {
 	if v.State == StateFaulty || v.State == StateUnreachable || v.Excluded {
 		return nil
 	}
-	all := append([]string{AspectInterfaces}, n.Covered...)
+	all := append([]string{aspectInterfaces}, n.Covered...)
 	if v.State == StateOK && v.Paired {
-		all = append(all, AspectNetwork)
+		all = append(all, aspectNetwork)
 	}
 	if v.State == StateOK && n.torched {
-		all = append(all, AspectTorch)
+		all = append(all, aspectTorch)
 	}
 	return all
 }

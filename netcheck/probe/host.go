@@ -17,7 +17,7 @@ import (
 type Host struct {
 	Sys   string                 // in place of /sys
 	Proc  string                 // in place of /proc
-	Links func() ([]Link, error) // in place of the function Links
+	Links func() ([]Link, error) // in place of hostLinks
 }
 
 // Choice selects the interfaces of a check.
@@ -38,7 +38,7 @@ func (h Host) links() ([]Link, error) {
 	if h.Links != nil {
 		return h.Links()
 	}
-	return Links()
+	return hostLinks()
 }
 
 func (h Host) sys(path ...string) string {
@@ -105,11 +105,11 @@ func chosen(links []Link, c Choice) []Link {
 	var all []Link
 	for _, l := range links {
 		switch {
-		case c.Sockets.All():
+		case c.Sockets.all():
 			if slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool { return p.Addr() == c.Addr }) {
 				return []Link{l}
 			}
-		case c.Sockets.Match(l.Name, 0) && (!l.Loopback || c.Sockets.Names(l.Name)):
+		case c.Sockets.match(l.Name, 0) && (!l.Loopback || c.Sockets.Names(l.Name)):
 			all = append(all, l)
 		}
 	}
@@ -170,7 +170,7 @@ func noMatch(links []Link, c Choice) error {
 		have = append(have, what)
 	}
 	there := "there are: " + strings.Join(have, "; ")
-	if c.Sockets.All() {
+	if c.Sockets.all() {
 		return fmt.Errorf("no network interface has this node's address %v: name one by NCCL_SOCKET_IFNAME; %s",
 			c.Addr, there)
 	}
@@ -194,7 +194,7 @@ func (h Host) hcaOf(name string, want Selector) string {
 		if n, err := strconv.Atoi(read(h.sys("class/net", name, "dev_port"))); err == nil {
 			port += n
 		}
-		if want.Match(dev, port) {
+		if want.match(dev, port) {
 			return dev
 		}
 	}

@@ -21,8 +21,8 @@ type Link struct {
 	RxErrors, TxErrors, RxDropped, TxDropped, RxCRC, TxCarrier uint64
 }
 
-// Links returns the interfaces of this host, in the kernel's order.
-func Links() ([]Link, error) {
+// hostLinks returns the interfaces of this host, in the kernel's order.
+func hostLinks() ([]Link, error) {
 	all, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("listing network interfaces: %w", err)

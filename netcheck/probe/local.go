@@ -47,7 +47,7 @@ func nicFinding(s netcheck.Severity, entity, format string, args ...any) netchec
 // are then reported only if it has an address, as used ones have.
 func (h Host) link(l Link, c Choice) []netcheck.Finding {
 	var found []netcheck.Finding
-	named := c.Sockets.All() || c.Sockets.Names(l.Name)
+	named := c.Sockets.all() || c.Sockets.Names(l.Name)
 	if _, addressed := usableAddr(l, c.Addr); !running(l) && (named || addressed) {
 		severity, why := netcheck.Warn, "it is switched off"
 		if named {
@@ -145,7 +145,7 @@ func (h Host) selectedPorts(s Selector) []port {
 	var ports []port
 	for _, dev := range names(h.sys("class/infiniband")) {
 		for _, p := range names(h.sys("class/infiniband", dev, "ports")) {
-			if n, err := strconv.Atoi(p); err == nil && s.Match(dev, n) {
+			if n, err := strconv.Atoi(p); err == nil && s.match(dev, n) {
 				ports = append(ports, port{dev, n})
 			}
 		}
@@ -167,7 +167,7 @@ func (h Host) portFile(p port, file string) string {
 // without a cable, as many cards have, would exclude its node.
 func (h Host) ports(s Selector) []netcheck.Finding {
 	ports := h.selectedPorts(s)
-	if len(ports) == 0 && !s.All() {
+	if len(ports) == 0 && !s.all() {
 		f := nicFinding(netcheck.Fatal, "", "NCCL_IB_HCA=%q selects no port of an RDMA device; there are: %s", s, h.devices())
 		f.Kind = "host.ib"
 		return []netcheck.Finding{f}

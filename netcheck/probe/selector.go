@@ -80,12 +80,12 @@ func parseWant(entry string) (want, error) {
 	return want{name, int(n)}, nil
 }
 
-// All reports whether the selector is empty, and so selects everything.
-func (s Selector) All() bool { return len(s.wants) == 0 }
+// all reports whether the selector is empty, and so selects everything.
+func (s Selector) all() bool { return len(s.wants) == 0 }
 
-// Match reports whether the device is selected. Port 0 is that of a device without ports.
-func (s Selector) Match(name string, port int) bool {
-	if s.All() {
+// match reports whether the device is selected. Port 0 is that of a device without ports.
+func (s Selector) match(name string, port int) bool {
+	if s.all() {
 		return true
 	}
 	for _, w := range s.wants {
@@ -115,7 +115,7 @@ func (s Selector) missing(devices []string) []string {
 	var miss []string
 	for _, w := range s.wants {
 		one := Selector{exact: s.exact, wants: []want{{name: w.name}}}
-		if !s.exclude && !slices.ContainsFunc(devices, func(d string) bool { return one.Match(d, 0) }) {
+		if !s.exclude && !slices.ContainsFunc(devices, func(d string) bool { return one.match(d, 0) }) {
 			miss = append(miss, w.name)
 		}
 	}

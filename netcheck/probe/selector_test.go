@@ -23,10 +23,10 @@ func TestSelector(t *testing.T) {
 		s, err := parseSelector("NCCL_SOCKET_IFNAME", tt.value)
 		require.NoError(t, err, tt.value)
 		for _, name := range tt.match {
-			require.True(t, s.Match(name, 0), "%q: %s", tt.value, name)
+			require.True(t, s.match(name, 0), "%q: %s", tt.value, name)
 		}
 		for _, name := range tt.never {
-			require.False(t, s.Match(name, 0), "%q: %s", tt.value, name)
+			require.False(t, s.match(name, 0), "%q: %s", tt.value, name)
 		}
 	}
 }
@@ -34,17 +34,17 @@ func TestSelector(t *testing.T) {
 func TestSelectorPorts(t *testing.T) {
 	s, err := parseSelector("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:2,mlx5_2")
 	require.NoError(t, err)
-	require.True(t, s.Match("mlx5_0", 1))
-	require.False(t, s.Match("mlx5_0", 2))
-	require.True(t, s.Match("mlx5_1", 2))
-	require.True(t, s.Match("mlx5_2", 1))
-	require.True(t, s.Match("mlx5_2", 2))
-	require.False(t, s.Match("mlx5_10", 1))
+	require.True(t, s.match("mlx5_0", 1))
+	require.False(t, s.match("mlx5_0", 2))
+	require.True(t, s.match("mlx5_1", 2))
+	require.True(t, s.match("mlx5_2", 1))
+	require.True(t, s.match("mlx5_2", 2))
+	require.False(t, s.match("mlx5_10", 1))
 
 	s, err = parseSelector("NCCL_IB_HCA", "^mlx5_0:2")
 	require.NoError(t, err)
-	require.True(t, s.Match("mlx5_0", 1))
-	require.False(t, s.Match("mlx5_0", 2))
+	require.True(t, s.match("mlx5_0", 1))
+	require.False(t, s.match("mlx5_0", 2))
 }
 
 func TestSelectorNamesWhatMustBeThere(t *testing.T) {
@@ -95,9 +95,9 @@ func FuzzSelector(f *testing.F) {
 		again, err := parseSelector("V", s.String())
 		require.NoError(t, err)
 		require.Equal(t, s, again)
-		require.Equal(t, s.Match(name, port), again.Match(name, port))
+		require.Equal(t, s.match(name, port), again.match(name, port))
 		if s.Names(name) && !strings.Contains(name, ":") {
-			require.True(t, s.Match(name, 0))
+			require.True(t, s.match(name, 0))
 		}
 	})
 }

@@ -104,7 +104,7 @@ func TestAParkedConnectionEndsAsItWasTold(t *testing.T) {
 		"the last request":   {"Connection: close\r\n", func(p *place, _ *httptest.Server) { p.Gone("r", "a") }, 404, true},
 		"the end of the hub": {"", func(p *place, _ *httptest.Server) { p.Close() }, 503, true},
 		"of hub and server":  {"", func(p *place, s *httptest.Server) { p.Close(); s.Close() }, 503, true},
-		"the run's end":      {"", func(p *place, _ *httptest.Server) { p.Forget("r") }, 404, false},
+		"the run's end":      {"", func(p *place, _ *httptest.Server) { p.runs.Drop("r", nil) }, 404, false},
 		"a newer request": {"", func(p *place, _ *httptest.Server) {
 			_, _ = p.Next(t.Context(), "r", ask("a", 7))
 		}, 200, false},

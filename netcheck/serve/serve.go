@@ -123,9 +123,6 @@ func (h *Hub) Gone(run, id string) {
 	}
 }
 
-// Forget drops all that is known of a run.
-func (h *Hub) Forget(id string) { h.runs.Drop(id, nil) }
-
 // Next implements Transport.
 func (h *Hub) Next(ctx context.Context, run string, req Request) (netcheck.Assignment, error) {
 	if err := req.check(); err != nil {

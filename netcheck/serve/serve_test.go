@@ -244,7 +244,7 @@ func TestAHeldRequestEnds(t *testing.T) {
 		"when it was held long enough": {func(*place, context.CancelCauseFunc) { time.Sleep(hold) }, nil, hold},
 		"with its context":             {func(_ *place, stop context.CancelCauseFunc) { stop(errTest) }, errTest, 0},
 		"when the node has left":       {func(p *place, _ context.CancelCauseFunc) { p.Gone("r", "a") }, errNotTold, 0},
-		"when the run is forgotten":    {func(p *place, _ context.CancelCauseFunc) { p.Forget("r") }, ErrUnknownRun, 0},
+		"when the run is forgotten":    {func(p *place, _ context.CancelCauseFunc) { p.runs.Drop("r", nil) }, ErrUnknownRun, 0},
 		"when the service ends":        {func(p *place, _ context.CancelCauseFunc) { p.Close() }, errClosed, 0},
 		"with a newer one of the node": {func(p *place, _ context.CancelCauseFunc) {
 			_, _ = p.Next(context.Background(), "r", atOnce(ask("a", 0)))
@@ -403,7 +403,7 @@ func TestRunsDoNotMeet(t *testing.T) {
 	require.NoError(t, p.Expect("q", []string{"a", "b"}, nil))
 	require.Equal(t, Introduce, p.next(t, "q", listens("a", s)).Duty)
 	p.next(t, "q", atOnce(arrive("a")))
-	p.Forget("r")
+	p.runs.Drop("r", nil)
 	_, err := p.Picture("r")
 	require.ErrorIs(t, err, ErrUnknownRun)
 	pic, err := p.Picture("q")
