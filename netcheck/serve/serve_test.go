@@ -244,8 +244,9 @@ func TestAHeldRequestEnds(t *testing.T) {
 		"when it was held long enough": {func(*place, context.CancelCauseFunc) { time.Sleep(hold) }, nil, hold},
 		"with its context":             {func(_ *place, stop context.CancelCauseFunc) { stop(errTest) }, errTest, 0},
 		"when the node has left":       {func(p *place, _ context.CancelCauseFunc) { p.Gone("r", "a") }, errNotTold, 0},
-		"when the run is forgotten":    {func(p *place, _ context.CancelCauseFunc) { p.runs.Drop("r", nil) }, ErrUnknownRun, 0},
-		"when the service ends":        {func(p *place, _ context.CancelCauseFunc) { p.Close() }, errClosed, 0},
+		"when the run is forgotten": {func(p *place, _ context.CancelCauseFunc) { p.runs.Drop("r", nil) },
+			ErrUnknownRun, 0},
+		"when the service ends": {func(p *place, _ context.CancelCauseFunc) { p.Close() }, errClosed, 0},
 		"with a newer one of the node": {func(p *place, _ context.CancelCauseFunc) {
 			_, _ = p.Next(context.Background(), "r", atOnce(ask("a", 0)))
 			go func() { _, _ = p.Next(context.Background(), "r", ask("a", 0)) }()
