@@ -10,7 +10,6 @@ import (
 
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/duration"
-	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/rendezvous"
 )
@@ -146,15 +145,6 @@ func readOnFailure(o *options, b *rendezvous.Budget) (err error) {
 		return fmt.Errorf("--on-failure=%s: need exit, hold or hold=DURATION, such as hold=2h", o.String("on-failure"))
 	}
 	return nil
-}
-
-// progress is the workers' progress, from the pages of the shim if there are any: it is the step of the furthest
-// worker.
-func (j *nodeJob) progress() job.Progress {
-	if j.hangs == nil {
-		return job.Progress{}
-	}
-	return job.Progress{}.With(j.hangs.pages.progress())
 }
 
 // firstStep reports the first step of an epoch to the rendezvous, from the node of rank 0.

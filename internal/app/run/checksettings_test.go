@@ -65,7 +65,7 @@ func TestCheckOptions(t *testing.T) {
 		s, err := resolved(t, twoNodes+c.line+" train.py", nil)
 		require.NoError(t, err, c.line)
 		require.Equal(t, c.want, spec(t, s), c.line)
-		wait := 2*c.want.Timeout + localBudget
+		wait := 2*c.want.Timeout + 60*time.Second
 		if c.want.Level == netcheck.LevelFull {
 			wait += netcheck.ImportTimeout
 		}
@@ -202,23 +202,6 @@ func TestChecksAreComparable(t *testing.T) {
 	require.Equal(t, check("--network-check --comm-perf-test --check-ttl=60"), check("--precheck=2 --check-ttl=1m"))
 	require.NotEqual(t, check("--precheck=1"), check("--precheck=2"))
 	require.Equal(t, check("--health-check=/a"), check("--health-check=/b"), "a node may have its own path")
-}
-
-func TestAccelerators(t *testing.T) {
-	for line, want := range map[string]checkSettings{
-		"":                      {gpus: 4, kind: "cuda"},
-		"--nproc-per-node=gpu":  {gpus: 4, kind: "cuda", wants: true},
-		"--nproc-per-node=auto": {gpus: 4, kind: "cuda"},
-		"--accelerator=cpu":     {},
-		"--nproc-per-node=2 --accelerator=nvidia.com/gpu": {gpus: 4, kind: "cuda", wants: true},
-	} {
-		k := checksOf(t, "--network-check "+line+" train.py", testHost())
-		require.Equal(t, want, checkSettings{gpus: k.gpus, kind: k.kind, wants: k.wants}, line)
-	}
-	bare := testHost()
-	bare.gpus = func() (int, string) { return 0, "" }
-	require.True(t, checksOf(t, "--network-check --accelerator=nvidia.com/gpu train.py", bare).wants)
-	require.False(t, checksOf(t, "--network-check train.py", bare).wants)
 }
 
 func TestPlanShowsTheChecks(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"dlrover-run/internal/conns"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/pyproto/upstream"
 	"dlrover-run/rendezvous/tcpstore"
 )
 
@@ -37,6 +38,8 @@ type endpoint struct {
 	second bool             // another launcher on this host serves it
 	done   chan error
 	acl    *storeACL
+	own    *rendezvous.Node
+	local  bool // the rendezvous stays inside this process
 }
 
 // dataShards is the prefix of the keys with which workers distribute shards of data, after the slash that PyTorch
@@ -74,7 +77,8 @@ func openEndpoint(
 ) (*endpoint, error) {
 	g := newStoreACL(s.auth.insecure, s.size.slots)
 	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent, Keep: dataShards})
-	e := &endpoint{acl: g, store: store, where: net.JoinHostPort(s.rdzv.host, strconv.Itoa(s.rdzv.port))}
+	e := &endpoint{acl: g, store: store, own: &s.node, local: s.rdzv.backend == local,
+		where: net.JoinHostPort(s.rdzv.host, strconv.Itoa(s.rdzv.port))}
 	var err error
 	if s.rdzv.serves(s.node.Rank, h) {
 		err = e.serve(ctx, s, log, runsLog, observe)
@@ -116,7 +120,8 @@ func reachable(s *settings) string {
 func (e *endpoint) takenByStranger(err error, s *settings) error {
 	return fmt.Errorf("port %d of this host is taken%s, and no rendezvous is served at %s after %s; "+
 		"end what has the port, or give all nodes another one (%w)",
-		s.rdzv.port, preflight.Holder(os.DirFS("/"), reachable(s), s.rdzv.port), e.where, s.rdzv.connect, cmp.Or(errors.Unwrap(err),
+		s.rdzv.port, preflight.Holder(os.DirFS("/"), reachable(s), s.rdzv.port), e.where, s.rdzv.connect,
+		cmp.Or(errors.Unwrap(err),
 			err))
 }
 
@@ -233,10 +238,22 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	return nil
 }
 
-// daemons is the address of the rendezvous that the checkpoint daemons of several nodes share, "" for one node.
-func (e *endpoint) daemons(s *settings) string {
+// Served implements feature.Rendezvous.
+func (e *endpoint) Served() *service.Service { return e.served }
+
+// Client implements feature.Rendezvous.
+func (e *endpoint) Client() *api.Client { return e.client }
+
+// Upstream implements feature.Rendezvous.
+func (e *endpoint) Upstream() *upstream.Service { return e.python() }
+
+// Store implements feature.Rendezvous.
+func (e *endpoint) Store() *tcpstore.Server { return e.store }
+
+// Daemons implements feature.Rendezvous.
+func (e *endpoint) Daemons() string {
 	switch {
-	case s.rdzv.backend == local || e.python() != nil: // DLRover's master does not support our checkpoint daemons
+	case e.local || e.python() != nil: // DLRover's master does not support our checkpoint daemons
 		return ""
 	case e.served != nil:
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
@@ -244,10 +261,10 @@ func (e *endpoint) daemons(s *settings) string {
 	return e.where
 }
 
-// storeFor lets this and other nodes use the workers' store during a check, when there are no workers.
-func (e *endpoint) storeFor(own rendezvous.Node, others []string) (addr string, end func()) {
-	addrs := slices.Concat(others, own.Addrs, []string{own.Addr})
-	return net.JoinHostPort(own.Addr, strconv.Itoa(e.port)), e.acl.lend(addrs)
+// LendStore implements feature.Rendezvous: there are no workers during a check.
+func (e *endpoint) LendStore(others []string) (addr string, end func()) {
+	addrs := slices.Concat(others, e.own.Addrs, []string{e.own.Addr})
+	return net.JoinHostPort(e.own.Addr, strconv.Itoa(e.port)), e.acl.lend(addrs)
 }
 
 func (e *endpoint) background(f func() error) {

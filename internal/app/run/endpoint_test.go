@@ -102,7 +102,7 @@ func TestASecondLauncherJoinsTheFirst(t *testing.T) {
 	require.Nil(t, second.served)
 	require.NotEqual(t, first.port, second.port, "its store has a port of its own")
 	require.Equal(t, first.where, second.where)
-	require.Equal(t, first.where, second.daemons(s))
+	require.Equal(t, first.where, second.Daemons())
 	second.linger(time.Hour, nil) // serves nobody: returns at once
 }
 
@@ -120,12 +120,13 @@ func TestTwoFirstNodesOfAStaticJob(t *testing.T) {
 
 func TestOneNodeServesNoRendezvous(t *testing.T) {
 	s := &settings{
-		rdzv: rdzvSettings{backend: local, host: "127.0.0.1"}, size: size{slots: 1}, params: rendezvous.Params{Min: 1, Max: 1},
+		rdzv: rdzvSettings{backend: local, host: "127.0.0.1"}, size: size{slots: 1}, params: rendezvous.Params{Min: 1,
+			Max: 1},
 		node: rendezvous.Node{Addr: "10.0.0.1"},
 	}
 	e, err := openedEndpoint(t, s)
 	require.NoError(t, err)
-	require.Empty(t, e.daemons(s))
+	require.Empty(t, e.Daemons())
 	require.Equal(t, "127.0.0.1", s.node.Addr, "nobody reaches the store by another address")
 	nc, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(e.Port())))
 	require.NoError(t, err)

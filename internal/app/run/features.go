@@ -1,20 +1,29 @@
 package run
 
 import (
+	"context"
+	"errors"
 	"slices"
 
+	"dlrover-run/internal/app/run/checkpoints"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/filetimer"
+	"dlrover-run/internal/app/run/hangs"
 	"dlrover-run/internal/app/run/hostfile"
 	"dlrover-run/internal/app/run/logrules"
+	"dlrover-run/internal/app/run/nodechecks"
 	"dlrover-run/internal/app/run/pidfiles"
 	"dlrover-run/internal/app/run/ports"
 	"dlrover-run/internal/app/run/preflight"
 	"dlrover-run/internal/app/run/ranklogs"
+	"dlrover-run/internal/app/run/streams"
 	"dlrover-run/internal/app/run/tensorboard"
 	"dlrover-run/internal/app/run/trainingport"
+	"dlrover-run/internal/app/run/warm"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
+	"dlrover-run/rendezvous/pyproto/upstream"
 )
 
 // row is a feature.Feature that reaches into the settings and the node's job.
@@ -44,7 +53,7 @@ func features() []row {
 		budgetFeature(),
 		metricsFeature(),
 		logLevelFeature(),
-		streamsFeature(),
+		of(streams.New()),
 		of(filetimer.New()),
 		of(logrules.New()),
 		of(ranklogs.New()),
@@ -55,11 +64,11 @@ func features() []row {
 		sidesFeature(),
 		of(tensorboard.New()),
 		of(preflight.New()),
-		nodeChecksFeature(),
-		checkpointsFeature(),
-		hangFeature(),
+		of(nodechecks.New()),
+		of(checkpoints.New()),
+		of(hangs.New()),
 		holdFeature(),
-		warmFeature(),
+		of(warm.New()),
 	}
 }
 
@@ -148,4 +157,34 @@ func (j *nodeJob) closeFeatures() {
 			j.closing("close the "+o.Name, o.Close())
 		}
 	}
+}
+
+// progress is that of the workers, as far as features measure it.
+func (j *nodeJob) progress() (p job.Progress) {
+	for _, o := range j.opened {
+		if o.Progress != nil {
+			p = p.With(o.Progress())
+		}
+	}
+	return p
+}
+
+// upstreamCheck is the check of this node under DLRover's master; nil if no feature has one.
+func (j *nodeJob) upstreamCheck() func(context.Context) (upstream.Check, error) {
+	for _, o := range j.opened {
+		if o.Upstream != nil {
+			return o.Upstream
+		}
+	}
+	return nil
+}
+
+// unsavedFeatures is why saves may not be on disk.
+func (j *nodeJob) unsavedFeatures() (err error) {
+	for _, o := range j.opened {
+		if o.Unsaved != nil {
+			err = errors.Join(err, o.Unsaved())
+		}
+	}
+	return err
 }

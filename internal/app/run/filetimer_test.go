@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/launcher/torchpython"

@@ -1,18 +1,15 @@
 package run
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/url"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/leavenotice"
 	"dlrover-run/internal/job"
-	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/rendezvous"
 )
@@ -33,15 +30,6 @@ type holdSettings struct {
 	Grace     string   `json:"leave_grace,omitempty"`
 }
 
-// leaveNotice looks for a notice that this node has to leave.
-type leaveNotice struct {
-	from   string
-	log    *slog.Logger
-	leaves chan string
-	cancel context.CancelFunc // nil before this node has joined
-	wg     sync.WaitGroup
-}
-
 func holdFeature() row {
 	var k holdSettings
 	return row{
@@ -56,9 +44,7 @@ func holdFeature() row {
 			if k.LeaveOn == "" {
 				return nil, nil
 			}
-			l := &leaveNotice{from: k.LeaveOn, log: j.log, leaves: make(chan string, 1)}
-			configure := func(cfg *launcher.Config) { cfg.Leaves = l.leaves }
-			return &feature.Opened{Joined: l.joined, Configure: configure, Close: l.close}, nil
+			return leavenotice.Open(k.LeaveOn, j.log), nil
 		},
 	}
 }
@@ -141,24 +127,6 @@ func readLeaveOn(o *options, _ *settings, k *holdSettings) error {
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return fmt.Errorf("--leave-on=%s: need the absolute path of a file, or a URL that begins with http:// or https://",
 			k.LeaveOn)
-	}
-	return nil
-}
-
-func (l *leaveNotice) joined() {
-	var ctx context.Context
-	ctx, l.cancel = context.WithCancel(context.Background())
-	l.wg.Go(func() {
-		if why := awaitLeaveNotice(ctx, l.from, l.log); why != "" {
-			l.leaves <- why
-		}
-	})
-}
-
-func (l *leaveNotice) close() error {
-	if l.cancel != nil {
-		l.cancel()
-		l.wg.Wait()
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"log/slog"
 
 	"dlrover-run/internal/app/run/feature"
-	"dlrover-run/launcher"
 )
 
 // logLevel lets a user who watches a job change its launchers' log level: a notice of the topic log-level holds
@@ -17,7 +16,9 @@ type logLevel struct {
 func logLevelFeature() row {
 	return row{
 		name: "log level",
-		open: func(j *nodeJob) (*feature.Opened, error) { return onNotice(logLevel{j.level, j.log}.notice), nil },
+		open: func(j *nodeJob) (*feature.Opened, error) {
+			return feature.OnNotice(logLevel{j.level, j.log}.notice), nil
+		},
 	}
 }
 
@@ -28,11 +29,6 @@ var logLevels = map[string]slog.Level{
 
 // maxQuoted bounds the quotation of an invalid level, in bytes.
 const maxQuoted = 40
-
-// onNotice is a feature that only reads notices.
-func onNotice(f func(topic, body string)) *feature.Opened {
-	return &feature.Opened{Configure: func(cfg *launcher.Config) { cfg.OnNotice = append(cfg.OnNotice, f) }}
-}
 
 // notice follows a notice of the topic log-level.
 func (l logLevel) notice(topic, body string) {

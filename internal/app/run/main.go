@@ -19,6 +19,7 @@ import (
 	"dlrover-run/internal/app/guarded"
 	"dlrover-run/internal/app/run/events"
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/metrics"
 	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/job"
@@ -132,10 +133,7 @@ type nodeJob struct {
 	adapter  *adapter
 	findings *findings
 	notice   atomic.Pointer[deathNotice] // nil: none is ready
-	metrics  *metrics                    // nil: metrics are off
-	checks   *nodeChecks                 // nil: there are none
-	saves    *checkpoints
-	hangs    *hangs // nil: hang detection is off
+	metrics  *metrics.Server             // nil: metrics are off
 	python   *pypath.Path
 	opened   []*feature.Opened // the requested features
 	ended    bool              // their parts are
@@ -251,9 +249,7 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		}
 		j.notice.Store(newDeathNotice(j.guard, j.endpoint, j.s.runID, j.s.node.ID))
 		if m := j.endpoint.master; m != nil {
-			if j.checks != nil {
-				m.check = j.checks.pythonCheck
-			}
+			m.check = j.upstreamCheck()
 			m.chosen = func() { j.notice.Load().drop() } // the death notice is for our own daemon
 		}
 		cfg := j.sessionConfig(started)
@@ -480,7 +476,7 @@ func (j *nodeJob) close(res launcher.Result) {
 // awaitSaves ends the parts of a job after its workers have succeeded. A job that has lost its last save has failed.
 func (j *nodeJob) awaitSaves(res launcher.Result) launcher.Result {
 	j.endParts(res)
-	j.unsaved = j.saves.unsaved
+	j.unsaved = j.unsavedFeatures()
 	if j.unsaved != nil {
 		res.Reason = policy.SaveLost
 	}

@@ -1,7 +1,6 @@
 package run
 
 import (
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -10,30 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/app/run/feature/featuretest"
 	"dlrover-run/launcher/proc"
 )
-
-// metaxTree makes a node with a display adapter, MetaX devices, and those of the host in sysfs.
-func metaxTree(t *testing.T, devices, ofHost int) (root string) {
-	t.Helper()
-	root = t.TempDir()
-	put := func(path, text string) {
-		path = filepath.Join(root, path)
-		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-	}
-	put("dev/mxcd", "")
-	put("dev/dri/renderD128", "")
-	for i := range devices {
-		put(fmt.Sprintf("dev/dri/renderD%d", 129+i), "")
-	}
-	put("host/sys/class/mxcd/mxcd/layout/properties", "num_cpu_nodes 1\n")
-	put("host/sys/class/mxcd/mxcd/layout/nodes/0/properties", "cpu_cores_count 64\n")
-	for i := range ofHost {
-		put(fmt.Sprintf("host/sys/class/mxcd/mxcd/layout/nodes/%d/properties", i+1), fmt.Sprintf("mgpu_id %d\n", i))
-	}
-	return root
-}
 
 func TestWorkersPerMetaXDevice(t *testing.T) {
 	for _, c := range []struct {
@@ -50,7 +28,7 @@ func TestWorkersPerMetaXDevice(t *testing.T) {
 		{"--nproc-per-node=gpu --accelerator=ascend-npu", "", 0,
 			"--accelerator=ascend-npu: the devices of this node are metax"},
 	} {
-		root := metaxTree(t, 8, 8)
+		root := featuretest.MetaxTree(t, 8, 8)
 		env := map[string]string{"DLROVER_SYSFS_ROOT": filepath.Join(root, "host/sys")}
 		if c.visible != "" {
 			env["MACA_VISIBLE_DEVICES"] = c.visible

@@ -2,7 +2,6 @@ package run
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -98,29 +97,10 @@ func TestPodsOfMSOperatorWithoutAToken(t *testing.T) {
 }
 
 // A pod without workers needs no accelerators.
-func TestChecksOfMSOperatorsPods(t *testing.T) {
-	for share, wants := range map[string]bool{"": true, "workers": true, "scheduler": false, "pserver-0": false} {
+func TestPodsOfMSOperatorWithoutWorkers(t *testing.T) {
+	for share, workers := range map[string]bool{"": true, "workers": true, "scheduler": false, "pserver-0": false} {
 		s := settings{size: size{share: share}}
-		require.Equal(t, !wants, s.size.sideOnly())
-		c := &nodeChecks{job: &nodeJob{s: &s}}
-		require.Equal(t, wants, c.noTorch() == "")
-	}
-	for role, wants := range map[string]bool{"MS_SCHED": false, "MS_WORKER": true} {
-		vars := map[string]string{"MS_ROLE": role, "MS_SCHED_HOST": "h", "MS_WORKER_NUM": "1", "DLROVER_TOKEN": testToken}
-		env := func(name string) (string, bool) { v, set := vars[name]; return v, set }
-		c, err := parse([]string{"--network-check", "--accelerator=ascend-npu", "--no-python", "/bin/true"}, env, io.Discard)
-		require.NoError(t, err)
-		host := testHost()
-		host.gpus = func() (int, string) { return 0, "" }
-		var k checkSettings
-		table := []row{{settings: func(o *options, s *settings) (err error) {
-			k, err = readNodeChecks(o,
-				s.size.sideOnly())
-			return err
-		}}}
-		_, err = resolveWith(table, c, env, host)
-		require.NoError(t, err)
-		require.Equal(t, wants, k.wants, role)
+		require.Equal(t, !workers, s.job().Bare)
 	}
 }
 

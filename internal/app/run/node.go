@@ -27,7 +27,7 @@ func (n featureNode) Scrape(tell func(*exposition.Scrape)) bool {
 	if n.j.metrics == nil {
 		return false
 	}
-	n.j.metrics.with(tell)
+	n.j.metrics.Add(tell)
 	return true
 }
 
@@ -45,6 +45,13 @@ func (n featureNode) PID() int {
 func (n featureNode) Logs() *logs.Logs { return n.j.logs }
 
 func (n featureNode) Processes() *proc.Supervisor { return n.j.procs }
+
+func (n featureNode) Rendezvous() feature.Rendezvous {
+	if n.j.endpoint == nil {
+		return nil
+	}
+	return n.j.endpoint
+}
 
 func (n featureNode) SetPorts(ports []int) { n.j.adapter.session.SetPorts(ports) }
 

@@ -34,6 +34,9 @@ func (o *options) Lookup(name string) string {
 // LookupEnv is the value of a variable of the environment, if it is set.
 func (o *options) LookupEnv(name string) (string, bool) { return o.env(name) }
 
+// Environ are all variables, as KEY=VALUE.
+func (o *options) Environ() []string { return o.host.environ() }
+
 // LookPath finds a program.
 func (o *options) LookPath(program string) (string, error) { return o.host.lookPath(program) }
 
@@ -124,8 +127,12 @@ func (o featureOptions) Job() *feature.Job { return o.s.job() }
 // job is what features see of the settings.
 func (s *settings) job() *feature.Job {
 	return &feature.Job{
-		Command: &s.called.command, RunID: s.runID, Params: &s.params, Node: &s.node, Slots: s.size.slots,
+		Called: s.called.Name, Command: &s.called.command, RunID: s.runID, Params: &s.params, Node: &s.node,
+		Slots: s.size.slots,
 		First: s.surelyFirst(), Port: s.rdzv.port, Preset: &s.framework.preset, Workdir: string(s.program.dir),
-		ShmDir: s.shmDir,
+		ShmDir: s.shmDir, Local: s.rdzv.backend == local, Master: s.rdzv.backend == master,
+		Meeting: fmt.Sprintf("%s|%s:%d", s.rdzv.backend, s.rdzv.host, s.rdzv.port),
+		Token:   s.auth.token, Insecure: s.auth.insecure, LogDir: s.logs.dir, LogFormat: s.logs.format,
+		Bare: s.size.sideOnly(), World: s.assumedWorld,
 	}
 }

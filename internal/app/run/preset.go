@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/pyenv"
@@ -52,7 +53,7 @@ func (f *framework) pick(o *options, s *scheduler.Facts, dir workdir, workers in
 		f.preset.Args = nil // the script does not know --local_rank
 	}
 	f.warn(o, path, found, workers)
-	if f.preset.Devices && o.String("accelerator") != noAccelerator {
+	if f.preset.Devices && o.String("accelerator") != feature.NoAccelerator {
 		f.devices, f.device = o.host.gpus()
 	}
 	return nil

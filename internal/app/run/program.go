@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"dlrover-run/internal/app/guarded"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
@@ -64,7 +65,9 @@ func (d workdir) file(path string) string {
 // a command without options.
 func (p *program) find(o *options, bare bool) error {
 	if o.Bool("check-only") {
+		dir := p.dir
 		*p = nothing()
+		p.dir = dir
 		return nil
 	}
 	args := o.Args()
@@ -176,4 +179,14 @@ func readable(file string) error {
 		return err
 	}
 	return f.Close()
+}
+
+func isDir(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.IsDir()
+}
+
+// nothing is the program that --check-only runs in place of workers.
+func nothing() program {
+	return program{path: "/proc/self/exe", args: []string{guarded.Nothing}, name: "--check-only"}
 }

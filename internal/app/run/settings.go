@@ -2,6 +2,7 @@ package run
 
 import (
 	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/scheduler"
 	"dlrover-run/rendezvous"
 )
@@ -42,6 +43,7 @@ func (s settings) resolve(o *options) (settings, error) {
 
 // read stops at the first error, so the order of its steps decides which error the user sees.
 func (s *settings) read(o *options) (err error) {
+	s.shmDir = o.String("ckpt-shm-dir")
 	for _, step := range []func(){
 		func() { s.scheduler, err = findScheduler(o, &s.called) },
 		func() { s.params.Min, s.params.Max, s.params.Unit, err = readNodes(o, &s.scheduler) },
@@ -56,6 +58,7 @@ func (s *settings) read(o *options) (err error) {
 		func() { s.program.dir, err = readWorkdir(o) },
 		func() { err = s.framework.pick(o, &s.scheduler, s.program.dir, s.params.Max*s.size.slots) },
 		func() { err = s.readFeatures(o) },
+		func() { s.onlyCheck(o) },
 		func() { err = s.program.find(o, s.called.command.Alone) },
 		func() { s.framework.look(o, s.program.path); warnOfVariables(o) },
 		func() { err = s.binding.assign(o, s.called.command.CPUs, s.size.slots) },
@@ -68,6 +71,16 @@ func (s *settings) read(o *options) (err error) {
 	}
 	s.dryRun = o.Bool("dry-run")
 	return nil
+}
+
+// onlyCheck makes a job of --check-only: the job itself has not begun, and there is no work to be done again.
+func (s *settings) onlyCheck(o *options) {
+	if !o.Bool("check-only") {
+		return
+	}
+	s.runID += "-check"
+	s.size.slots, s.node.Slots, s.size.why = 1, 1, "--check-only"
+	s.params.CheckOnly, s.params.Always, s.restarts.policy.Restart = true, false, policy.Never
 }
 
 // work is a digest of the workers' program; "" if they execute nothing.

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/proc"
@@ -119,28 +120,17 @@ func wantedDevices(o *options, text string) (gpus int, kind string, err error) {
 	if o.IsSet("accelerator") || o.Bool("auto-config") || text == "auto" || text == "gpu" {
 		gpus, kind = o.host.gpus()
 	}
-	if o.String("accelerator") == noAccelerator {
+	if o.String("accelerator") == feature.NoAccelerator {
 		if text == "gpu" {
 			return 0, "", fmt.Errorf("--nproc-per-node=gpu and --accelerator=%s contradict each other: use one of them",
-				noAccelerator)
+				feature.NoAccelerator)
 		}
 		gpus, kind = 0, "" // there may be some that this job does not use
 	}
-	want := accelerators[o.String("accelerator")]
+	want := feature.Kinds(o.String("accelerator"))
 	if o.IsSet("accelerator") && gpus > 0 && len(want) > 0 && !slices.Contains(want, kind) {
 		return 0, "", fmt.Errorf("--accelerator=%s: the devices of this node are %s; leave the option out or name theirs",
 			o.String("accelerator"), kind)
 	}
 	return gpus, kind, nil
-}
-
-// noAccelerator is the --accelerator of a job on CPUs, with any devices.
-const noAccelerator = "cpu"
-
-// accelerators are the kinds of devices by DLRover's names.
-var accelerators = map[string][]string{
-	"nvidia.com/gpu":     {"cuda", "rocm", "metax"}, // all that answer to torch.cuda
-	"metax-tech.com/gpu": {"metax"},
-	"ascend-npu":         {"ascend"},
-	"mthreads.com/gpu":   {"musa"},
 }

@@ -78,10 +78,3 @@ func bundled(t *testing.T, path string) map[string]string {
 		files[name] = string(data)
 	}
 }
-
-func TestTheEndOfATextIsText(t *testing.T) {
-	require.Equal(t, "batch", ending("bad batch", 5))
-	require.Equal(t, "bad", ending("bad", 5))
-	require.Equal(t, "ß", ending("größ", 3), "no half of a character")
-	require.Empty(t, ending("bad", 0))
-}

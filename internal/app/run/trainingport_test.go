@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"dlrover-run/internal/app/run/feature/featuretest"
-
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/app/run/feature/featuretest"
 )
 
 // Somebody takes a port of the range that both nodes had, and the next epoch has another range, the same on both.

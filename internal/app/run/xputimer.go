@@ -16,6 +16,7 @@ import (
 	"dlrover-run/hang/report"
 	"dlrover-run/internal/app/ckptd"
 	"dlrover-run/internal/app/guarded"
+	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/internal/console"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
@@ -29,11 +30,6 @@ Runs the command with hang detection, see dlrover-run --hang. Where RANK is set 
 becomes the command, and tells the dlrover-run that has started it; before another
 launcher, too; otherwise the command is the only worker of a job.
 `
-
-// byXPUTimer reports whether a command begins with the name of xpu_timer's launcher.
-func byXPUTimer(command []string) bool {
-	return len(command) > 0 && filepath.Base(command[0]) == guarded.XPUTimerLaunch
-}
 
 // statusOf is the exit status of a job with the command as its only worker: the command's own, as if it had been
 // executed.
@@ -121,7 +117,7 @@ func withShim(environ []string, path string) (env []string, warning string) {
 	if err != nil {
 		return environ, "hangs are found from outside only: " + err.Error()
 	}
-	tree, err := hangShim.Take(base)
+	tree, err := pypath.Shim.Take(base)
 	if err != nil {
 		return environ, "hangs are found from outside only: " + err.Error()
 	}

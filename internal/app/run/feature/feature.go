@@ -3,12 +3,16 @@
 package feature
 
 import (
+	"context"
 	"log/slog"
 	"time"
 
 	"dlrover-run/internal/app/run/events"
 	"dlrover-run/internal/app/run/pypath"
+	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/console"
 	"dlrover-run/internal/exposition"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv/native"
 	"dlrover-run/launcher/logs"
@@ -16,6 +20,9 @@ import (
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/pyproto/upstream"
+	"dlrover-run/rendezvous/tcpstore"
 )
 
 // Feature is a task of the launcher. Its functions share the variables of the closure that made it. A nil function has
@@ -51,6 +58,13 @@ type Opened struct {
 	Release func()
 	// Close frees the rest, when the other nodes have been notified as well.
 	Close func() error
+
+	// Progress is that of the workers, for a feature that measures it.
+	Progress func() job.Progress
+	// Unsaved is why saves may not be on disk; it is called after Part.End.
+	Unsaved func() error
+	// Upstream is the check of this node under DLRover's master.
+	Upstream func(context.Context) (upstream.Check, error)
 }
 
 // Plan is the part of the --dry-run output that features write.
@@ -65,6 +79,7 @@ type Plan struct {
 type Options interface {
 	IsSet(option string) bool
 	Bool(option string) bool
+	Args() []string // the script and its arguments
 	Int(option string) int
 	String(option string) string
 	Strings(option string) []string
@@ -73,6 +88,7 @@ type Options interface {
 	// Lookup is the value of a variable of the environment; "" if it is not set.
 	Lookup(variable string) string
 	LookupEnv(variable string) (string, bool)
+	Environ() []string
 	// LookPath finds a program.
 	LookPath(program string) (string, error)
 	// Python is the workers' interpreter.
@@ -89,6 +105,7 @@ type Options interface {
 
 // Job has the settings of the job that features read. They may change what its pointers refer to.
 type Job struct {
+	Called  string          // the name of the launcher whose command line was given
 	Command *native.Command // the meaning of another launcher's command line
 	RunID   string
 	Params  *rendezvous.Params
@@ -99,6 +116,17 @@ type Job struct {
 	Preset  *preset.Preset
 	Workdir string // of the workers; "": the launcher's
 	ShmDir  string
+
+	Local     bool   // the rendezvous stays inside this process
+	Master    bool   // dlrover-master serves it, or DLRover's own
+	Meeting   string // where and how the nodes meet
+	Token     string
+	Insecure  bool
+	LogDir    string
+	LogFormat console.Format
+	Bare      bool // this node has a side process, and no workers
+	// World is what the world is assumed to be before the nodes have met, and the number of its workers.
+	World func() (nodes []preset.Node, workers int)
 }
 
 // Node is the running launcher of this node.
@@ -120,13 +148,34 @@ type Node interface {
 	// Logs is the workers' output, and Processes are their processes. Both are nil before all features are open.
 	Logs() *logs.Logs
 	Processes() *proc.Supervisor
+	// Rendezvous is where this node meets the others; nil before it tries to join.
+	Rendezvous() Rendezvous
 	// SetPorts and SetBases change the offers of this node to the next world.
 	SetPorts(ports []int)
 	SetBases(bases []int)
 }
 
+// Rendezvous is this node's side of the rendezvous, in this process or elsewhere.
+type Rendezvous interface {
+	// Served is the service in this process, and Client that of a rendezvous elsewhere; one of them is nil.
+	Served() *service.Service
+	Client() *api.Client
+	// Upstream is DLRover's own master; nil if the rendezvous is ours.
+	Upstream() *upstream.Service
+	// Daemons is the address that the checkpoint daemons of several nodes share; "" for one node.
+	Daemons() string
+	// Store serves the workers. LendStore admits other nodes as well, until end is called.
+	Store() *tcpstore.Server
+	LendStore(others []string) (addr string, end func())
+}
+
 // NeedsWorld is the Configure of features that read the nodes of the world.
 func NeedsWorld(cfg *launcher.Config) { cfg.NeedsWorld = true }
+
+// OnNotice is a feature that only reads notices.
+func OnNotice(f func(topic, body string)) *Opened {
+	return &Opened{Configure: func(cfg *launcher.Config) { cfg.OnNotice = append(cfg.OnNotice, f) }}
+}
 
 // Unusable gives an option that has no effect here the exit status of a wrong one.
 func Unusable(err error) error {
@@ -134,4 +183,22 @@ func Unusable(err error) error {
 		return nil
 	}
 	return &launcher.ReasonError{Reason: policy.Usage, Err: err}
+}
+
+// NoAccelerator is the --accelerator of a job on CPUs, with any devices.
+const NoAccelerator = "cpu"
+
+// Kinds are the kinds of devices that an --accelerator names, by DLRover's names; nil for any.
+func Kinds(accelerator string) []string {
+	switch accelerator {
+	case "nvidia.com/gpu":
+		return []string{"cuda", "rocm", "metax"} // all that answer to torch.cuda
+	case "metax-tech.com/gpu":
+		return []string{"metax"}
+	case "ascend-npu":
+		return []string{"ascend"}
+	case "mthreads.com/gpu":
+		return []string{"musa"}
+	}
+	return nil
 }

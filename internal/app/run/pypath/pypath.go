@@ -32,6 +32,7 @@ type Path struct {
 	trees  []*placedTree
 	wg     sync.WaitGroup // those that are being put on disk
 	tidier sync.WaitGroup
+	env    []string
 }
 
 // New returns a Path whose cache is below shmDir.
@@ -119,6 +120,12 @@ func (p *Path) Dir(name string) string {
 	}
 	return ""
 }
+
+// SetImportEnv sets the variables for a process that only imports: they have the trees do their work in it.
+func (p *Path) SetImportEnv(env ...string) { p.env = env }
+
+// ImportEnv are the variables of SetImportEnv.
+func (p *Path) ImportEnv() []string { return p.env }
 
 // treeAge is how long the trees of other versions are kept.
 const treeAge = 10 * time.Minute

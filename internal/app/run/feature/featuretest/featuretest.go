@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/freeports"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/argv/native"
@@ -58,6 +59,14 @@ func (o *Options) Lookup(variable string) string { return o.Env[variable] }
 // LookupEnv implements feature.Options.
 func (o *Options) LookupEnv(variable string) (string, bool) { v, set := o.Env[variable]; return v, set }
 
+// Environ implements feature.Options.
+func (o *Options) Environ() (kvs []string) {
+	for name, value := range o.Env {
+		kvs = append(kvs, name+"="+value)
+	}
+	return kvs
+}
+
 // LookPath implements feature.Options.
 func (o *Options) LookPath(program string) (string, error) { return exec.LookPath(program) }
 
@@ -83,7 +92,20 @@ type Node struct {
 	feature.Node
 	Of    feature.Job
 	Offer func([]int) // SetPorts and SetBases
+	At    feature.Rendezvous
 }
+
+// Rendezvous implements feature.Node.
+func (n *Node) Rendezvous() feature.Rendezvous { return n.At }
+
+// Rendezvous is one with a service, or without.
+type Rendezvous struct {
+	feature.Rendezvous
+	Service *service.Service
+}
+
+// Served implements feature.Rendezvous.
+func (r Rendezvous) Served() *service.Service { return r.Service }
 
 // SetPorts implements feature.Node.
 func (n *Node) SetPorts(ports []int) { n.Offer(ports) }

@@ -1,4 +1,5 @@
-package run
+// Package leavenotice looks for a notice that this node has to leave.
+package leavenotice
 
 import (
 	"context"
@@ -10,9 +11,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/plainhttp"
+	"dlrover-run/launcher"
 )
 
 // The interval of looks for a notice, the time limit of an answer, and its size limit.
@@ -23,9 +27,43 @@ const (
 	answerLength = 64 << 10
 )
 
-// awaitLeaveNotice waits for a file to appear, or for a URL to answer with status 200. It returns a short
+// looker looks for a notice that this node has to leave.
+type looker struct {
+	from   string
+	log    *slog.Logger
+	leaves chan string
+	cancel context.CancelFunc // nil before this node has joined
+	wg     sync.WaitGroup
+}
+
+// Open looks for a notice at a path or a URL, once this node has joined.
+func Open(from string, log *slog.Logger) *feature.Opened {
+	l := &looker{from: from, log: log, leaves: make(chan string, 1)}
+	configure := func(cfg *launcher.Config) { cfg.Leaves = l.leaves }
+	return &feature.Opened{Joined: l.joined, Configure: configure, Close: l.close}
+}
+
+func (l *looker) joined() {
+	var ctx context.Context
+	ctx, l.cancel = context.WithCancel(context.Background())
+	l.wg.Go(func() {
+		if why := await(ctx, l.from, l.log); why != "" {
+			l.leaves <- why
+		}
+	})
+}
+
+func (l *looker) close() error {
+	if l.cancel != nil {
+		l.cancel()
+		l.wg.Wait()
+	}
+	return nil
+}
+
+// await waits for a file to appear, or for a URL to answer with status 200. It returns a short
 // description, "" when ctx ends before.
-func awaitLeaveNotice(ctx context.Context, from string, log *slog.Logger) string {
+func await(ctx context.Context, from string, log *slog.Logger) string {
 	look, every := func() bool { _, err := os.Stat(from); return err == nil }, lookAtFile
 	if !filepath.IsAbs(from) {
 		client := noticeClient()

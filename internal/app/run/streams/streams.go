@@ -1,4 +1,5 @@
-package run
+// Package streams serves the workers' output to remote followers, and executes commands next to workers.
+package streams
 
 import (
 	"context"
@@ -18,34 +19,35 @@ import (
 	"dlrover-run/launcher/streams/node"
 )
 
-// streamServer serves the workers' output to remote followers. Until one connects, it only reads notices.
-type streamServer struct {
-	job  *nodeJob
+// server serves the workers' output to remote followers. Until one connects, it only reads notices.
+type server struct {
+	n    feature.Node
 	exec *execBeside // nil: nothing is executed
 
 	mu   sync.Mutex
 	node *node.Node // made by the first invitation
 }
 
-func streamsFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var exec bool
-	return row{
-		name: "streams",
-		settings: func(o *options, s *settings) (err error) {
-			exec, err = readAllowExec(o, &s.auth)
+	return feature.Feature{
+		Name: "streams",
+		Settings: func(o feature.Options) (err error) {
+			exec, err = readAllowExec(o)
 			return err
 		},
-		plan: func(p *plan) {
+		Plan: func(p *feature.Plan) {
 			if exec {
 				p.Features["allow_exec"] = true
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
-			s := &streamServer{job: j}
-			o := onNotice(s.notice)
+		Open: func(n feature.Node) (*feature.Opened, error) {
+			s := &server{n: n}
+			o := feature.OnNotice(s.notice)
 			o.End = s.end
 			if exec {
-				s.exec = &execBeside{job: j}
+				s.exec = &execBeside{n: n}
 				o.Observe = s.exec.observe
 			}
 			return o, nil
@@ -54,13 +56,13 @@ func streamsFeature() row {
 }
 
 // readAllowExec reports whether to execute commands from the network. It refuses if strangers could send them.
-func readAllowExec(o *options, a *auth) (bool, error) {
+func readAllowExec(o feature.Options) (bool, error) {
 	switch {
 	case !o.Bool("allow-exec"):
 		return false, nil
-	case a.insecure:
+	case o.Job().Insecure:
 		return false, errors.New("--allow-exec and --insecure contradict each other: use one of them")
-	case a.token == "":
+	case o.Job().Token == "":
 		return false, errors.New("--allow-exec needs a job token: give every node the same DLROVER_TOKEN " +
 			"(openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file")
 	}
@@ -68,15 +70,15 @@ func readAllowExec(o *options, a *auth) (bool, error) {
 }
 
 // notice accepts an invitation.
-func (s *streamServer) notice(topic, body string) {
+func (s *server) notice(topic, body string) {
 	var i streams.Invitation
 	if topic != streams.Topic || json.Unmarshal([]byte(body), &i) != nil || i.ID == "" {
 		return
 	}
-	s.server().Invite(i.ID)
+	s.started().Invite(i.ID)
 }
 
-func (s *streamServer) server() *node.Node {
+func (s *server) started() *node.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.node == nil {
@@ -85,28 +87,27 @@ func (s *streamServer) server() *node.Node {
 	return s.node
 }
 
-func (s *streamServer) config() node.Config {
-	j := s.job
-	cfg := node.Config{Logs: j.logs, Connect: s.connect, Log: j.log}
+func (s *server) config() node.Config {
+	cfg := node.Config{Logs: s.n.Logs(), Connect: s.connect, Log: s.n.Log()}
 	if s.exec != nil {
-		cfg.Exec, cfg.Worker, cfg.Start = true, s.exec.worker, j.procs.Start
+		cfg.Exec, cfg.Worker, cfg.Start = true, s.exec.worker, s.n.Processes().Start
 		cfg.Began, cfg.Ended = s.exec.began, s.exec.ended
 	}
 	return cfg
 }
 
-func (s *streamServer) connect(ctx context.Context, id string) (io.ReadWriteCloser, error) {
-	e, run, own := s.job.endpoint, s.job.s.runID, s.job.s.node.ID
-	if e.served != nil {
-		return e.served.Streams.Dial(ctx, run, id, own)
+func (s *server) connect(ctx context.Context, id string) (io.ReadWriteCloser, error) {
+	e, run, own := s.n.Rendezvous(), s.n.Job().RunID, s.n.Job().Node.ID
+	if served := e.Served(); served != nil {
+		return served.Streams.Dial(ctx, run, id, own)
 	}
-	return e.client.Open(ctx, run, "streams/feed?"+url.Values{"id": {id}, "node": {own}}.Encode(), streams.Protocol)
+	return e.Client().Open(ctx, run, "streams/feed?"+url.Values{"id": {id}, "node": {own}}.Encode(), streams.Protocol)
 }
 
 // maxFlush is how long the last output may take to reach the followers.
 const maxFlush = time.Second
 
-func (s *streamServer) end(r launcher.EndRequest) {
+func (s *server) end(r launcher.EndRequest) {
 	s.mu.Lock()
 	n := s.node
 	s.mu.Unlock()
@@ -117,7 +118,7 @@ func (s *streamServer) end(r launcher.EndRequest) {
 
 // execBeside executes commands next to workers, too. It has the environment of their start.
 type execBeside struct {
-	job *nodeJob
+	n feature.Node
 
 	mu      sync.Mutex
 	workers []node.Worker // of the newest epoch, by local rank; PID 0: it does not run
@@ -146,21 +147,21 @@ func (x *execBeside) worker(rank int) (node.Worker, error) {
 	defer x.mu.Unlock()
 	local := rank - x.base
 	if local < 0 || local >= len(x.workers) || x.workers[local].PID == 0 {
-		return node.Worker{}, fmt.Errorf("rank %d does not run on node %s now", rank, x.job.s.node.Name)
+		return node.Worker{}, fmt.Errorf("rank %d does not run on node %s now", rank, x.n.Job().Node.Name)
 	}
 	return x.workers[local], nil
 }
 
 func (x *execBeside) began(c node.Command) {
-	x.job.log.Info("executing a command beside a worker", "rank", c.Rank, "pid", c.PID, "from", c.From,
+	x.n.Log().Info("executing a command beside a worker", "rank", c.Rank, "pid", c.PID, "from", c.From,
 		"command", commandLine(c.Args))
-	x.job.events.Exec(c)
+	x.n.Events().Exec(c)
 }
 
 func (x *execBeside) ended(c node.Command, e streams.Exit) {
-	x.job.log.Info("a command beside a worker has ended", "rank", c.Rank, "pid", c.PID, "exit_code", e.Code,
+	x.n.Log().Info("a command beside a worker has ended", "rank", c.Rank, "pid", c.PID, "exit_code", e.Code,
 		"why", e.Error)
-	x.job.events.ExecEnded(c, e)
+	x.n.Events().ExecEnded(c, e)
 }
 
 // maxCommandLine bounds the text of a command in a log line, in bytes.

@@ -1,4 +1,5 @@
-package run
+// Package checkpoints keeps the saves of the workers in memory, with a daemon.
+package checkpoints
 
 import (
 	"context"
@@ -44,33 +45,33 @@ type ckptSettings struct {
 // checkpoints keeps the workers' saves in memory, with a daemon.
 type checkpoints struct {
 	ckptSettings
-	s        *settings
+	node     feature.Node
 	opening  sync.WaitGroup
 	daemon   *ckptd.Supervisor // nil: workers save by themselves; known when opening is over
 	signaled bool              // the job was ordered to end; belongs to the launcher's loop
 	unsaved  error             // why saves may not be on disk at the end; known after end
 }
 
-func checkpointsFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var k ckptSettings
 	var shmDir string
-	return row{
-		name: "checkpoints",
-		settings: func(o *options, s *settings) (err error) {
-			k, err = readCheckpoints(o, s)
-			shmDir = s.shmDir
+	return feature.Feature{
+		Name: "checkpoints",
+		Settings: func(o feature.Options) (err error) {
+			k, err = read(o)
+			shmDir = o.Job().ShmDir
 			return err
 		},
-		plan: func(p *plan) {
+		Plan: func(p *feature.Plan) {
 			if !k.off {
 				p.Checkpoints = &planCheckpoints{
 					ShmDir: shmDir, Sidecar: k.sidecar, SaveAtBreakpoint: k.breakpoint, Replicas: k.replicas, WriteRate: k.writeRate,
 				}
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
-			j.saves = openCheckpoints(j, k)
-			return j.saves.opened(j), nil
+		Open: func(n feature.Node) (*feature.Opened, error) {
+			return openCheckpoints(n, k).opened(), nil
 		},
 	}
 }
@@ -78,22 +79,22 @@ func checkpointsFeature() row {
 // maxReplicas bounds the nodes that hold a shard: more than a few only cost memory.
 const maxReplicas = 16
 
-func readCheckpoints(o *options, s *settings) (k ckptSettings, err error) {
+func read(o feature.Options) (k ckptSettings, err error) {
 	k.off, k.breakpoint = o.String("ckpt-daemon") == "off", !o.Bool("no-save-at-breakpoint")
 	k.replicas, k.sidecar, k.writeRate = o.Int("ckpt-replicas"), o.String("ckpt-sidecar"),
 		o.String("ckpt-write-rate")
-	s.shmDir = o.String("ckpt-shm-dir")
+	dir := o.Job().ShmDir
 	switch {
 	case !k.breakpoint && o.Bool("save-at-breakpoint"):
 		err = fmt.Errorf("--save-at-breakpoint and --no-save-at-breakpoint contradict each other: use one of them")
 	case k.replicas < 0 || k.replicas > maxReplicas:
 		err = fmt.Errorf("--ckpt-replicas=%d: need 0 to %d nodes", k.replicas, maxReplicas)
-	case k.replicas > 1 && s.rdzv.backend == local:
+	case k.replicas > 1 && o.Job().Local:
 		err = fmt.Errorf("--ckpt-replicas=%d: this job has one node; leave the option out", k.replicas)
-	case !filepath.IsAbs(s.shmDir):
-		err = fmt.Errorf("--ckpt-shm-dir=%s: need an absolute path", s.shmDir)
-	case o.IsSet("ckpt-shm-dir") && !isDir(s.shmDir):
-		err = fmt.Errorf("--ckpt-shm-dir=%s: there is no such directory", s.shmDir)
+	case !filepath.IsAbs(dir):
+		err = fmt.Errorf("--ckpt-shm-dir=%s: need an absolute path", dir)
+	case o.IsSet("ckpt-shm-dir") && !isDir(dir):
+		err = fmt.Errorf("--ckpt-shm-dir=%s: there is no such directory", dir)
 	case k.sidecar != "" && !shm.ValidKey(k.sidecar):
 		err = fmt.Errorf("--ckpt-sidecar=%s: need 1 to 128 letters, digits and ._-, a letter, digit or _ first", k.sidecar)
 	case k.off && k.sidecar != "":
@@ -120,36 +121,37 @@ type planCheckpoints struct {
 	WriteRate        string `json:"write_rate,omitempty"`
 }
 
-func (c *checkpoints) opened(j *nodeJob) *feature.Opened {
+func (c *checkpoints) opened() *feature.Opened {
 	return &feature.Opened{
-		Part: launcher.Part{Start: c.start, Stop: c.stop, End: c.end}, Joined: func() { c.joined(j) },
+		Part: launcher.Part{Start: c.start, Stop: c.stop, End: c.end}, Joined: c.joined,
 		Configure: func(cfg *launcher.Config) { cfg.Saved = c.saved }, Release: c.release,
+		Unsaved: func() error { return c.unsaved },
 	}
 }
 
 // openCheckpoints creates the runtime directory in the background; joined waits for it.
-func openCheckpoints(j *nodeJob, k ckptSettings) *checkpoints {
-	c := &checkpoints{ckptSettings: k, s: j.s}
-	j.python.Add(checkpointClient)
+func openCheckpoints(n feature.Node, k ckptSettings) *checkpoints {
+	c := &checkpoints{ckptSettings: k, node: n}
+	n.Python().Add(checkpointClient)
 	if k.off {
 		return c
 	}
-	cfg := c.daemonConfig(j)
+	cfg := c.daemonConfig()
 	c.opening.Go(func() {
 		var err error
 		if c.daemon, err = ckptd.NewSupervisor(cfg); err != nil {
-			j.log.Warn("no checkpoint daemon: workers save by themselves", "err", err)
+			n.Log().Warn("no checkpoint daemon: workers save by themselves", "err", err)
 		}
 	})
 	return c
 }
 
-func (c *checkpoints) daemonConfig(j *nodeJob) ckptd.SupervisorConfig {
-	s := c.s
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s|%s|%s:%d", s.runID, s.rdzv.backend, s.rdzv.host, s.rdzv.port))
+func (c *checkpoints) daemonConfig() ckptd.SupervisorConfig {
+	j := c.node.Job()
+	sum := sha256.Sum256([]byte(j.RunID + "|" + j.Meeting))
 	return ckptd.SupervisorConfig{
-		ShmDir: s.shmDir, Key: hex.EncodeToString(sum[:6]), Sidecar: c.sidecar, Run: s.runID, Token: s.auth.token,
-		Replicas: c.replicas, WriteRate: c.writeRate, LogFormat: s.logs.format, Start: j.startDaemon, Logger: j.log,
+		ShmDir: j.ShmDir, Key: hex.EncodeToString(sum[:6]), Sidecar: c.sidecar, Run: j.RunID, Token: j.Token,
+		Replicas: c.replicas, WriteRate: c.writeRate, LogFormat: j.LogFormat, Start: c.startDaemon, Logger: c.node.Log(),
 	}
 }
 
@@ -158,9 +160,9 @@ type daemonProcess struct{ *proc.Process }
 
 func (p daemonProcess) Code() int { return p.Exit().Code }
 
-func (j *nodeJob) startDaemon(c ckptd.Command) (ckptd.Process, error) {
-	p, err := j.procs.Start(proc.Spec{
-		Path: "/proc/self/exe", Args: c.Args, Env: c.Env, Dir: "/", Stdin: c.Stdin, Stderr: os.Stderr, Survives: true,
+func (c *checkpoints) startDaemon(cmd ckptd.Command) (ckptd.Process, error) {
+	p, err := c.node.Processes().Start(proc.Spec{
+		Path: "/proc/self/exe", Args: cmd.Args, Env: cmd.Env, Dir: "/", Stdin: cmd.Stdin, Stderr: os.Stderr, Survives: true,
 	})
 	if errors.Is(err, proc.ErrClosed) {
 		return nil, ckptd.ErrClosed
@@ -169,16 +171,15 @@ func (j *nodeJob) startDaemon(c ckptd.Command) (ckptd.Process, error) {
 }
 
 // joined starts the daemon, whose address for other nodes is known now.
-func (c *checkpoints) joined(j *nodeJob) {
+func (c *checkpoints) joined() {
 	c.opening.Wait()
 	if c.daemon != nil {
-		if j.metrics != nil {
-			j.metrics.with(ckptMetrics{c.daemon}.tell)
+		c.node.Scrape(ckptMetrics{c.daemon}.tell)
+		if c.replicas > 1 && c.node.Rendezvous().Upstream() != nil {
+			c.node.Log().Warn("--ckpt-replicas has no effect under a master of DLRover, " +
+				"which brings no checkpoint daemons together")
 		}
-		if c.replicas > 1 && j.endpoint.python() != nil {
-			j.log.Warn("--ckpt-replicas has no effect under a master of DLRover, which brings no checkpoint daemons together")
-		}
-		c.daemon.Serve(ckptd.Network{Master: j.endpoint.daemons(c.s), Addr: c.s.node.Addr})
+		c.daemon.Serve(ckptd.Network{Master: c.node.Rendezvous().Daemons(), Addr: c.node.Job().Node.Addr})
 		c.daemon.RemoveStale()
 	}
 }
@@ -189,7 +190,7 @@ func (c *checkpoints) environ(e launcher.Epoch) []string {
 	if c.daemon != nil {
 		env = append(env, "DLROVER_CKPT_RUNTIME="+c.daemon.Dir())
 	}
-	if p := c.s.params; p.Max > p.Min { // ElasticTrainer keeps the batch size of MAX nodes
+	if p := c.node.Job().Params; p.Max > p.Min { // ElasticTrainer keeps the batch size of MAX nodes
 		env = append(env, fmt.Sprintf("DLROVER_MAX_NODES=%d", p.Max))
 	}
 	return env
@@ -203,7 +204,7 @@ func (c *checkpoints) start(r *launcher.StartRequest) {
 	p := r.Place
 	c.daemon.World(checkpointd.World{
 		Term: r.Term, Round: r.Round, Epoch: r.Epoch.Epoch, GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize,
-		RankBase: p.RankBase, WorldSize: p.WorldSize, LocalWorldSize: c.s.size.slots,
+		RankBase: p.RankBase, WorldSize: p.WorldSize, LocalWorldSize: c.node.Job().Slots,
 	})
 }
 

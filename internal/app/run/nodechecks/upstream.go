@@ -1,4 +1,4 @@
-package run
+package nodechecks
 
 import (
 	"bytes"
@@ -78,8 +78,8 @@ func (c *nodeChecks) hasDLRover(ctx context.Context) error {
 	}
 	const find = `import importlib.util as u, sys; sys.exit(not u.find_spec("dlrover") or not u.find_spec("torch"))`
 	cmd := exec.CommandContext(ctx, interpreter, "-c", find)
-	cmd.Env = c.job.s.workerEnv()
-	wait, err := c.job.startCommand(cmd)
+	cmd.Env = c.node.Environ()
+	wait, err := c.startCommand(cmd)
 	if err == nil {
 		err = wait()
 	}
@@ -108,7 +108,7 @@ func (c *nodeChecks) pythonTest(ctx context.Context, g upstream.Group) (float64,
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var tests sync.WaitGroup
-	errs := make([]error, c.job.s.size.slots)
+	errs := make([]error, c.node.Job().Slots)
 	for local := range errs {
 		tests.Go(func() {
 			if errs[local] = c.pythonRank(ctx, g, local, dir); errs[local] != nil {
@@ -130,13 +130,13 @@ func (c *nodeChecks) pythonRank(ctx context.Context, g upstream.Group, local int
 	cmd := exec.CommandContext(ctx, c.python, "-c", pythonProgram, pythonModule(c.kind), dir)
 	cmd.Env = preset.MergeEnv(c.torchEnv(), []string{
 		"RANK=" + strconv.Itoa(g.RankBase+local), "LOCAL_RANK=" + strconv.Itoa(local),
-		"WORLD_SIZE=" + strconv.Itoa(g.WorldSize), "LOCAL_WORLD_SIZE=" + strconv.Itoa(c.job.s.size.slots),
+		"WORLD_SIZE=" + strconv.Itoa(g.WorldSize), "LOCAL_WORLD_SIZE=" + strconv.Itoa(c.node.Job().Slots),
 		"MASTER_ADDR=" + g.MasterAddr, "MASTER_PORT=" + strconv.Itoa(g.MasterPort),
 		"TORCHELASTIC_USE_AGENT_STORE=False", "PYTHONUNBUFFERED=1",
 	})
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	wait, err := c.job.startCommand(cmd)
+	wait, err := c.startCommand(cmd)
 	if err == nil {
 		err = wait()
 	}

@@ -1,8 +1,10 @@
-package run
+// Package hangs finds hangs of the workers, and follows the requests of the run's judge.
+package hangs
 
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -36,39 +38,39 @@ type hangSettings struct {
 // xpuTimer begins the names of the variables of DLRover's xpu_timer.
 const xpuTimer = "XPU_TIMER_"
 
-func hangFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var k hangSettings
-	return row{
-		name: "hang detection",
-		settings: func(o *options, s *settings) (err error) {
-			if k, err = readHangs(o, s.called.Name); err == nil && k.mode != hangOff {
-				s.params.Hang = hang.Spec{Action: k.action, After: k.limit}.String()
+	return feature.Feature{
+		Name: "hang detection",
+		Settings: func(o feature.Options) (err error) {
+			if k, err = read(o, o.Job().Called); err == nil && k.mode != hangOff {
+				o.Job().Params.Hang = hang.Spec{Action: k.action, After: k.limit}.String()
 			}
 			return err
 		},
-		plan: func(p *plan) {
+		Plan: func(p *feature.Plan) {
 			if k.mode != hangOff && k.why != "" {
 				p.Features["hang"] = k.plan()
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if k.mode == hangOff {
 				return nil, nil
 			}
-			j.hangs = openHangs(j, k)
-			return j.hangs.opened(j), nil
+			return openHangs(n, k).opened(), nil
 		},
 	}
 }
 
-// readHangs reads the options, and the variables of xpu_timer that stand for some of them.
-func readHangs(o *options, name string) (k hangSettings, err error) {
+// read reads the options, and the variables of xpu_timer that stand for some of them.
+func read(o feature.Options, name string) (k hangSettings, err error) {
 	k = hangSettings{action: hang.Action(o.String("hang-action"))}
 	if k.mode, k.why, err = readHangMode(o, name); err != nil {
 		return k, err
 	}
 	k.xpuTimer = k.mode != hangOff && xpuTimerSign(o, name) != ""
-	k.files = cmp.Or(o.Lookup("XPU_TIMER_TIMELINE_PATH"), report.Default(o.env, k.xpuTimer))
+	k.files = cmp.Or(o.Lookup("XPU_TIMER_TIMELINE_PATH"), report.Default(o.LookupEnv, k.xpuTimer))
 	if k.mode != hangAuto && o.IsSet("start-deadline") {
 		return k, fmt.Errorf("--start-deadline needs to see steps, but hangs are found %s by %s: use --hang=auto", k.mode,
 			k.why)
@@ -83,7 +85,7 @@ func readHangs(o *options, name string) (k hangSettings, err error) {
 }
 
 // readHangMode is the user's choice, or the mode that other options and variables need.
-func readHangMode(o *options, name string) (m hangMode, why string, err error) {
+func readHangMode(o feature.Options, name string) (m hangMode, why string, err error) {
 	if o.IsSet("hang") {
 		m = hangMode(o.String("hang"))
 		return m, "--hang=" + string(m), nil
@@ -108,16 +110,21 @@ func readHangMode(o *options, name string) (m hangMode, why string, err error) {
 
 // xpuTimerSign is the sign that the user means xpu_timer: the name of its launcher, or one of its variables; "" for
 // none.
-func xpuTimerSign(o *options, name string) string {
+func xpuTimerSign(o feature.Options, name string) string {
 	if name == guarded.XPUTimerLaunch || o.Bool("no-python") && byXPUTimer(o.Args()) {
 		return guarded.XPUTimerLaunch
 	}
-	for _, kv := range o.host.environ() {
+	for _, kv := range o.Environ() {
 		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, xpuTimer) {
 			return "$" + name
 		}
 	}
 	return ""
+}
+
+// byXPUTimer reports whether a command begins with the name of xpu_timer's launcher.
+func byXPUTimer(command []string) bool {
+	return len(command) > 0 && filepath.Base(command[0]) == guarded.XPUTimerLaunch
 }
 
 // planHang is the feature's part of the --dry-run output.

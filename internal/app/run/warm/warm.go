@@ -1,4 +1,5 @@
-package run
+// Package warm starts workers from prepared processes.
+package warm
 
 import (
 	"context"
@@ -45,27 +46,28 @@ type warmSettings struct {
 	deny    []string
 }
 
-func warmFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var k warmSettings
-	return row{
-		name:     "warm workers",
-		settings: func(o *options, s *settings) (err error) { k, err = readWarm(o, s.size.slots); return err },
-		plan: func(p *plan) {
+	return feature.Feature{
+		Name:     "warm workers",
+		Settings: func(o feature.Options) (err error) { k, err = read(o, o.Job().Slots); return err },
+		Plan: func(p *feature.Plan) {
 			if k.on {
 				p.Features["warm"] = k.plan()
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if !k.on {
 				return nil, nil
 			}
-			return openWarm(j, k), nil
+			return open(n, k), nil
 		},
 	}
 }
 
-// readWarm reads the options.
-func readWarm(o *options, slots int) (k warmSettings, err error) {
+// read reads the options.
+func read(o feature.Options, slots int) (k warmSettings, err error) {
 	text := o.String("warm")
 	k.on, k.mode = text != "off", warm.Mode(o.String("warm-mode"))
 	for _, name := range []string{"warm-mode", "warm-deny"} {
@@ -130,26 +132,27 @@ func (k *warmSettings) plan() planWarm {
 // warmWorkers is the part of the launcher that starts workers from prepared processes.
 type warmWorkers struct {
 	warmSettings
-	job     *nodeJob
+	node    feature.Node
 	log     *slog.Logger
 	dir     *shm.Dir
 	unlock  func() error
 	spawner *warm.Spawner
 }
 
-// openWarm returns nil, and the job runs without warm workers, where they have no directory.
-func openWarm(j *nodeJob, k warmSettings) *feature.Opened {
-	w := &warmWorkers{warmSettings: k, job: j, log: j.log}
+// open returns nil, and the job runs without warm workers, where they have no directory.
+func open(n feature.Node, k warmSettings) *feature.Opened {
+	w := &warmWorkers{warmSettings: k, node: n, log: n.Log()}
 	var err error
-	if w.dir, err = shm.Create(j.s.shmDir, "warm-"+strings.ToLower(rand.Text())); err == nil {
+	if w.dir, err = shm.Create(n.Job().ShmDir, "warm-"+strings.ToLower(rand.Text())); err == nil {
 		w.unlock, err = w.dir.Own()
 	}
 	if err != nil {
-		j.log.Warn("no place for what workers tell of their imports: no warm workers", "shm_dir", j.s.shmDir, "err", err)
+		n.Log().Warn("no place for what workers tell of their imports: no warm workers", "shm_dir", n.Job().ShmDir, "err",
+			err)
 		return nil
 	}
-	j.python.Add(hangShim)
-	j.python.Add(warmTree)
+	n.Python().Add(pypath.Shim)
+	n.Python().Add(warmTree)
 	return &feature.Opened{
 		Part: launcher.Part{Start: w.start, Run: w.run, Stop: w.stop, End: w.end}, Configure: w.configure,
 		Release: w.release,
@@ -158,23 +161,21 @@ func openWarm(j *nodeJob, k warmSettings) *feature.Opened {
 
 // configure runs when the trees are on disk and all settings of an interpreter are known.
 func (w *warmWorkers) configure(cfg *launcher.Config) {
-	tree := w.job.python.Dir(warmTree.Name)
+	tree := w.node.Python().Dir(warmTree.Name)
 	if tree == "" {
 		tree = "/nonexistent" // the parent that cannot be started logs the error once more
 	}
 	v := cfg.Vars(job.Place{WorldSize: cfg.Slots, GroupWorldSize: 1}, 0, "")
-	v.World, _ = w.job.s.assumedWorld()
+	v.World, _ = w.node.Job().World()
 	env, err := cfg.Preset.Environ(v)
 	if err != nil {
 		w.log.Debug("the workers' environment is not known before they start", "err", err)
 	}
-	if w.job.hangs != nil {
-		env = append(env, w.job.hangs.asked()...)
-	}
+	env = append(env, w.node.Python().ImportEnv()...)
 	w.spawner = warm.New(warm.Config{
 		Mode: w.mode, Slots: cfg.Slots, Modules: w.modules, Deny: w.deny, Command: cfg.Args, Flags: pythonFlags,
 		Path: cfg.Path, Program: filepath.Join(tree, python.Parent), Dir: w.dir.Path(), Env: slices.Concat(cfg.Env, env),
-		Processes: w.job.procs, Log: w.log, Prepared: w.job.events.WarmPrepared, Started: w.job.events.WarmStart,
+		Processes: w.node.Processes(), Log: w.log, Prepared: w.node.Events().WarmPrepared, Started: w.node.Events().WarmStart,
 	})
 	w.spawner.Joined()
 	cfg.Spawn, cfg.Excuse = w.spawner.Spawn, w.spawner.Excuse

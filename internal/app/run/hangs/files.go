@@ -1,4 +1,4 @@
-package run
+package hangs
 
 import (
 	"context"
@@ -25,7 +25,7 @@ func (h *hangs) keep(a hang.Ask, first bool) {
 	if !first {
 		return
 	}
-	hangtell.Keep(ctx, h.log, h.judge(), h.job.s.runID, dir, a.Incident)
+	hangtell.Keep(ctx, h.log, h.judge(), h.node.Job().RunID, dir, a.Incident)
 }
 
 // stacktraces are the newest stacks of this node's ranks, as files of xpu_timer.
@@ -66,7 +66,7 @@ func (h *hangs) writeStacktraces(dir string, e job.EpochID) {
 
 // directory is the place for files about hangs; "" if there is none, which has been logged.
 func (h *hangs) directory() string {
-	logs := h.job.s.logs.dir
+	logs := h.node.Job().LogDir
 	if logs == os.DevNull {
 		logs = ""
 	}

@@ -1,4 +1,4 @@
-package run
+package hangs
 
 import (
 	"context"
@@ -43,7 +43,7 @@ func (h *hangs) dump(ctx context.Context, r dump.Request) (a dump.Answer) {
 	p := h.present
 	h.mu.Unlock()
 	place := p.epoch.Place
-	a.Run, a.World = h.job.s.runID, place.WorldSize
+	a.Run, a.World = h.node.Job().RunID, place.WorldSize
 	var locals []int
 	for local, pid := range p.pids {
 		if rank := place.RankBase + local; len(r.Ranks) == 0 || slices.Contains(r.Ranks, rank) {
@@ -71,7 +71,10 @@ func (h *hangs) dumpDir(named string) (string, error) {
 	switch {
 	case named == "":
 		if dir := h.directory(); dir != "" {
-			return absolute(dir), nil
+			if abs, err := filepath.Abs(dir); err == nil {
+				return abs, nil
+			}
+			return dir, nil // the working directory is gone
 		}
 		return "", fmt.Errorf("there is no directory for the files: name one by --dump-path")
 	case !filepath.IsAbs(named):

@@ -1,4 +1,4 @@
-package run
+package hangs
 
 import (
 	"context"
@@ -23,26 +23,17 @@ import (
 	"dlrover-run/hang/pystack"
 	"dlrover-run/hang/ras"
 	"dlrover-run/hang/serve"
-	"dlrover-run/hang/shim"
 	"dlrover-run/hang/sockets"
 	"dlrover-run/hang/watch"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
-	"dlrover-run/internal/pytree"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous/tcpstore"
 )
-
-// hangShim reports steps, collectives and phases from within the workers. Its sitecustomize runs the user's, so
-// Python has to find it first.
-var hangShim = pypath.Tree{
-	Source: pytree.Source{Name: "hang-shim", Files: shim.Files},
-	What:   "shim of hang detection", Loss: "hangs are found from outside only",
-}
 
 // lookAuto is the interval of the looks at workers with a shim.
 const lookAuto = time.Second
@@ -50,7 +41,7 @@ const lookAuto = time.Second
 // hangs is the part of the launcher that observes its workers and follows the requests of the run's judge.
 type hangs struct {
 	hangSettings
-	job     *nodeJob
+	node    feature.Node
 	log     *slog.Logger
 	judge   func() serve.Transport // for when this node has joined
 	pages   *hangPages             // nil but with the shim
@@ -70,41 +61,42 @@ type hangs struct {
 	dumps       *dump.Server // nil: there is no server for dump requests
 }
 
-func openHangs(j *nodeJob, k hangSettings) *hangs {
-	h := &hangs{hangSettings: k, job: j, log: j.log, stacks: sync.OnceValue(pystack.New)}
-	h.judge = sync.OnceValue(func() serve.Transport { return judgeOf(j.endpoint) })
+func openHangs(n feature.Node, k hangSettings) *hangs {
+	h := &hangs{hangSettings: k, node: n, log: n.Log(), stacks: sync.OnceValue(pystack.New)}
+	h.judge = sync.OnceValue(func() serve.Transport { return judgeOf(n.Rendezvous()) })
 	if k.mode == hangAuto {
-		j.python.Add(hangShim)
-		h.pages = newHangPages(j.s.shmDir, j.log)
+		n.Python().Add(pypath.Shim)
+		if h.pages = newHangPages(n.Job().ShmDir, n.Log()); h.pages != nil {
+			n.Python().SetImportEnv("DLROVER_HANG_DIR=" + h.pages.root.Path())
+		}
 	}
 	return h
 }
 
-func (h *hangs) opened(j *nodeJob) *feature.Opened {
+func (h *hangs) opened() *feature.Opened {
 	return &feature.Opened{
-		Part: launcher.Part{Start: h.start, Run: h.run, Stop: h.stop, End: h.end}, Joined: func() { h.joined(j) },
+		Part: launcher.Part{Start: h.start, Run: h.run, Stop: h.stop, End: h.end}, Joined: h.joined,
 		Configure: func(cfg *launcher.Config) {
 			cfg.Examiner = launcher.Examiner{Name: "hang detection", Examine: h.examine}
 			cfg.OnNotice = append(cfg.OnNotice, h.notice)
 		},
-		Release: h.release,
+		Release: h.release, Progress: h.pages.progress,
 	}
 }
 
 // judgeOf returns the connection to the job's judge, at the daemon that serves the rendezvous.
-func judgeOf(e *endpoint) serve.Transport {
-	if e.served != nil {
-		return e.served.Hangs
+func judgeOf(r feature.Rendezvous) serve.Transport {
+	if served := r.Served(); served != nil {
+		return served.Hangs
 	}
-	return serve.Over(e.client)
+	return serve.Over(r.Client())
 }
 
 // joined starts the metrics and the server for dumps.
-func (h *hangs) joined(j *nodeJob) {
+func (h *hangs) joined() {
 	h.serveDumps()
-	if j.metrics != nil {
-		h.metrics = newHangMetrics(j.s)
-		j.metrics.with(h.metrics.tell)
+	if m := newHangMetrics(h.node.Job()); h.node.Scrape(m.tell) {
+		h.metrics = m
 	}
 }
 
@@ -125,14 +117,6 @@ func (h *hangs) environ() []string {
 	return append(h.recorder().Environ(), "DLROVER_HANG_DIR="+dir)
 }
 
-// asked is the environment that installs the shim in a process that only imports: without a rank it claims no page.
-func (h *hangs) asked() []string {
-	if h.pages == nil {
-		return nil
-	}
-	return []string{"DLROVER_HANG_DIR=" + h.pages.root.Path()}
-}
-
 // recorder is PyTorch's flight recorder in the workers of the present epoch.
 func (h *hangs) recorder() *flight.Recorder {
 	return flight.New(h.pages.dir(), h.pages.dumps(), os.LookupEnv)
@@ -148,7 +132,7 @@ func (h *hangs) run(ctx context.Context, r launcher.RunRequest) {
 	e := r.Epoch
 	h.attend(present{e, r.PIDs})
 	defer h.leave(e)
-	if h.job.endpoint.python() != nil {
+	if h.node.Rendezvous().Upstream() != nil {
 		<-ctx.Done() // DLRover's master has no judge of hangs
 		return
 	}
@@ -194,7 +178,7 @@ func ending(text string, room int) string {
 
 func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 	cfg := watch.Config{
-		Epoch: e.EpochID, Node: h.job.s.node.Name, GroupRank: e.Place.GroupRank, RankBase: e.Place.RankBase, PIDs: pids,
+		Epoch: e.EpochID, Node: h.node.Job().Node.Name, GroupRank: e.Place.GroupRank, RankBase: e.Place.RankBase, PIDs: pids,
 		First: hangtell.First, Every: hangtell.Look, Summaries: hang.Summaries(e.Place.GroupWorldSize),
 		Pages: h.pages.dir(), Parse: page.Read, Groups: page.ParseGroups,
 		Detector: hang.NewDetector(hang.DetectorConfig{Limit: h.limit, Outside: h.mode == hangOutside}),
@@ -237,7 +221,7 @@ func (h *hangs) trace(ctx context.Context, pid int) (hang.Stacks, error) {
 
 // storeWaits are the keys that the workers wait for in the store of this launcher.
 func (h *hangs) storeWaits() []hang.StoreWait {
-	return ofStore(h.job.endpoint.store.Waits(), time.Now())
+	return ofStore(h.node.Rendezvous().Store().Waits(), time.Now())
 }
 
 func ofStore(waits []tcpstore.Wait, now time.Time) (list []hang.StoreWait) {
@@ -276,8 +260,8 @@ const postTime = 20 * time.Second
 func (h *hangs) post(ctx context.Context, r hang.Report) error {
 	ctx, cancel := context.WithTimeout(ctx, postTime)
 	defer cancel()
-	r.ID = h.job.s.node.ID
-	ask, err := h.judge().Post(ctx, h.job.s.runID, r)
+	r.ID = h.node.Job().Node.ID
+	ask, err := h.judge().Post(ctx, h.node.Job().RunID, r)
 	switch {
 	case err == nil:
 		h.hear(ask)

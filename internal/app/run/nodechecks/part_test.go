@@ -1,16 +1,15 @@
-package run
+package nodechecks
 
 import (
 	"context"
 	"errors"
-	"io"
-	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/app/run/feature/featuretest"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
@@ -18,23 +17,14 @@ import (
 	"dlrover-run/switchbox"
 )
 
-// checksOf are the settings that a command line gives on a host.
-func checksOf(t *testing.T, line string, host hostFacts) (k checkSettings) {
-	t.Helper()
-	env := func(string) (string, bool) { return "", false }
-	c, err := parse(strings.Fields(line), env, io.Discard)
-	require.NoError(t, err)
-	k, err = readNodeChecks(&options{Line: c, env: env, host: host}, false)
-	require.NoError(t, err)
-	return k
-}
-
 // openedChecks prepares the checks of a command line on a host with n devices of a kind.
 func openedChecks(t *testing.T, line string, n int, kind string) (*nodeChecks, error) {
 	t.Helper()
-	host := testHost()
-	host.gpus = func() (int, string) { return n, kind }
-	return openNodeChecks(&nodeJob{log: slog.New(slog.DiscardHandler), s: &settings{}}, checksOf(t, line, host))
+	o := featuretest.Read(t, line, nil)
+	o.Devices, o.Kind = n, kind
+	k, err := read(o)
+	require.NoError(t, err)
+	return openNodeChecks(&featuretest.Node{Of: featuretest.Job()}, k)
 }
 
 func TestWhatDevicesAreChecked(t *testing.T) {
@@ -57,7 +47,7 @@ func TestWhatDevicesAreChecked(t *testing.T) {
 	require.NotNil(t, must(openedChecks(t, "--network-check train.py", 8, "cuda")).devices)
 
 	// The named kind is tested, also where detection has found another.
-	t.Setenv("DLROVER_SYSFS_ROOT", filepath.Join(metaxTree(t, 0, 2), "host/sys"))
+	t.Setenv("DLROVER_SYSFS_ROOT", filepath.Join(featuretest.MetaxTree(t, 0, 2), "host/sys"))
 	t.Setenv("SWITCHBOX_CHECK_TOOL_PATH", "/no/such/tool")
 	const metax = "--switchbox-check --accelerator=metax-tech.com/gpu --box-pairs=0:1 --min-channels=1 train.py"
 	require.Contains(t, skipped(metax, 0, ""), "/no/such/tool cannot be run")
@@ -88,7 +78,9 @@ func TestPairsOfGpucheck(t *testing.T) {
 func TestPairsThatAreNotHere(t *testing.T) {
 	_, err := openedChecks(t, "--switchbox-check --box-pairs=0:1 --min-channels=1 train.py", 0, "")
 	require.ErrorContains(t, err, "--box-pairs: 0:1 names a device that is not here; this node has none: "+noDevices)
-	require.Equal(t, policy.Usage, reasonOf(err))
+	var why *launcher.ReasonError
+	require.ErrorAs(t, err, &why)
+	require.Equal(t, policy.Usage, why.Reason)
 }
 
 func must[T any](v T, err error) T {
@@ -141,18 +133,47 @@ func TestChecksThatCouldNotBePrepared(t *testing.T) {
 func TestWhoStaysWhenBarred(t *testing.T) {
 	c, err := openedChecks(t, "--network-check train.py", 0, "")
 	require.NoError(t, err)
-	c.job.s.params.Max = 2
-	for _, x := range []struct {
-		backend backend
-		served  bool
-		stays   bool
-	}{{c10d, true, true}, {static, true, true}, {c10d, false, false}, {master, false, false}, {local, true, false}} {
-		c.job.s.rdzv.backend, c.job.endpoint = x.backend, &endpoint{}
+	n := c.node.(*featuretest.Node)
+	n.Of.Params.Max = 2
+	for _, x := range []struct{ local, served, stays bool }{
+		{false, true, true}, {false, false, false}, {true, true, false},
+	} {
+		n.Of.Local, n.At = x.local, featuretest.Rendezvous{}
 		if x.served {
-			c.job.endpoint.served = &service.Service{}
+			n.At = featuretest.Rendezvous{Service: &service.Service{}}
 		}
 		var cfg launcher.Config
 		c.configure(&cfg)
 		require.Equal(t, x.stays, cfg.StayWhenBarred, "%v", x)
 	}
+}
+
+func TestAccelerators(t *testing.T) {
+	for line, want := range map[string]checkSettings{
+		"":                      {gpus: 4, kind: "cuda"},
+		"--nproc-per-node=gpu":  {gpus: 4, kind: "cuda", wants: true},
+		"--nproc-per-node=auto": {gpus: 4, kind: "cuda"},
+		"--accelerator=cpu":     {},
+		"--nproc-per-node=2 --accelerator=nvidia.com/gpu": {gpus: 4, kind: "cuda", wants: true},
+	} {
+		o := featuretest.Read(t, "--network-check "+line+" train.py", nil)
+		o.Devices, o.Kind = 4, "cuda"
+		k, err := read(o)
+		require.NoError(t, err)
+		require.Equal(t, want, checkSettings{gpus: k.gpus, kind: k.kind, wants: k.wants}, line)
+	}
+	for line, want := range map[string]bool{"--accelerator=nvidia.com/gpu": true, "": false} {
+		o := featuretest.Read(t, "--network-check "+line+" train.py", nil)
+		k, err := read(o)
+		require.NoError(t, err)
+		require.Equal(t, want, k.wants)
+		o.Of.Bare = true
+		k, err = read(o)
+		require.NoError(t, err)
+		require.False(t, k.wants, "a node without workers needs none")
+	}
+	n := &featuretest.Node{Of: featuretest.Job()}
+	require.Empty(t, (&nodeChecks{node: n}).noTorch())
+	n.Of.Bare = true
+	require.NotEmpty(t, (&nodeChecks{node: n}).noTorch())
 }

@@ -1,4 +1,4 @@
-package run
+package hangs
 
 import (
 	"context"
@@ -22,6 +22,7 @@ import (
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/xpu"
+	"dlrover-run/internal/app/run/feature/featuretest"
 	"dlrover-run/internal/exposition"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
@@ -65,7 +66,7 @@ func TestPagesThatNobodyWants(t *testing.T) {
 // A verdict comes as a notice, and as the answer to a report; it is said once.
 func TestVerdictsAreSaidOnce(t *testing.T) {
 	var out strings.Builder
-	m := newHangMetrics(&settings{runID: "j"})
+	m := newHangMetrics(jobJ())
 	h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), metrics: m}
 	h.epoch.Place.GroupRank = 1 // not the one that writes files
 	m.looked([]hang.Sample{{Worker: hang.Worker{Rank: 2, PID: 9}, At: time.Second}}, []hang.Suspicion{{Rank: 2}})
@@ -99,7 +100,7 @@ func TestVerdictsAreSaidOnce(t *testing.T) {
 
 // As with xpu_timer, where the kernel of each of them does not end.
 func TestEveryRankOfAHangIsInTheMetric(t *testing.T) {
-	m := newHangMetrics(&settings{runID: "j"})
+	m := newHangMetrics(jobJ())
 	at := func(d time.Duration, steps ...uint64) (ss []hang.Sample) {
 		for rank, n := range steps {
 			s := hang.Sample{Worker: hang.Worker{Rank: rank, PID: 9 + rank}, At: d}
@@ -145,10 +146,10 @@ func sleeper(t *testing.T) int {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	_, err = out.Read(make([]byte, 1))
 	require.NoError(t, err)
-	eventually(t, "it sleeps", func() bool {
+	require.Eventually(t, func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
 		return err == nil && strings.Contains(string(stat), ") S ")
-	})
+	}, time.Minute, 5*time.Millisecond)
 	return cmd.Process.Pid
 }
 
@@ -157,7 +158,7 @@ func TestDumpsOnDemand(t *testing.T) {
 		t.Skip("SKIPPED: DUMPS ON DEMAND ARE NOT TESTED: there is no python3")
 	}
 	h := &hangs{log: slog.New(slog.DiscardHandler), stacks: sync.OnceValue(pystack.New),
-		job: &nodeJob{s: &settings{runID: "j"}}}
+		node: &featuretest.Node{Of: *jobJ()}}
 	h.xpuTimer = true
 	place := job.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4}
 	e := launcher.Epoch{Directive: launcher.Directive{EpochID: job.EpochID{Term: 1}, Place: place}}
@@ -204,7 +205,7 @@ func TestDumpsOnDemand(t *testing.T) {
 // An older judge does not say that a verdict is decided, but what it does about it.
 func TestVerdictsOfAnOlderJudge(t *testing.T) {
 	var out strings.Builder
-	m := newHangMetrics(&settings{runID: "j"})
+	m := newHangMetrics(jobJ())
 	h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), metrics: m}
 	h.epoch.Place.GroupRank = 1
 	m.looked([]hang.Sample{{Worker: hang.Worker{Rank: 2, PID: 9}, At: time.Second}}, nil)
@@ -237,7 +238,7 @@ func TestAJudgeOfAnotherVersion(t *testing.T) {
 		"another epoch":             {serve.ErrNotMember, 0},
 	} {
 		var out strings.Builder
-		h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), job: &nodeJob{s: &settings{runID: "j"}}}
+		h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), node: &featuretest.Node{Of: *jobJ()}}
 		h.judge = func() serve.Transport { return &deafJudge{err: c.err} }
 		for range 3 {
 			require.NoError(t, h.post(t.Context(), hang.Report{}))
@@ -272,7 +273,7 @@ func TestOldEvidenceIsRemoved(t *testing.T) {
 	t.Setenv(report.TimelinePath, dir)
 	past, err := report.Write(dir, report.Incident{Job: "j", At: time.Now().Add(-2 * report.KeepFor)})
 	require.NoError(t, err)
-	h := &hangs{log: slog.New(slog.DiscardHandler), job: &nodeJob{s: &settings{runID: "j"}}}
+	h := &hangs{log: slog.New(slog.DiscardHandler), node: &featuretest.Node{Of: *jobJ()}}
 	hangtell.Write(h.log, h.directory(), report.Incident{Job: "j", At: time.Now()})
 	left, err := filepath.Glob(filepath.Join(dir, "hang-j-*"))
 	require.NoError(t, err)
@@ -286,7 +287,7 @@ func TestStacktracesOfAVerdict(t *testing.T) {
 	t.Setenv(report.TimelinePath, dir)
 	past := filepath.Join(dir, "00003-00004.stacktrace")
 	require.NoError(t, os.WriteFile(past, nil, 0o600))
-	h := &hangs{log: slog.New(slog.DiscardHandler), job: &nodeJob{s: &settings{runID: "j"}}}
+	h := &hangs{log: slog.New(slog.DiscardHandler), node: &featuretest.Node{Of: *jobJ()}}
 	h.xpuTimer = true
 	h.epoch.Place.GroupRank = 1
 	e := job.EpochID{Term: 1}
@@ -313,4 +314,11 @@ func TestStacktracesOfAVerdict(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, entries, "those are stacks of another epoch")
+}
+
+func TestTheEndOfATextIsText(t *testing.T) {
+	require.Equal(t, "batch", ending("bad batch", 5))
+	require.Equal(t, "bad", ending("bad", 5))
+	require.Equal(t, "ß", ending("größ", 3), "no half of a character")
+	require.Empty(t, ending("bad", 0))
 }

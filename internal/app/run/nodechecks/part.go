@@ -1,4 +1,4 @@
-package run
+package nodechecks
 
 import (
 	"cmp"
@@ -27,7 +27,7 @@ import (
 // nodeChecks is the part of the launcher that examines this node at the rendezvous's request.
 type nodeChecks struct {
 	checkSettings
-	job     *nodeJob
+	node    feature.Node
 	devices func(context.Context) switchbox.Report
 	checker *nodecheck.Checker
 	own     *serve.Hub // under a master of DLRover, which has none
@@ -35,16 +35,16 @@ type nodeChecks struct {
 	shown   bool
 }
 
-func (c *nodeChecks) opened(j *nodeJob) *feature.Opened {
+func (c *nodeChecks) opened() *feature.Opened {
 	return &feature.Opened{
-		Part: launcher.Part{Check: c.check, Start: c.start, End: c.end}, Joined: func() { c.joined(j) }, Configure: c.configure,
-		Close: c.close,
+		Part: launcher.Part{Check: c.check, Start: c.start, End: c.end}, Joined: c.joined, Configure: c.configure,
+		Close: c.close, Upstream: c.pythonCheck,
 	}
 }
 
 // openNodeChecks finds the options that this node cannot satisfy.
-func openNodeChecks(j *nodeJob, k checkSettings) (*nodeChecks, error) {
-	c := &nodeChecks{checkSettings: k, job: j, log: j.log}
+func openNodeChecks(n feature.Node, k checkSettings) (*nodeChecks, error) {
+	c := &nodeChecks{checkSettings: k, node: n, log: n.Log()}
 	var err error
 	c.devices, err = c.adaptor()
 	return c, feature.Unusable(err)
@@ -77,7 +77,7 @@ func (c *nodeChecks) adaptor() (func(context.Context) switchbox.Report, error) {
 
 // metax tests pairs of sockets with MetaX' tool.
 func (c *nodeChecks) metax() (func(context.Context) switchbox.Report, error) {
-	cfg := metax.Config{Pairs: c.box.pairs, Limits: c.box.limits, Environ: os.Environ(), Start: c.job.startCommand}
+	cfg := metax.Config{Pairs: c.box.pairs, Limits: c.box.limits, Environ: os.Environ(), Start: c.startCommand}
 	return func(ctx context.Context) switchbox.Report {
 		r, err := metax.Check(ctx, cfg)
 		if err != nil { // the devices have changed since the launcher looked
@@ -95,7 +95,7 @@ func (c *nodeChecks) nvidia(ctx context.Context) switchbox.Report {
 	ctx, cancel := context.WithTimeout(ctx, gpucheckTime+5*time.Second)
 	defer cancel()
 	own, _ := os.Executable() // "" is in no directory
-	r, err := gpuchild.Program{Path: gpuchild.Find(own), Start: c.job.startCommand}.Run(ctx, c.gpucheckArgs()...)
+	r, err := gpuchild.Program{Path: gpuchild.Find(own), Start: c.startCommand}.Run(ctx, c.gpucheckArgs()...)
 	if usage, ok := errors.AsType[*gpuchild.UsageError](err); ok { // a pair of GPUs that are not on this node
 		r = switchbox.Report{Adaptor: "nvml", Findings: []switchbox.Finding{
 			{Check: "switchbox", Kind: "gpu.pairs", Severity: switchbox.Fatal, Text: usage.Text},
@@ -122,26 +122,27 @@ func (c *nodeChecks) gpucheckArgs() []string {
 }
 
 // joined starts the parts that need the address at which other nodes reach this one.
-func (c *nodeChecks) joined(j *nodeJob) {
+func (c *nodeChecks) joined() {
+	j, r := c.node.Job(), c.node.Rendezvous()
 	cfg := nodecheck.Config{
-		Run: j.s.runID, Spec: c.spec, Alone: j.s.params.Max == 1, Health: c.health, HealthTime: c.spec.Timeout,
+		Run: j.RunID, Spec: c.spec, Alone: j.Params.Max == 1, Health: c.health, HealthTime: c.spec.Timeout,
 		Node: netcheck.Node{
-			ID: j.s.node.ID, Name: j.s.node.Name, Addr: j.s.node.Addr, GPUs: c.gpus, Wants: c.wants, NoTorch: c.noTorch(),
-			Bare: j.s.size.sideOnly(),
+			ID: j.Node.ID, Name: j.Node.Name, Addr: j.Node.Addr, GPUs: c.gpus, Wants: c.wants, NoTorch: c.noTorch(),
+			Bare: j.Bare,
 			CPU:  int(100 * proc.CPUs("", "")),
 		},
-		Devices: c.devices, Env: os.Getenv, Start: j.startCommand, Final: api.Final, Log: j.log,
+		Devices: c.devices, Env: os.Getenv, Start: c.startCommand, Final: api.Final, Log: c.log,
 	}
-	if c.spec.Level == netcheck.LevelFull && c.noPy == nil && !j.s.size.sideOnly() {
+	if c.spec.Level == netcheck.LevelFull && c.noPy == nil && !j.Bare {
 		cfg.Torch = c.torch
 	}
-	if p := j.endpoint.python(); p != nil {
+	if p := r.Upstream(); p != nil {
 		c.own = c.alone(p)
 		cfg.Transport, cfg.Alone, cfg.Spec.Level, cfg.Torch = c.own, true, netcheck.LevelLocal, nil
-	} else if j.endpoint.served != nil {
-		cfg.Transport = j.endpoint.served.Checks
+	} else if served := r.Served(); served != nil {
+		cfg.Transport = served.Checks
 	} else {
-		cfg.Transport = node.Over(j.endpoint.client)
+		cfg.Transport = node.Over(r.Client())
 	}
 	var err error
 	if c.checker, err = nodecheck.New(cfg); err != nil {
@@ -151,7 +152,7 @@ func (c *nodeChecks) joined(j *nodeJob) {
 
 func (c *nodeChecks) noTorch() string {
 	switch {
-	case c.job.s.size.sideOnly():
+	case c.node.Job().Bare:
 		return "it has no workers"
 	case c.noPy == nil:
 		return ""
@@ -161,12 +162,12 @@ func (c *nodeChecks) noTorch() string {
 
 // torch starts PyTorch's tests with the workers' interpreter.
 func (c *nodeChecks) torch(ctx context.Context) (node.Torch, error) {
-	e := c.job.endpoint
+	r := c.node.Rendezvous()
 	return python.Start(ctx, python.Config{
-		Interpreter: c.python, Device: torchDevice(c.kind), Devices: c.gpus, Wants: c.wants, Addr: c.job.s.node.Addr,
-		Env: c.torchEnv(), Start: c.job.startCommand, Log: c.log,
+		Interpreter: c.python, Device: torchDevice(c.kind), Devices: c.gpus, Wants: c.wants, Addr: c.node.Job().Node.Addr,
+		Env: c.torchEnv(), Start: c.startCommand, Log: c.log,
 		Store: func(allow []string) (addr string, end func(), err error) {
-			addr, end = e.storeFor(c.job.s.node, allow)
+			addr, end = r.LendStore(allow)
 			return addr, end, nil
 		},
 	})
@@ -175,7 +176,7 @@ func (c *nodeChecks) torch(ctx context.Context) (node.Torch, error) {
 // torchEnv is the workers' environment. If the links between MetaX boxes have their own test, the collectives leave
 // the optical ones out, as MetaX' DLRover does.
 func (c *nodeChecks) torchEnv() []string {
-	env := c.job.s.workerEnv()
+	env := c.node.Environ()
 	if c.kind == "metax" && c.box != nil {
 		env = append(env, "MCCL_DISABLE_OPTIC_LINK=1")
 	}
@@ -198,12 +199,12 @@ func torchDevice(kind string) python.Device {
 // configure keeps the launcher that serves others, which depend on it.
 func (c *nodeChecks) configure(cfg *launcher.Config) {
 	cfg.Doubter = launcher.Doubter{Name: "node check", Doubt: c.doubt}
-	cfg.StayWhenBarred = c.serves() && c.job.s.params.Max > 1
+	cfg.StayWhenBarred = c.serves() && c.node.Job().Params.Max > 1
 }
 
 // serves reports whether this launcher serves the rendezvous of other nodes.
 func (c *nodeChecks) serves() bool {
-	return c.job.endpoint.served != nil && c.job.s.rdzv.backend != local
+	return c.node.Rendezvous().Served() != nil && !c.node.Job().Local
 }
 
 func (c *nodeChecks) check(ctx context.Context, _ launcher.CheckRequest) (launcher.CheckResult, error) {
@@ -211,7 +212,7 @@ func (c *nodeChecks) check(ctx context.Context, _ launcher.CheckRequest) (launch
 		return launcher.CheckResult{}, errors.New("its address or an option cannot be used; see its log")
 	}
 	if c.own != nil {
-		if err := c.own.Expect(c.job.s.runID, []string{c.job.s.node.ID}, nil); err != nil {
+		if err := c.own.Expect(c.node.Job().RunID, []string{c.node.Job().Node.ID}, nil); err != nil {
 			return launcher.CheckResult{}, err
 		}
 	}
@@ -236,7 +237,7 @@ func (c *nodeChecks) check(ctx context.Context, _ launcher.CheckRequest) (launch
 
 // print shows the verdict on this node, and the findings where no table will have them.
 func (c *nodeChecks) print(v netcheck.Verdict) {
-	self := netcheck.Node{Name: c.job.s.node.Name}
+	self := netcheck.Node{Name: c.node.Job().Node.Name}
 	fmt.Printf("%s: %s: %s\n", self.Name, v.State, cmp.Or(v.Reason, "nothing was found against it"))
 	if !c.serves() {
 		checkview.Findings(os.Stdout, []netcheck.NodePicture{{Node: self, Verdict: v}})
@@ -252,13 +253,13 @@ func (c *nodeChecks) doubt(context.Context) string {
 
 // start prints the table with --check-only: there is nothing to start, and the job ends.
 func (c *nodeChecks) start(r *launcher.StartRequest) {
-	if c.only && r.Place.GroupRank == 0 && c.job.s.rdzv.backend == master {
+	if c.only && r.Place.GroupRank == 0 && c.node.Job().Master {
 		c.show()
 	}
 }
 
 func (c *nodeChecks) end(launcher.EndRequest) {
-	if c.only && c.job.endpoint != nil && c.serves() {
+	if c.only && c.node.Rendezvous() != nil && c.serves() {
 		c.show()
 	}
 }
@@ -287,10 +288,10 @@ func (c *nodeChecks) show() {
 }
 
 func (c *nodeChecks) picture(ctx context.Context) (p netcheck.Picture, err error) {
-	e := c.job.endpoint
-	if e.served != nil {
-		return e.served.Checks.Picture(c.job.s.runID)
+	r, run := c.node.Rendezvous(), c.node.Job().RunID
+	if served := r.Served(); served != nil {
+		return served.Checks.Picture(run)
 	}
-	err = e.client.Mounted(ctx, c.job.s.runID, "checks", &p)
+	err = r.Client().Mounted(ctx, run, "checks", &p)
 	return p, err
 }

@@ -1,28 +1,21 @@
-package run
+package events_test
 
 import (
 	"bytes"
 	"encoding/json"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/checkpointd"
-	"dlrover-run/checkpointd/coordinator"
-	"dlrover-run/hang"
 	"dlrover-run/internal/app/run/events"
+	"dlrover-run/internal/app/run/feature/featuretest"
 	"dlrover-run/internal/eventlog"
-	"dlrover-run/internal/exposition"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
@@ -30,65 +23,20 @@ import (
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/streams"
 	"dlrover-run/launcher/streams/node"
-	"dlrover-run/launcher/verdict"
 	"dlrover-run/launcher/warm"
 	"dlrover-run/rendezvous"
 )
 
-var fifthRound = launcher.Epoch{Directive: launcher.Directive{EpochID: job.EpochID{Round: 5, Epoch: 6}}}
-
-// told is every launcher.Event, by type, with values that tell their types in JSON.
-var told = map[string][]launcher.Event{
-	"StartInfo": {launcher.StartInfo{
-		Epoch: launcher.Epoch{Directive: launcher.Directive{
-			EpochID: job.EpochID{Round: 5, Epoch: 6},
-			Place:   job.Place{GroupRank: 1, GroupWorldSize: 2, WorldSize: 4, RestartCount: 3},
-			Cause:   job.Cause{Kind: job.CauseFailure, Text: "exit code 1"},
-		}},
-		PIDs: []int{7, 8},
-	}},
-	"ExitInfo": {launcher.ExitInfo{
-		Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 8, ExitCode: -9, Stopped: true,
-	}},
-	"SuccessInfo": {launcher.SuccessInfo{}},
-	"StopInfo":    {launcher.StopInfo{Epoch: fifthRound}},
-	"SignalInfo": {
-		launcher.SignalInfo{Signal: syscall.SIGTERM}, launcher.SignalInfo{Signal: syscall.SIGINT, Again: true},
-	},
-	"LeaveInfo": {launcher.LeaveInfo{Reason: "received SIGTERM", Grace: 27500 * time.Millisecond}},
-	"TimerInfo": {launcher.TimerInfo{
-		Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 9, Scope: "step", After: 90 * time.Second,
-		Signal: syscall.SIGKILL,
-	}},
-	"CheckInfo": {
-		launcher.CheckInfo{
-			Part: "speed", Took: 1500 * time.Millisecond,
-			CheckResult: launcher.CheckResult{Reason: "slow", Until: time.Date(2030, 1, 2, 3, 4, 5, 6, time.UTC)},
-		},
-		launcher.CheckInfo{CheckResult: launcher.CheckResult{Passed: true}, Took: 1500 * time.Millisecond},
-	},
-	"BarInfo": {launcher.BarInfo{Cause: job.Cause{Kind: job.CauseCheck, Text: "slow"}}},
-	"FaultInfo": {launcher.FaultInfo{
-		Epoch: fifthRound, Part: "hang", Action: policy.RestartCharged,
-		Failure: verdict.Failure{Rank: 3, LocalRank: 1, PID: 8, Message: "no progress", ExitCode: 1},
-	}},
-	"DecideInfo": {launcher.DecideInfo{
-		Epoch:    fifthRound,
-		Failure:  verdict.Failure{Rank: 3, LocalRank: 1, ExitCode: 138, Policy: "rule exit 138 -> retry-free (t9k)"},
-		Decision: policy.Decision{Action: policy.RestartFree},
-	}},
-}
-
 // everyEvent has w write every event that there is.
 func everyEvent(t *testing.T, w events.Writer) {
 	t.Helper()
-	src, err := os.ReadFile("../../launcher/event.go")
+	src, err := os.ReadFile("../../../../launcher/event.go")
 	require.NoError(t, err)
 	types := regexp.MustCompile(`(?m)^type (\w+) struct`).FindAllStringSubmatch(string(src), -1)
-	require.Len(t, types, len(told))
+	require.Len(t, types, len(featuretest.Events))
 	for _, m := range types {
-		require.NotEmpty(t, told[m[1]], "add %s to the map above", m[1])
-		for _, e := range told[m[1]] {
+		require.NotEmpty(t, featuretest.Events[m[1]], "add %s to the map", m[1])
+		for _, e := range featuretest.Events[m[1]] {
 			require.Equal(t, m[1], reflect.TypeOf(e).Name())
 			w.Observe(e)
 		}
@@ -147,9 +95,9 @@ type eventDoc struct {
 
 func readEventDoc(t *testing.T) eventDoc {
 	t.Helper()
-	data, err := os.ReadFile("../../../docs/reference/events.md")
+	data, err := os.ReadFile("../../../../docs/reference/events.md")
 	require.NoError(t, err)
-	more, err := os.ReadFile("../../../docs/reference/run-events.md")
+	more, err := os.ReadFile("../../../../docs/reference/run-events.md")
 	require.NoError(t, err)
 	doc := eventDoc{fields: map[string]map[string]string{}}
 	event, field, name := "", regexp.MustCompile("^\\| `([a-z_]+)` \\| ([a-z]+\\??) \\|"),
@@ -228,7 +176,7 @@ func TestEventsAreDocumented(t *testing.T) {
 // Every event of a run has a row.
 func TestEventsOfTheRendezvousAreDocumented(t *testing.T) {
 	doc := readEventDoc(t).rendezvous
-	src, err := os.ReadFile("../../../internal/job/event.go")
+	src, err := os.ReadFile("../../../../internal/job/event.go")
 	require.NoError(t, err)
 	names := []string{string(job.EventNodeLoss), string(job.EventNodeLeave), string(job.EventSucceeded),
 		string(job.EventFailed)}
@@ -239,62 +187,4 @@ func TestEventsOfTheRendezvousAreDocumented(t *testing.T) {
 	for _, name := range names {
 		require.Contains(t, doc, name, "docs/reference/run-events.md does not list it")
 	}
-}
-
-// scrape is what m answers.
-func scrape(m *metrics) string {
-	rec := httptest.NewRecorder()
-	m.server.Handler.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	return rec.Body.String()
-}
-
-func TestMetricsObserve(t *testing.T) {
-	m := newMetrics()
-	require.Contains(t, scrape(m), "\ndlrover_world_size 0\n")
-	for _, events := range told {
-		for _, e := range events {
-			m.observe(e)
-		}
-	}
-	for _, want := range []string{
-		`dlrover_worker_group_starts_total{cause="worker-failure"} 1`,
-		`dlrover_worker_exits_total{exit_code="-9",stopped="true"} 1`,
-		`dlrover_world_size 4`,
-		`dlrover_restart_count 3`,
-	} {
-		require.Contains(t, scrape(m), want+"\n")
-	}
-}
-
-// Prometheus' own linter has nothing to say, but about a name that dashboards know.
-func TestMetricsAreWellNamed(t *testing.T) {
-	m := newMetrics()
-	now := time.Now()
-	m.with(func(s *exposition.Scrape) {
-		ckptStatus(s, checkpointd.Status{Ranks: []coordinator.Age{{
-			Rank: 3, MemoryStep: 20, MemoryAt: now.Add(-time.Second), DurableStep: 10, DurableAt: now.Add(-time.Minute),
-		}, {
-			Rank: 4, MemoryStep: -1, DurableStep: -1,
-		}}}, now)
-	})
-	hangs := newHangMetrics(&settings{})
-	hangs.looked([]hang.Sample{{Page: &hang.Page{Groups: []hang.GroupState{{ID: 1}}}}}, nil)
-	hangs.verdict(hang.Ask{Kind: hang.KindStopped})
-	m.with(hangs.tell)
-	for _, events := range told {
-		for _, e := range events {
-			m.observe(e)
-		}
-	}
-	text := scrape(m)
-	for _, name := range regexp.MustCompile(`(?m)^# TYPE (\S+)`).FindAllStringSubmatch(text, -1) {
-		require.Regexp(t, `^(dlrover_.*|XPU_TIMER_COMMON_HANG)$`, name[1], "one prefix, but for the name of xpu_timer's")
-	}
-	require.Contains(t, text, "\n"+`dlrover_checkpoint_age_seconds{rank="3",where="disk"} 60`+"\n")
-	require.Contains(t, text, "\n"+`dlrover_checkpoint_step{rank="3",where="memory"} 20`+"\n")
-	require.NotContains(t, text, `rank="4"`)
-	problems, err := promlint.New(strings.NewReader(text)).Lint()
-	require.NoError(t, err)
-	require.Len(t, problems, 1)
-	require.Equal(t, "dlrover_restart_count", problems[0].Metric)
 }

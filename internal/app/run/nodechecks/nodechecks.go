@@ -1,4 +1,5 @@
-package run
+// Package nodechecks examines this node, and the ways to the others, at the request of the rendezvous.
+package nodechecks
 
 import (
 	"fmt"
@@ -6,13 +7,12 @@ import (
 	"strings"
 	"time"
 
-	"dlrover-run/internal/app/guarded"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher/argv"
-	"dlrover-run/launcher/policy"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/healthcheck"
+	"dlrover-run/rendezvous"
 	"dlrover-run/switchbox"
 )
 
@@ -49,34 +49,34 @@ func (b *boxSettings) list() string {
 
 func (k *checkSettings) asked() bool { return k.spec.Level != "" }
 
-func nodeChecksFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var k checkSettings
-	return row{
-		name: "node check",
-		settings: func(o *options, s *settings) (err error) {
-			if k, err = readNodeChecks(o, s.size.sideOnly()); err == nil && k.asked() {
-				s.gate(&k)
+	return feature.Feature{
+		Name: "node check",
+		Settings: func(o feature.Options) (err error) {
+			if k, err = read(o); err == nil && k.asked() {
+				k.gate(o.Job().Params)
 			}
 			return err
 		},
-		plan: func(p *plan) {
+		Plan: func(p *feature.Plan) {
 			if k.asked() {
 				p.Features["node_checks"] = k.plan()
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if !k.asked() {
 				return nil, nil
 			}
-			c, err := openNodeChecks(j, k)
-			j.checks = c
-			return c.opened(j), err
+			c, err := openNodeChecks(n, k)
+			return c.opened(), err
 		},
 	}
 }
 
-// readNodeChecks reads the options. Options about the manner of a check are refused without one that requests a check.
-func readNodeChecks(o *options, sideOnly bool) (k checkSettings, err error) {
+// read reads the options. Options about the manner of a check are refused without one that requests a check.
+func read(o feature.Options) (k checkSettings, err error) {
 	precheck := o.Int("precheck")
 	network := o.Bool("network-check") || precheck > 0
 	k.health, k.only = o.String("health-check"), o.Bool("check-only")
@@ -105,11 +105,11 @@ func readNodeChecks(o *options, sideOnly bool) (k checkSettings, err error) {
 	if k.spec.Level == netcheck.LevelFull {
 		k.python, k.noPy = o.Python()
 	}
-	if k.gpus, k.kind = o.host.gpus(); o.String("accelerator") == noAccelerator {
+	if k.gpus, k.kind = o.GPUs(); o.String("accelerator") == feature.NoAccelerator {
 		k.gpus, k.kind = 0, ""
 	} else {
-		k.wants = !sideOnly && (o.IsSet("accelerator") || o.String("nproc-per-node") == "gpu")
-		if named := accelerators[o.String("accelerator")]; k.kind == "" && o.IsSet("accelerator") && len(named) > 0 {
+		k.wants = !o.Job().Bare && (o.IsSet("accelerator") || o.String("nproc-per-node") == "gpu")
+		if named := feature.Kinds(o.String("accelerator")); k.kind == "" && o.IsSet("accelerator") && len(named) > 0 {
 			k.kind = named[0] // the test itself detects the devices
 		}
 	}
@@ -120,7 +120,7 @@ func readNodeChecks(o *options, sideOnly bool) (k checkSettings, err error) {
 }
 
 // checkCompany refuses options without the check that they belong to.
-func checkCompany(o *options, network, box, any bool) error {
+func checkCompany(o feature.Options, network, box, any bool) error {
 	for _, c := range []struct {
 		with    bool
 		what    string
@@ -140,7 +140,7 @@ func checkCompany(o *options, network, box, any bool) error {
 	return nil
 }
 
-func readCheckSpec(o *options, network, comm bool) (netcheck.Spec, error) {
+func readCheckSpec(o feature.Options, network, comm bool) (netcheck.Spec, error) {
 	s := netcheck.Spec{
 		Level: netcheck.LevelLocal, ExcludeStraggler: o.Bool("exclude-straggler"),
 		ReportOnly: o.String("check-action") == "report",
@@ -169,7 +169,7 @@ func readCheckSpec(o *options, network, comm bool) (netcheck.Spec, error) {
 // minCheckTimeout is the least --check-timeout.
 const minCheckTimeout = 10 * time.Second
 
-func readSwitchbox(o *options) (*boxSettings, error) {
+func readSwitchbox(o feature.Options) (*boxSettings, error) {
 	text := o.String("box-pairs")
 	b := &boxSettings{limits: switchbox.Limits{
 		MinBandwidth: float64(o.Int("min-bandwidth")), MinChannels: o.Int("min-channels"), Ring: text == argv.Ring,
@@ -189,28 +189,16 @@ func readSwitchbox(o *options) (*boxSettings, error) {
 }
 
 // gate makes all nodes of the run wait for the checks.
-func (s *settings) gate(k *checkSettings) {
-	p := &s.params
+func (k *checkSettings) gate(p *rendezvous.Params) {
 	p.Gate, p.Check = true, k.spec.String()
 	p.GateTimeout = 2*k.spec.Timeout + localBudget // --health-check may take as long as the tests
 	if k.spec.Level == netcheck.LevelFull {
 		p.GateTimeout += netcheck.ImportTimeout
 	}
-	if k.only {
-		s.runID += "-check" // the job itself has not begun
-		p.CheckOnly = true
-		s.size.slots, s.node.Slots, s.size.why = 1, 1, "--check-only"
-		s.restarts.policy.Restart, p.Always = policy.Never, false // there is no work to be done again
-	}
 }
 
 // localBudget is the time for a node's other own checks, and for all nodes to join.
 const localBudget = 60 * time.Second
-
-// nothing is the program that --check-only runs in place of workers.
-func nothing() program {
-	return program{path: "/proc/self/exe", args: []string{guarded.Nothing}, name: "--check-only"}
-}
 
 // planChecks is the feature's part of the --dry-run output.
 type planChecks struct {
@@ -250,4 +238,6 @@ func (k *checkSettings) plan() planChecks {
 }
 
 // startCommand starts a command of a check. Nothing else in the launcher may wait for children.
-func (j *nodeJob) startCommand(c *exec.Cmd) (wait func() error, err error) { return j.procs.Command(c) }
+func (c *nodeChecks) startCommand(cmd *exec.Cmd) (wait func() error, err error) {
+	return c.node.Processes().Command(cmd)
+}

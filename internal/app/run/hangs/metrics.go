@@ -1,4 +1,4 @@
-package run
+package hangs
 
 import (
 	"cmp"
@@ -9,6 +9,7 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/rankset"
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/exposition"
 )
 
@@ -33,8 +34,8 @@ type hangRank struct {
 	waits     bool // in a hang, for others
 }
 
-func newHangMetrics(s *settings) *hangMetrics {
-	return &hangMetrics{job: s.runID, pod: s.node.Name, ip: s.node.Addr, ranks: map[int]*hangRank{},
+func newHangMetrics(j *feature.Job) *hangMetrics {
+	return &hangMetrics{job: j.RunID, pod: j.Node.Name, ip: j.Node.Addr, ranks: map[int]*hangRank{},
 		verdicts: map[hang.Kind]int{}}
 }
 
