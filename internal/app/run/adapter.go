@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/app/run/storeacl"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
@@ -20,7 +21,7 @@ type adapter struct {
 	out     chan launcher.Directive
 	end     chan struct{}
 	wg      sync.WaitGroup
-	acl     *storeACL
+	acl     *storeacl.ACL
 	bar     func(ctx context.Context, reason string) error
 	// notice is dropped once this node has left the run itself. It may be nil.
 	notice *deathNotice
@@ -30,7 +31,7 @@ type adapter struct {
 	findings *findings
 }
 
-func newAdapter(s *api.Session, g *storeACL) *adapter {
+func newAdapter(s *api.Session, g *storeacl.ACL) *adapter {
 	a := &adapter{session: s, out: make(chan launcher.Directive), end: make(chan struct{}), acl: g}
 	a.wg.Go(a.translate)
 	return a
@@ -107,9 +108,9 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 		if err != nil {
 			return classify(err)
 		}
-		a.acl.admit(world)
+		a.acl.Admit(world)
 	} else {
-		a.acl.admit([]job.Member{{Addr: addr, Slots: a.acl.slots}})
+		a.acl.Admit([]job.Member{{Addr: addr, Slots: a.acl.Slots}})
 	}
 	return a.report(ctx, rendezvous.Ready{ID: a.session.ID(), EpochID: d.EpochID, Addr: addr, Port: port})
 }
@@ -245,4 +246,9 @@ func classify(err error) error {
 		reason = policy.MasterUnreachable
 	}
 	return &launcher.ReasonError{Reason: reason, Err: err}
+}
+
+// stepped reports the first step of an epoch.
+func (a *adapter) stepped(ctx context.Context, d launcher.Directive) error {
+	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: d.EpochID})
 }

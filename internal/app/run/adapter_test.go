@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/app/run/storeacl"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
@@ -84,7 +85,7 @@ func adapted(t *testing.T, f func(t *testing.T, a *adapter, d *toldDaemon)) {
 		s, err := api.Open(t.Context(), d,
 			api.SessionConfig{Run: "run", Node: rendezvous.Node{ID: "id"}, Params: rendezvous.Params{MaxRestarts: 3}})
 		require.NoError(t, err)
-		a := newAdapter(s, newStoreACL(false, 2))
+		a := newAdapter(s, storeacl.New(false, 2))
 		defer a.close()
 		f(t, a, d)
 	})
@@ -168,11 +169,11 @@ func TestReadyAdmitsTheWorld(t *testing.T) {
 		require.NoError(t, a.Ready(t.Context(), two, "10.0.0.1", 9))
 		require.Equal(t, rendezvous.Ready{ID: "id", EpochID: job.EpochID{Round: 1}, Addr: "10.0.0.1", Port: 9},
 			d.newest())
-		require.True(t, a.acl.allow(netip.MustParseAddr("10.0.0.2")))
+		require.True(t, a.acl.Allow(netip.MustParseAddr("10.0.0.2")))
 
 		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: job.Place{GroupWorldSize: 1}}, "10.0.0.1", 9))
-		require.False(t, a.acl.allow(netip.MustParseAddr("10.0.0.2")), "it is not in the newest world")
-		require.True(t, a.acl.allow(netip.MustParseAddr("10.0.0.1")))
+		require.False(t, a.acl.Allow(netip.MustParseAddr("10.0.0.2")), "it is not in the newest world")
+		require.True(t, a.acl.Allow(netip.MustParseAddr("10.0.0.1")))
 	})
 }
 
@@ -216,7 +217,7 @@ func TestNodeBarsItself(t *testing.T) {
 		params := rendezvous.Params{Min: 2, Max: 2}
 		s, err := api.Open(t.Context(), hub, api.SessionConfig{Run: "run", Node: node, Params: params})
 		require.NoError(t, err)
-		a := newAdapter(s, newStoreACL(false, 1))
+		a := newAdapter(s, storeacl.New(false, 1))
 		defer a.close()
 		j := &nodeJob{s: &settings{runID: "run", node: node}, endpoint: &endpoint{served: &service.Service{Hub: hub}}}
 		a.bar = j.barSelf
@@ -251,7 +252,7 @@ func TestNodeThatDoesNotPassTheGate(t *testing.T) {
 		params := rendezvous.Params{Min: 1, Max: 1, Gate: true, JoinTimeout: time.Minute}
 		s, err := api.Open(t.Context(), hub, api.SessionConfig{Run: "run", Node: node, Params: params})
 		require.NoError(t, err)
-		a := newAdapter(s, newStoreACL(false, 2))
+		a := newAdapter(s, storeacl.New(false, 2))
 		defer a.close()
 		agent, err := launcher.New(launcher.Config{
 			Slots: 2, Path: "/bin/false", Rendezvous: a, Store: idle{}, Processes: idle{}, Logs: &logs.Logs{},

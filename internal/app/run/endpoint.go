@@ -15,6 +15,7 @@ import (
 
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/preflight"
+	"dlrover-run/internal/app/run/storeacl"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/conns"
@@ -37,7 +38,7 @@ type endpoint struct {
 	life   *api.Lifeline    // then: its end shows the daemon at once that this launcher was killed
 	second bool             // another launcher on this host serves it
 	done   chan error
-	acl    *storeACL
+	acl    *storeacl.ACL
 	own    *rendezvous.Node
 	local  bool // the rendezvous stays inside this process
 }
@@ -75,8 +76,8 @@ type observer = func(run string, n rendezvous.Note)
 func openEndpoint(
 	ctx context.Context, s *settings, h hostFacts, log, runsLog *slog.Logger, observe observer,
 ) (*endpoint, error) {
-	g := newStoreACL(s.auth.insecure, s.size.slots)
-	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent, Keep: dataShards})
+	g := storeacl.New(s.auth.insecure, s.size.slots)
+	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.Allow, Silent: g.Silent, Keep: dataShards})
 	e := &endpoint{acl: g, store: store, own: &s.node, local: s.rdzv.backend == local,
 		where: net.JoinHostPort(s.rdzv.host, strconv.Itoa(s.rdzv.port))}
 	var err error
@@ -264,7 +265,7 @@ func (e *endpoint) Daemons() string {
 // LendStore implements feature.Rendezvous: there are no workers during a check.
 func (e *endpoint) LendStore(others []string) (addr string, end func()) {
 	addrs := slices.Concat(others, e.own.Addrs, []string{e.own.Addr})
-	return net.JoinHostPort(e.own.Addr, strconv.Itoa(e.port)), e.acl.lend(addrs)
+	return net.JoinHostPort(e.own.Addr, strconv.Itoa(e.port)), e.acl.Lend(addrs)
 }
 
 func (e *endpoint) background(f func() error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"dlrover-run/internal/app/run/budget"
 	"dlrover-run/internal/app/run/checkpoints"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/filetimer"
@@ -50,7 +51,7 @@ func of(f feature.Feature) row {
 func features() []row {
 	return []row{
 		eventLogFeature(),
-		budgetFeature(),
+		of(budget.New()),
 		metricsFeature(),
 		logLevelFeature(),
 		of(streams.New()),

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher/argv"
@@ -302,7 +303,7 @@ func (s *rdzvSettings) applyKey(o *options, key, text string, p *rendezvous.Para
 }
 
 func seconds(text string) (time.Duration, error) {
-	return duration.Within(text, time.Millisecond, maxDeadline)
+	return duration.Within(text, time.Millisecond, feature.MaxDeadline)
 }
 
 func truth(text string) (bool, error) {

@@ -3,7 +3,6 @@ package run
 import (
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,22 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"dlrover-run/internal/job"
 )
-
-func TestGuestsSilentPlaces(t *testing.T) {
-	g := newStoreACL(false, 2)
-	at := func(s string) int { return g.silent(netip.MustParseAddr(s)) }
-	require.Equal(t, []int{8, 0}, []int{at("127.0.0.1"), at("10.0.0.1")}, "before there is a world")
-	g.admit([]job.Member{{Addr: "10.0.0.1", Addrs: []string{"10.0.0.1", "10.1.0.1"}, Slots: 2},
-		{Addr: "10.0.0.2", Slots: 3}})
-	require.Equal(t, []int{8, 8, 12, 0, 20},
-		[]int{at("10.0.0.1"), at("10.1.0.1"), at("10.0.0.2"), at("10.0.0.3"), at("::1")})
-	require.False(t, g.allow(netip.MustParseAddr("10.0.0.3")))
-	g.open = true
-	require.Equal(t, 20, at("10.0.0.3"))
-}
 
 // limited starts a launcher with few file descriptors.
 func (b *bench) limited(files string, env []string, args ...string) *launched {

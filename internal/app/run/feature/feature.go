@@ -150,6 +150,9 @@ type Node interface {
 	Processes() *proc.Supervisor
 	// Rendezvous is where this node meets the others; nil before it tries to join.
 	Rendezvous() Rendezvous
+	// Progress is that of the workers, if a feature measures it, and Stepped reports the first step of an epoch.
+	Progress() job.Progress
+	Stepped(context.Context, launcher.Directive) error
 	// SetPorts and SetBases change the offers of this node to the next world.
 	SetPorts(ports []int)
 	SetBases(bases []int)
@@ -184,6 +187,9 @@ func Unusable(err error) error {
 	}
 	return &launcher.ReasonError{Reason: policy.Usage, Err: err}
 }
+
+// MaxDeadline is ten years.
+const MaxDeadline = 10 * 365 * 24 * time.Hour
 
 // NoAccelerator is the --accelerator of a job on CPUs, with any devices.
 const NoAccelerator = "cpu"

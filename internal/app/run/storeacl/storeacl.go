@@ -1,4 +1,5 @@
-package run
+// Package storeacl admits connections to the workers' store.
+package storeacl
 
 import (
 	"net/netip"
@@ -7,11 +8,11 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// storeACL holds the addresses that may connect to the workers' store. PyTorch's protocol has no password, so a
+// ACL holds the addresses that may connect to the workers' store. PyTorch's protocol has no password, so a
 // connection has to come from this machine or from an address of a node of the present world. --insecure admits all.
-type storeACL struct {
+type ACL struct {
 	open  bool
-	slots int // of this node
+	Slots int // of this node
 	world atomic.Pointer[world]
 	guest atomic.Pointer[map[netip.Addr]bool] // other addresses that may connect during a check
 }
@@ -22,9 +23,11 @@ type world struct {
 	all   int
 }
 
-func newStoreACL(open bool, slots int) *storeACL { return &storeACL{open: open, slots: slots} }
+// New admits all if open; slots are the workers of this node.
+func New(open bool, slots int) *ACL { return &ACL{open: open, Slots: slots} }
 
-func (l *storeACL) allow(a netip.Addr) bool {
+// Allow reports whether an address may connect.
+func (l *ACL) Allow(a netip.Addr) bool {
 	if l.open || a.IsLoopback() {
 		return true
 	}
@@ -35,9 +38,9 @@ func (l *storeACL) allow(a netip.Addr) bool {
 	return w != nil && w.slots[a] > 0
 }
 
-// lend lets the nodes at these addresses connect to the store until the returned function is called. There is one
+// Lend lets the nodes at these addresses connect to the store until the returned function is called. There is one
 // check at a time.
-func (l *storeACL) lend(addrs []string) (end func()) {
+func (l *ACL) Lend(addrs []string) (end func()) {
 	guests := map[netip.Addr]bool{}
 	for _, text := range addrs {
 		if a, err := netip.ParseAddr(text); err == nil {
@@ -51,14 +54,14 @@ func (l *storeACL) lend(addrs []string) (end func()) {
 // callbacks is how many silent connections a worker may have: PyTorch 1.x opens one for every TCPStore that it makes.
 const callbacks = 4
 
-// silent is how many silent connections an address may have. Several nodes may share this machine.
-func (l *storeACL) silent(a netip.Addr) int {
+// Silent is how many silent connections an address may have. Several nodes may share this machine.
+func (l *ACL) Silent(a netip.Addr) int {
 	w := l.world.Load()
 	switch guests := l.guest.Load(); {
 	case guests != nil && (*guests)[a]:
 		return callbacks
 	case w == nil && a.IsLoopback():
-		return callbacks * l.slots
+		return callbacks * l.Slots
 	case w == nil:
 		return 0
 	case l.open || a.IsLoopback():
@@ -67,8 +70,8 @@ func (l *storeACL) silent(a netip.Addr) int {
 	return callbacks * w.slots[a]
 }
 
-// admit replaces the world.
-func (l *storeACL) admit(members []job.Member) {
+// Admit replaces the world.
+func (l *ACL) Admit(members []job.Member) {
 	w := world{slots: map[netip.Addr]int{}}
 	for _, m := range members {
 		w.all += m.Slots

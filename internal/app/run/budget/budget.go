@@ -1,4 +1,5 @@
-package run
+// Package budget limits the cost of recovery and decides when the job has succeeded.
+package budget
 
 import (
 	"cmp"
@@ -16,33 +17,35 @@ import (
 
 // budgetFeature limits the cost of recovery and decides when the job has succeeded. The rendezvous counts; this
 // launcher only reports the progress of its workers.
-func budgetFeature() row {
+// New is the feature.
+func New() feature.Feature {
 	var b rendezvous.Budget
-	return row{
-		name: "budget",
-		settings: func(o *options, s *settings) (err error) {
-			b, err = readBudget(o, s.params.Budget, s.framework.preset.Success)
-			s.params.Budget = b
+	return feature.Feature{
+		Name: "budget",
+		Settings: func(o feature.Options) (err error) {
+			j := o.Job()
+			b, err = read(o, j.Params.Budget, j.Preset.Success)
+			j.Params.Budget = b
 			return err
 		},
-		plan: func(p *plan) {
+		Plan: func(p *feature.Plan) {
 			if b != defaultBudget() {
 				p.Features["budget"] = b.String()
 			}
 		},
-		open: func(j *nodeJob) (*feature.Opened, error) {
+		Open: func(n feature.Node) (*feature.Opened, error) {
 			if b.StartDeadline == 0 {
 				return nil, nil
 			}
-			return &feature.Opened{Part: launcher.Part{Run: (&firstStep{job: j}).run}}, nil
+			return &feature.Opened{Part: launcher.Part{Run: (&firstStep{n}).run}}, nil
 		},
 	}
 }
 
 func defaultBudget() rendezvous.Budget { return rendezvous.Params{}.WithDefaults().Budget }
 
-// readBudget reads the options. given is the budget of --policy, success the rule of the preset.
-func readBudget(o *options, given rendezvous.Budget, success string) (b rendezvous.Budget, err error) {
+// read reads the options. given is the budget of --policy, success the rule of the preset.
+func read(o feature.Options, given rendezvous.Budget, success string) (b rendezvous.Budget, err error) {
 	b = rendezvous.Budget{
 		BackoffLimit: o.Int("backoff-limit"), SameFailures: o.Int("same-failures"), NoProgress: o.Int("no-progress"),
 		Success: rendezvous.SuccessRule(o.String("success-rule")), CleanUp: rendezvous.CleanUp(o.String("clean-up")),
@@ -62,7 +65,7 @@ func readBudget(o *options, given rendezvous.Budget, success string) (b rendezvo
 		b.Alone = given.Alone
 	}
 	b.Alone = b.Alone && (b.Success == rendezvous.SuccessRank0 || b.Success == rendezvous.SuccessNode0)
-	for _, step := range []func(*options, *rendezvous.Budget) error{readBackoff, readWindows, readDeadlines,
+	for _, step := range []func(feature.Options, *rendezvous.Budget) error{readBackoff, readWindows, readDeadlines,
 		readOnFailure} {
 		if err = step(o, &b); err != nil {
 			return b, err
@@ -72,7 +75,7 @@ func readBudget(o *options, given rendezvous.Budget, success string) (b rendezvo
 }
 
 // readBackoff reads MIN:MAX, or 0.
-func readBackoff(o *options, b *rendezvous.Budget) (err error) {
+func readBackoff(o feature.Options, b *rendezvous.Budget) (err error) {
 	text := o.String("restart-backoff")
 	if text == "0" {
 		b.BackoffMax = -1
@@ -91,7 +94,7 @@ func readBackoff(o *options, b *rendezvous.Budget) (err error) {
 }
 
 // readWindows reads SCOPE=N/DURATION, separated by commas or by repeating the option.
-func readWindows(o *options, b *rendezvous.Budget) error {
+func readWindows(o feature.Options, b *rendezvous.Budget) error {
 	n := 0
 	for _, value := range o.Strings("restart-window") {
 		for text := range strings.SplitSeq(value, ",") {
@@ -123,19 +126,16 @@ func parseWindow(text string) (w rendezvous.Window, err error) {
 	return w, nil
 }
 
-// maxDeadline is ten years.
-const maxDeadline = 10 * 365 * 24 * time.Hour
-
 // readDeadlines reads durations; 0 is for no deadline.
-func readDeadlines(o *options, b *rendezvous.Budget) (err error) {
-	if b.Deadline, err = o.Within("deadline", 0, maxDeadline); err == nil {
-		b.StartDeadline, err = o.Within("start-deadline", 0, maxDeadline)
+func readDeadlines(o feature.Options, b *rendezvous.Budget) (err error) {
+	if b.Deadline, err = o.Within("deadline", 0, feature.MaxDeadline); err == nil {
+		b.StartDeadline, err = o.Within("start-deadline", 0, feature.MaxDeadline)
 	}
 	return err
 }
 
 // readOnFailure reads exit, hold or hold=DURATION.
-func readOnFailure(o *options, b *rendezvous.Budget) (err error) {
+func readOnFailure(o feature.Options, b *rendezvous.Budget) (err error) {
 	what, per, timed := strings.Cut(o.String("on-failure"), "=")
 	b.HoldFailed = what == "hold"
 	if timed {
@@ -148,7 +148,7 @@ func readOnFailure(o *options, b *rendezvous.Budget) (err error) {
 }
 
 // firstStep reports the first step of an epoch to the rendezvous, from the node of rank 0.
-type firstStep struct{ job *nodeJob }
+type firstStep struct{ node feature.Node }
 
 // stepLook is the interval of the looks at workers before their first step.
 const stepLook = time.Second / 2
@@ -159,19 +159,14 @@ func (f *firstStep) run(ctx context.Context, r launcher.RunRequest) {
 	}
 	tick := time.NewTicker(stepLook)
 	defer tick.Stop()
-	for f.job.progress().Step == 0 {
+	for f.node.Progress().Step == 0 {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
 	}
-	if err := f.job.adapter.stepped(ctx, r.Epoch.Directive); err != nil && ctx.Err() == nil {
-		f.job.log.Warn("cannot tell the rendezvous of the first step", "err", err)
+	if err := f.node.Stepped(ctx, r.Epoch.Directive); err != nil && ctx.Err() == nil {
+		f.node.Log().Warn("cannot tell the rendezvous of the first step", "err", err)
 	}
-}
-
-// stepped reports the first step of an epoch.
-func (a *adapter) stepped(ctx context.Context, d launcher.Directive) error {
-	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: d.EpochID})
 }
