@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/app/run/storeacl"
 	"dlrover-run/internal/job"
 )
 
