@@ -26,7 +26,7 @@ var raw = map[string]string{
 	"checkpointd/shm/free.go field":                  "/proc, /sys",
 	"internal/app/run/preflight/preflight.go Holder": "/proc",
 	"internal/app/run/preflight/preflight.go statOf": "/proc",
-	"internal/app/run/starter.go daemonsOf":          "/proc",
+	"internal/app/run/starter/starter.go daemonsOf":  "/proc",
 	"internal/pytree/pytree.go Sum":                  "in the program itself",
 	"internal/pytree/pytree.go extract":              "in the program itself",
 	"launcher/numa/topology.go readText":             "/proc, /sys",

@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/app/guarded"
-	"dlrover-run/launcher/argv/native"
 	"dlrover-run/launcher/remote"
 )
 
@@ -477,7 +476,7 @@ func TestRankedBy(t *testing.T) {
 }
 
 // The end of a job leaves time for last checkpoints, unless somebody wants it.
-func TestStarterWaitsForTheEnd(t *testing.T) {
+func TestGraceOfHosts(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]time.Duration{
 		"":                        90 * time.Second,
@@ -490,48 +489,4 @@ func TestStarterWaitsForTheEnd(t *testing.T) {
 		vars := variables(text)
 		require.Equal(t, want, endGrace(func(name string) (string, bool) { v, ok := vars[name]; return v, ok }), text)
 	}
-	s := &starter{muster: remote.NewMuster(2, 2), memo: remote.Memo{Grace: time.Minute, Drain: time.Hour}}
-	s.endAll()
-	require.WithinRange(t, s.until, time.Now().Add(30*time.Minute), time.Now().Add(61*time.Minute))
-	s.pass(syscall.SIGUSR1)
-	require.Greater(t, time.Until(s.until), 30*time.Minute)
-	s.pass(syscall.SIGTERM)
-	require.LessOrEqual(t, time.Until(s.until), time.Minute)
-	at := s.until
-	s.pass(syscall.SIGTERM)
-	s.endAll()
-	require.Equal(t, at, s.until)
-}
-
-// Whoever does not end is named.
-func TestStarterNamesWhomItGivesUp(t *testing.T) {
-	t.Parallel()
-	s := &starter{job: &native.Remote{}}
-	for i := range 14 {
-		s.job.Hosts = append(s.job.Hosts, fmt.Sprintf("h%d", i))
-		s.sessions = append(s.sessions, &remote.Session{})
-	}
-	s.sessions[1] = nil
-	require.Equal(t, "these hosts have not ended in time, and are cut off: h0, h2, h3, h4, h5, h6, h7, h8, h9, h10 and 3 "+
-		"more; see what still runs there", s.leftBehind())
-	clear(s.sessions[3:])
-	require.Contains(t, s.leftBehind(), "cut off: h0, h2; see")
-}
-
-// The checkpoint daemon of a launcher that was killed writes on when the starter ends.
-func TestDaemonsOf(t *testing.T) {
-	t.Parallel()
-	cmd := exec.Command("sleep", "60")
-	cmd.Args[0] = "checkpointd"
-	other := exec.Command("sleep", "60")
-	require.NoError(t, cmd.Start())
-	require.NoError(t, other.Start())
-	defer func() {
-		for _, c := range []*exec.Cmd{cmd, other} {
-			_ = c.Process.Kill()
-			_ = c.Wait()
-		}
-	}()
-	require.Contains(t, daemonsOf(os.Getpid()), cmd.Process.Pid)
-	require.NotContains(t, daemonsOf(os.Getpid()), other.Process.Pid)
 }
