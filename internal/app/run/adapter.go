@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/app/run/deathnotice"
+	"dlrover-run/internal/app/run/findings"
 	"dlrover-run/internal/app/run/storeacl"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
@@ -24,11 +26,11 @@ type adapter struct {
 	acl     *storeacl.ACL
 	bar     func(ctx context.Context, reason string) error
 	// notice is dropped once this node has left the run itself. It may be nil.
-	notice *deathNotice
+	notice *deathnotice.Notice
 	// progress returns the progress of this node's workers. It is nil if the progress is not known.
 	progress func() job.Progress
 	// findings are sent before this node leaves.
-	findings *findings
+	findings *findings.Queue
 }
 
 func newAdapter(s *api.Session, g *storeacl.ACL) *adapter {
@@ -40,7 +42,7 @@ func newAdapter(s *api.Session, g *storeacl.ACL) *adapter {
 // close stops the session. It does not leave the run.
 func (a *adapter) close() {
 	close(a.end)
-	a.notice.drop()
+	a.notice.Drop()
 	a.session.Close()
 	a.wg.Wait()
 }
@@ -226,9 +228,9 @@ func (a *adapter) Leaving(ctx context.Context, reason string, grace time.Duratio
 
 // Leave implements launcher.Rendezvous.
 func (a *adapter) Leave(ctx context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
-	a.findings.flush()
+	a.findings.Flush()
 	e, err := a.session.Leave(ctx, reason, verdict.Pack(fs))
-	a.notice.drop()
+	a.notice.Drop()
 	return verdict.Unpack(e), classify(err)
 }
 

@@ -17,10 +17,13 @@ import (
 
 	"dlrover-run/internal/app/ckptd"
 	"dlrover-run/internal/app/guarded"
+	"dlrover-run/internal/app/run/deathnotice"
 	"dlrover-run/internal/app/run/events"
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/findings"
 	"dlrover-run/internal/app/run/metrics"
 	"dlrover-run/internal/app/run/pypath"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
@@ -131,9 +134,9 @@ type nodeJob struct {
 	procs    *proc.Supervisor
 	endpoint *endpoint
 	adapter  *adapter
-	findings *findings
-	notice   atomic.Pointer[deathNotice] // nil: none is ready
-	metrics  *metrics.Server             // nil: metrics are off
+	findings *findings.Queue
+	notice   atomic.Pointer[deathnotice.Notice] // nil: none is ready
+	metrics  *metrics.Server                    // nil: metrics are off
 	python   *pypath.Path
 	opened   []*feature.Opened // the requested features
 	ended    bool              // their parts are
@@ -200,7 +203,7 @@ func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Resul
 	session, err := j.join(ctx, started, host)
 	stop()
 	if sig, ok := errors.AsType[*signalError](context.Cause(ctx)); ok {
-		j.notice.Load().drop()
+		j.notice.Load().Drop()
 		if session != nil {
 			session.Close()
 		}
@@ -212,10 +215,10 @@ func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Resul
 	j.s.called.starter.Joined()
 	defer j.s.called.starter.Ended()
 	j.adapter = newAdapter(session, j.endpoint.acl)
-	j.findings = newFindings(j)
+	j.findings = findings.New(j.log, j.sendFinding)
 	j.adapter.progress, j.adapter.findings = j.progress, j.findings
 	j.adapter.bar, j.adapter.notice = j.barSelf, j.notice.Load()
-	j.adapter.notice.joined(session)
+	j.adapter.notice.Joined(session)
 	j.joinedFeatures()
 	j.python.Tidy()
 	agent, err := launcher.New(j.agentConfig(host))
@@ -223,6 +226,17 @@ func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Resul
 		return res, err
 	}
 	return agent.Run(), nil
+}
+
+func (j *nodeJob) sendFinding(ctx context.Context, text string) error {
+	f := service.Finding{ID: j.s.node.ID, Text: text}
+	switch {
+	case j.endpoint.python() != nil: // DLRover's master stores no findings
+		return nil
+	case j.endpoint.served != nil:
+		return j.endpoint.served.Found(j.s.runID, f)
+	}
+	return j.endpoint.client.Call(ctx, j.s.runID, "findings", f, nil)
 }
 
 // maxOrderText bounds the text of an order, in bytes.
@@ -247,10 +261,10 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.runsLog, j.observe); err != nil {
 			return nil, err
 		}
-		j.notice.Store(newDeathNotice(j.guard, j.endpoint, j.s.runID, j.s.node.ID))
+		j.notice.Store(deathnotice.New(j.guard, j.endpoint.client, j.s.runID, j.s.node.ID))
 		if m := j.endpoint.master; m != nil {
 			m.check = j.upstreamCheck()
-			m.chosen = func() { j.notice.Load().drop() } // the death notice is for our own daemon
+			m.chosen = func() { j.notice.Load().Drop() } // the death notice is for our own daemon
 		}
 		cfg := j.sessionConfig(started)
 		if j.endpoint.second {
@@ -263,7 +277,7 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		if time.Since(begin) > j.s.rdzv.connect {
 			return nil, classify(j.endpoint.takenByStranger(err, j.s))
 		}
-		j.notice.Load().drop()
+		j.notice.Load().Drop()
 		j.endpoint.close()
 		j.endpoint = nil
 		time.Sleep(50 * time.Millisecond) // a process that is ending still has the port
@@ -294,7 +308,7 @@ func (j *nodeJob) open() (err error) {
 func (j *nodeJob) orphaned() {
 	f := j.notice.Load()
 	var told sync.WaitGroup
-	told.Go(f.say)
+	told.Go(f.Say)
 	_ = j.procs.Abandon()
 	told.Wait()
 }

@@ -24,7 +24,7 @@ func (n featureNode) Log() *slog.Logger { return n.j.log }
 
 func (n featureNode) Events() events.Writer { return n.j.events }
 
-func (n featureNode) Finding(rule string, rank int, text string) { n.j.findings.add(rule, rank, text) }
+func (n featureNode) Finding(rule string, rank int, text string) { n.j.findings.Add(rule, rank, text) }
 
 func (n featureNode) Scrape(tell func(*exposition.Scrape)) bool {
 	if n.j.metrics == nil {

@@ -1,4 +1,5 @@
-package run
+// Package deathnotice tells the rendezvous of a launcher that was killed.
+package deathnotice
 
 import (
 	"net"
@@ -11,9 +12,9 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// deathNotice keeps the death notice of this node ready. The guard sends it to the rendezvous when the launcher is
+// Notice keeps the death notice of this node ready. The guard sends it to the rendezvous when the launcher is
 // killed, and the launcher when the guard is killed. The methods of nil do nothing.
-type deathNotice struct {
+type Notice struct {
 	link    *guard.Link
 	session atomic.Pointer[api.Session] // nil: not yet
 
@@ -21,23 +22,23 @@ type deathNotice struct {
 	request []byte // nil: there is nothing to send any more
 }
 
-// newDeathNotice returns nil if this process serves the rendezvous: then no receiver would be left.
-func newDeathNotice(link *guard.Link, e *endpoint, run, id string) *deathNotice {
-	if link == nil || e.client == nil {
+// New returns nil if there is no client, because this process serves the rendezvous: then no receiver would be left.
+func New(link *guard.Link, client *api.Client, run, id string) *Notice {
+	if link == nil || client == nil {
 		return nil
 	}
-	request, err := e.client.LeaveRequest(run,
+	request, err := client.LeaveRequest(run,
 		rendezvous.Leave{ID: id, Reason: "its launcher was killed", Killed: true})
 	if err != nil {
 		return nil
 	}
-	f := &deathNotice{link: link, request: request}
-	e.client.WhenDialed(f.dialed)
+	f := &Notice{link: link, request: request}
+	client.WhenDialed(f.dialed)
 	return f
 }
 
 // dialed directs the notice to the peer of the last connection.
-func (f *deathNotice) dialed(peer net.Addr) {
+func (f *Notice) dialed(peer net.Addr) {
 	tcp, ok := peer.(*net.TCPAddr)
 	if !ok {
 		return
@@ -61,15 +62,15 @@ func zoneOf(a netip.Addr) uint32 {
 	return uint32(i.Index)
 }
 
-// joined sets the session that say abandons.
-func (f *deathNotice) joined(s *api.Session) {
+// Joined sets the session that Say abandons.
+func (f *Notice) Joined(s *api.Session) {
 	if f != nil {
 		f.session.Store(s)
 	}
 }
 
-// drop withdraws the notice: this node has left by itself, or has no reason to leave.
-func (f *deathNotice) drop() {
+// Drop withdraws the notice: this node has left by itself, or has no reason to leave.
+func (f *Notice) Drop() {
 	if f == nil {
 		return
 	}
@@ -79,8 +80,8 @@ func (f *deathNotice) drop() {
 	f.link.SetDeathNotice(guard.DeathNotice{})
 }
 
-// say sends the notice for a launcher whose guard was killed.
-func (f *deathNotice) say() {
+// Say sends the notice for a launcher whose guard was killed.
+func (f *Notice) Say() {
 	if f == nil {
 		return
 	}

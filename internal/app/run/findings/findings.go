@@ -1,4 +1,5 @@
-package run
+// Package findings reports to the run what a launcher has found in the output of its workers.
+package findings
 
 import (
 	"context"
@@ -7,14 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/internal/app/service"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous/api"
 )
 
-// findings reports to the run this launcher's findings in its workers' output. The run passes them to the store of
+// Queue reports to the run this launcher's findings in its workers' output. The run passes them to the store of
 // node health. Nothing runs while there is nothing to report. The methods of nil do nothing.
-type findings struct {
+type Queue struct {
 	send func(ctx context.Context, text string) error
 	log  *slog.Logger
 
@@ -39,21 +39,13 @@ const (
 	flushLimit = time.Second // how long a node that leaves waits for its findings to be sent
 )
 
-func newFindings(j *nodeJob) *findings {
-	return &findings{log: j.log, said: map[said]time.Time{}, send: func(ctx context.Context, text string) error {
-		f := service.Finding{ID: j.s.node.ID, Text: text}
-		switch {
-		case j.endpoint.python() != nil: // DLRover's master stores no findings
-			return nil
-		case j.endpoint.served != nil:
-			return j.endpoint.served.Found(j.s.runID, f)
-		}
-		return j.endpoint.client.Call(ctx, j.s.runID, "findings", f, nil)
-	}}
+// New returns a queue. send gets one finding at a time.
+func New(log *slog.Logger, send func(ctx context.Context, text string) error) *Queue {
+	return &Queue{log: log, said: map[said]time.Time{}, send: send}
 }
 
-// add queues a finding of a log rule, unless the same rule was reported lately.
-func (f *findings) add(rule string, rank int, text string) {
+// Add queues a finding of a log rule, unless the same rule was reported lately.
+func (f *Queue) Add(rule string, rank int, text string) {
 	if f == nil {
 		return
 	}
@@ -72,7 +64,7 @@ func (f *findings) add(rule string, rank int, text string) {
 }
 
 // tell sends the queue.
-func (f *findings) tell() {
+func (f *Queue) tell() {
 	for {
 		f.mu.Lock()
 		if len(f.queue) == 0 {
@@ -89,7 +81,7 @@ func (f *findings) tell() {
 }
 
 // deliver retries while a daemon is unreachable for a moment.
-func (f *findings) deliver(text string) {
+func (f *Queue) deliver(text string) {
 	for try := 1; ; try++ {
 		ctx, cancel := context.WithTimeout(context.Background(), sayTime)
 		err := f.send(ctx, text)
@@ -105,8 +97,8 @@ func (f *findings) deliver(text string) {
 	}
 }
 
-// flush waits until all is sent, or for flushLimit.
-func (f *findings) flush() {
+// Flush waits until all is sent, or for flushLimit.
+func (f *Queue) Flush() {
 	if f == nil {
 		return
 	}
