@@ -65,7 +65,7 @@ func (s *settings) withoutToken(o *options) error {
 	case len(peers.Names) > 0 && serves:
 		o.Warn("no job token: the rendezvous at %s serves launchers on %s alone (by %s), and whoever runs a process there "+
 			"can end the job; to close that, and for dlroverctl from elsewhere, give every node the same %s",
-			s.rdzv.where(), peers, peers.From, tokenSources)
+			s.rdzv.where(), peers, peers.From, token.Sources)
 		return nil
 	case len(peers.Names) > 0:
 		return nil
@@ -76,11 +76,11 @@ func (s *settings) withoutToken(o *options) error {
 		return nil // there are no nodes to miss
 	case serves:
 		o.Warn("no job token: the rendezvous is served on loopback only, so nodes on other hosts cannot join; " +
-			"give every node the same " + tokenSources)
+			"give every node the same " + token.Sources)
 		return nil
 	}
 	return fmt.Errorf("the rendezvous at %s:%d is on another host and needs a job token: give every node the same %s; "+
-		"--insecure joins without", s.rdzv.host, s.rdzv.port, tokenSources)
+		"--insecure joins without", s.rdzv.host, s.rdzv.port, token.Sources)
 }
 
 // podsToken gives the job token to the pods of a template, as YAML.

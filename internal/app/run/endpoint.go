@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/app/run/anymaster"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/preflight"
 	"dlrover-run/internal/app/run/storeacl"
@@ -32,11 +33,11 @@ type endpoint struct {
 	where  string
 	store  *tcpstore.Server
 	port   int
-	served *service.Service // when it is served here
-	client *api.Client      // when it is not
-	master *masterService   // when the daemon dlrover-master serves it
-	life   *api.Lifeline    // then: its end shows the daemon at once that this launcher was killed
-	second bool             // another launcher on this host serves it
+	served *service.Service   // when it is served here
+	client *api.Client        // when it is not
+	master *anymaster.Service // when the daemon dlrover-master serves it
+	life   *api.Lifeline      // then: its end shows the daemon at once that this launcher was killed
+	second bool               // another launcher on this host serves it
 	done   chan error
 	acl    *storeacl.ACL
 	own    *rendezvous.Node
@@ -63,7 +64,7 @@ func (e *endpoint) order(ctx context.Context, run string, o rendezvous.Order) er
 	if e.served != nil {
 		return e.served.Hub.Order(run, o)
 	}
-	if p := e.python(); p != nil {
+	if p := e.master.Upstream(); p != nil {
 		return p.Order(ctx, o)
 	}
 	return e.client.Order(ctx, run, o)
@@ -228,7 +229,10 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	e.client = api.NewClient(e.where, s.auth.token)
 	e.svc = e.client
 	if s.rdzv.backend == master {
-		e.master = newMasterService(e.client, s, e.where, log)
+		e.master = anymaster.New(anymaster.Config{
+			Client: e.client, Where: e.where, Rank: s.node.Rank, Port: workerPort, Log: log,
+			Bare: s.auth.token == "" && !s.auth.insecure && !token.Loopback(s.rdzv.host),
+		})
 		e.svc = e.master
 	}
 	if e.life, err = api.ListenForLife(ctx, host); err != nil {
@@ -246,7 +250,7 @@ func (e *endpoint) Served() *service.Service { return e.served }
 func (e *endpoint) Client() *api.Client { return e.client }
 
 // Upstream implements feature.Rendezvous.
-func (e *endpoint) Upstream() *upstream.Service { return e.python() }
+func (e *endpoint) Upstream() *upstream.Service { return e.master.Upstream() }
 
 // Store implements feature.Rendezvous.
 func (e *endpoint) Store() *tcpstore.Server { return e.store }
@@ -254,7 +258,7 @@ func (e *endpoint) Store() *tcpstore.Server { return e.store }
 // Daemons implements feature.Rendezvous.
 func (e *endpoint) Daemons() string {
 	switch {
-	case e.local || e.python() != nil: // DLRover's master does not support our checkpoint daemons
+	case e.local || e.master.Upstream() != nil: // DLRover's master does not support our checkpoint daemons
 		return ""
 	case e.served != nil:
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
@@ -302,7 +306,7 @@ func (e *endpoint) close() {
 	if e.life != nil {
 		_ = e.life.Close()
 	}
-	e.master.close()
+	e.master.Close()
 	if e.client != nil {
 		e.client.Close()
 	}

@@ -231,7 +231,7 @@ func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Resul
 func (j *nodeJob) sendFinding(ctx context.Context, text string) error {
 	f := service.Finding{ID: j.s.node.ID, Text: text}
 	switch {
-	case j.endpoint.python() != nil: // DLRover's master stores no findings
+	case j.endpoint.Upstream() != nil: // DLRover's master stores no findings
 		return nil
 	case j.endpoint.served != nil:
 		return j.endpoint.served.Found(j.s.runID, f)
@@ -263,8 +263,8 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		}
 		j.notice.Store(deathnotice.New(j.guard, j.endpoint.client, j.s.runID, j.s.node.ID))
 		if m := j.endpoint.master; m != nil {
-			m.check = j.upstreamCheck()
-			m.chosen = func() { j.notice.Load().Drop() } // the death notice is for our own daemon
+			m.Check = j.upstreamCheck()
+			m.Chosen = func() { j.notice.Load().Drop() } // the death notice is for our own daemon
 		}
 		cfg := j.sessionConfig(started)
 		if j.endpoint.second {

@@ -18,6 +18,9 @@ const minLength = 16
 // maxFile bounds the file of a token, in bytes.
 const maxFile = 64 << 10
 
+// Sources lists the sources of a job token, for people.
+const Sources = "DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file"
+
 // Find returns the token from the file, else from $DLROVER_TOKEN_FILE, else from
 // $DLROVER_TOKEN, else "". The error never holds the token.
 func Find(file string, env func(string) (string, bool)) (string, error) {

@@ -1,4 +1,5 @@
-package run
+// Package anymaster joins a rendezvous that either our daemon or DLRover's own master serves.
+package anymaster
 
 import (
 	"cmp"
@@ -6,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -22,35 +21,46 @@ import (
 	"dlrover-run/rendezvous/pyproto/upstream"
 )
 
-// masterService is the rendezvous at an address of either our daemon or DLRover's master, in Python. The first join
+// Service is the rendezvous at an address of either our daemon or DLRover's master, in Python. The first join
 // decides: it tries our daemon first, and with that costs nothing more.
-type masterService struct {
+type Service struct {
 	*api.Client
-	find   func(context.Context) (*upstream.Service, error)
-	check  func(context.Context) (upstream.Check, error) // of this node before it trains; nil: none
-	chosen func()                                        // is called when the master is DLRover's
-	python atomic.Pointer[upstream.Service]              // nil: the master is ours, or has not answered yet
+	find func(context.Context) (*upstream.Service, error)
+	// Check is that of this node before it trains; nil: none.
+	Check func(context.Context) (upstream.Check, error)
+	// Chosen is called when the master is DLRover's.
+	Chosen func()
+	python atomic.Pointer[upstream.Service] // nil: the master is ours, or has not answered yet
 	ours   atomic.Bool
 	bare   bool   // this node has no job token, and its master is on a network
 	where  string // host:port
 	log    *slog.Logger
 }
 
-func newMasterService(c *api.Client, s *settings, where string, log *slog.Logger) *masterService {
-	m := &masterService{Client: c, chosen: func() {}, where: where, log: log,
-		bare: s.auth.token == "" && !s.auth.insecure && !token.Loopback(s.rdzv.host)}
-	m.find = func(ctx context.Context) (*upstream.Service, error) {
-		return m.findPython(ctx, s, where, log)
-	}
+// Config is of this node.
+type Config struct {
+	Client *api.Client
+	Where  string // host:port
+	Bare   bool   // this node has no job token, and its master is on a network
+	Rank   int
+	// Port is a free port for a worker that serves the store.
+	Port func() (int, error)
+	Log  *slog.Logger
+}
+
+// New returns the service of a master that has not answered yet.
+func New(cfg Config) *Service {
+	m := &Service{Client: cfg.Client, Chosen: func() {}, where: cfg.Where, log: cfg.Log, bare: cfg.Bare}
+	m.find = func(ctx context.Context) (*upstream.Service, error) { return m.findPython(ctx, cfg) }
 	return m
 }
 
 // examined is the check of this node under DLRover's master.
-func (m *masterService) examined(ctx context.Context) (upstream.Check, error) {
-	if m.check == nil {
+func (m *Service) examined(ctx context.Context) (upstream.Check, error) {
+	if m.Check == nil {
 		return upstream.Check{}, nil
 	}
-	k, err := m.check(ctx)
+	k, err := m.Check(ctx)
 	if err != nil {
 		err = &usageError{err}
 	}
@@ -58,15 +68,13 @@ func (m *masterService) examined(ctx context.Context) (upstream.Check, error) {
 }
 
 // findPython probes whether DLRover's master is at an address, and which protocol it uses.
-func (m *masterService) findPython(
-	ctx context.Context, s *settings, where string, log *slog.Logger,
-) (*upstream.Service, error) {
+func (m *Service) findPython(ctx context.Context, cfg Config) (*upstream.Service, error) {
 	from, err := pythonCaller(os.LookupEnv)
 	if err != nil {
 		return nil, &usageError{err}
 	}
 	c, err := pyproto.Find(ctx, pyproto.ClientConfig{
-		Addr: where, Caller: from, HTTP: os.Getenv("DLROVER_MASTER_SERVICE_TYPE") == "http",
+		Addr: cfg.Where, Caller: from, HTTP: os.Getenv("DLROVER_MASTER_SERVICE_TYPE") == "http",
 	})
 	if err != nil {
 		return nil, err
@@ -76,10 +84,10 @@ func (m *masterService) findPython(
 		c.Close()
 		return nil, err
 	}
-	rank := max(s.node.Rank, 0) // as DLRover's agent
-	log.Info("the master is DLRover's own", "addr", where, "messages", string(c.Dialect()), "node_rank", rank)
+	rank := max(cfg.Rank, 0) // as DLRover's agent
+	cfg.Log.Info("the master is DLRover's own", "addr", cfg.Where, "messages", string(c.Dialect()), "node_rank", rank)
 	return upstream.New(upstream.Config{
-		Client: c, Rank: rank, Check: check, Port: workerPort, Follows: verdict.Follows, Log: log,
+		Client: c, Rank: rank, Check: check, Port: cfg.Port, Follows: verdict.Follows, Log: cfg.Log,
 	}), nil
 }
 
@@ -104,7 +112,7 @@ func pythonCaller(lookup func(string) (string, bool)) (c pyproto.Caller, err err
 }
 
 // svc is the service that has answered.
-func (m *masterService) svc() api.Service {
+func (m *Service) svc() api.Service {
 	if p := m.python.Load(); p != nil {
 		return p
 	}
@@ -112,7 +120,7 @@ func (m *masterService) svc() api.Service {
 }
 
 // Join implements api.Service.
-func (m *masterService) Join(ctx context.Context, run string, ev rendezvous.Join) error {
+func (m *Service) Join(ctx context.Context, run string, ev rendezvous.Join) error {
 	err := m.svc().Join(ctx, run, ev)
 	if err == nil || m.ours.Load() || m.python.Load() != nil || !strange(err) {
 		return m.judged(err)
@@ -122,37 +130,34 @@ func (m *masterService) Join(ctx context.Context, run string, ev rendezvous.Join
 		return m.neither(err, none)
 	}
 	m.python.Store(p)
-	m.chosen()
+	m.Chosen()
 	return p.Join(ctx, run, ev)
 }
 
 // judged is the answer of our daemon, or a later one of DLRover's master, to a join.
-func (m *masterService) judged(err error) error {
+func (m *Service) judged(err error) error {
 	switch {
 	case m.bare && errors.Is(err, api.ErrUnauthorized):
 		return &tokenError{m.where}
 	case err == nil && m.python.Load() == nil && m.ours.CompareAndSwap(false, true) && m.bare:
 		m.log.Warn("the rendezvous daemon asks for no job token (it was started with --insecure): whoever reaches it can "+
-			"end this job; give it and every node the same "+tokenSources, "daemon", m.where)
+			"end this job; give it and every node the same "+token.Sources, "daemon", m.where)
 	}
 	return err
 }
-
-// tokenSources lists the sources of a job token.
-const tokenSources = "DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file"
 
 // tokenError is the error of a node without a job token if the daemon needs one.
 type tokenError struct{ where string }
 
 func (e *tokenError) Error() string {
 	return fmt.Sprintf("the rendezvous daemon at %s needs a job token, and this node has none: give it the daemon's %s",
-		e.where, tokenSources)
+		e.where, token.Sources)
 }
 
 func (e *tokenError) Unwrap() error { return api.ErrUnauthorized }
 
 // neither is the error if the master is neither a daemon of ours nor a DLRover master that is ready.
-func (m *masterService) neither(ours, python error) error {
+func (m *Service) neither(ours, python error) error {
 	switch {
 	case errors.Is(python, pyproto.ErrJobUID):
 		return fmt.Errorf("%w: DLRover's master: %w; JOB_UID must be that of its job", api.ErrUnauthorized, python)
@@ -183,27 +188,27 @@ func strange(err error) bool {
 }
 
 // Watch implements api.Service.
-func (m *masterService) Watch(ctx context.Context, run, id string, after api.Cursor) (api.News, error) {
+func (m *Service) Watch(ctx context.Context, run, id string, after api.Cursor) (api.News, error) {
 	return m.svc().Watch(ctx, run, id, after)
 }
 
 // Report implements api.Service.
-func (m *masterService) Report(ctx context.Context, run string, ev rendezvous.Event) error {
+func (m *Service) Report(ctx context.Context, run string, ev rendezvous.Event) error {
 	return m.svc().Report(ctx, run, ev)
 }
 
 // Leave implements api.Service.
-func (m *masterService) Leave(ctx context.Context, run string, ev rendezvous.Leave) (job.Evidence, error) {
+func (m *Service) Leave(ctx context.Context, run string, ev rendezvous.Leave) (job.Evidence, error) {
 	return m.svc().Leave(ctx, run, ev)
 }
 
 // World implements api.Service.
-func (m *masterService) World(ctx context.Context, run string) ([]job.Member, error) {
+func (m *Service) World(ctx context.Context, run string) ([]job.Member, error) {
 	return m.svc().World(ctx, run)
 }
 
-// close closes the client of a Python master.
-func (m *masterService) close() {
+// Close closes the client of a Python master.
+func (m *Service) Close() {
 	if m == nil {
 		return
 	}
@@ -212,45 +217,10 @@ func (m *masterService) close() {
 	}
 }
 
-// python is DLRover's own master, nil if the rendezvous is ours.
-func (e *endpoint) python() *upstream.Service {
-	if e.master == nil {
+// Upstream is DLRover's own master; nil if the rendezvous is ours, or m is nil.
+func (m *Service) Upstream() *upstream.Service {
+	if m == nil {
 		return nil
 	}
-	return e.master.python.Load()
-}
-
-// workerPort is a free port for the first worker, which will serve the store. It is one of HOST_PORTS if set, else
-// one of the ports that DLRover's agents take.
-func workerPort() (int, error) {
-	ports := os.Getenv("HOST_PORTS")
-	if ports == "" {
-		return anyWorkerPort()
-	}
-	for text := range strings.SplitSeq(ports, ",") {
-		if n, err := strconv.Atoi(strings.TrimSpace(text)); err == nil && free(n) {
-			return n, nil
-		}
-	}
-	return 0, fmt.Errorf("HOST_PORTS=%s: none of these ports is free", ports)
-}
-
-func anyWorkerPort() (int, error) {
-	const first, last, tries = 20000, 30000, 100
-	for range tries {
-		if n := first + rand.IntN(last-first); free(n) {
-			return n, nil
-		}
-	}
-	return 0, fmt.Errorf("no free port from %d to %d", first, last)
-}
-
-// free reports whether a worker can bind the port, as it will, on all addresses.
-func free(port int) bool {
-	l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
-	if err != nil {
-		return false
-	}
-	_ = l.Close()
-	return true
+	return m.python.Load()
 }
