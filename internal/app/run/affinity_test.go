@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/app/run/binding"
 	"dlrover-run/launcher/numa"
 	"dlrover-run/launcher/proc"
 )
@@ -16,7 +17,7 @@ import (
 // node 0.
 func gpuHost(t *testing.T, nodes ...int) hostFacts {
 	t.Helper()
-	cpus, err := affinity()
+	cpus, err := binding.Affinity()
 	require.NoError(t, err)
 	root := fstest.MapFS{
 		"sys/devices/system/node/node0/cpulist": {Data: []byte(numa.Format(cpus))},
@@ -47,17 +48,17 @@ func (s *settings) about(word string) (found []string) {
 func TestNUMAAffinity(t *testing.T) {
 	s, err := resolvedOn(t, gpuHost(t, 0, -1), "--nproc-per-node=2 --numa-affinity --membind-policy=bind train.py", nil)
 	require.NoError(t, err)
-	cpus, err := affinity()
+	cpus, err := binding.Affinity()
 	require.NoError(t, err)
-	require.Equal(t, cpus, s.binding.cpus(0))
-	require.Nil(t, s.binding.cpus(1), "nobody knows where it is")
+	require.Equal(t, cpus, s.binding.CPUs(0))
+	require.Nil(t, s.binding.CPUs(1), "nobody knows where it is")
 	require.Len(t, s.about("--numa-affinity"), 1)
 	require.Contains(t, s.about("--numa-affinity")[0], "local ranks 1 are not bound; that of 1: its accelerator is 0000:")
-	require.Nil(t, s.binding.memory(1))
+	require.Nil(t, s.binding.Memory(1))
 	if err := (proc.MemoryPolicy{Mode: proc.BindNode}).Try(); err != nil {
 		t.Skipf("SKIPPED: MEMORY POLICIES ARE NOT TESTED: this process may not set a memory policy: %s", err)
 	}
-	require.Equal(t, proc.MemoryPolicy{Mode: proc.BindNode}, *s.binding.memory(0))
+	require.Equal(t, proc.MemoryPolicy{Mode: proc.BindNode}, *s.binding.Memory(0))
 	require.Empty(t, s.about("membind"))
 	p, err := makePlan(&s, testHost())
 	require.NoError(t, err)
@@ -79,25 +80,25 @@ func TestMembindPolicy(t *testing.T) {
 			require.Empty(t, s.about("membind-policy"))
 		} else {
 			require.Contains(t, strings.Join(s.about("membind-policy"), "\n"), want)
-			require.Nil(t, s.binding.memory)
+			require.Nil(t, s.binding.Memory)
 		}
 	}
 	s, err := resolvedOn(t, gpuHost(t), "--numa-affinity train.py", nil)
 	require.NoError(t, err, "a job without GPUs runs")
 	require.Contains(t, s.about("numa")[0], "--numa-affinity: workers are not bound: ")
-	require.Nil(t, s.binding.cpus)
+	require.Nil(t, s.binding.CPUs)
 }
 
 // The node of a GPU may have no memory, or none for this container.
 func TestNUMAAffinityWithoutMemory(t *testing.T) {
 	h := gpuHost(t, 1000)
-	cpus, err := affinity()
+	cpus, err := binding.Affinity()
 	require.NoError(t, err)
 	h.root.(fstest.MapFS)["sys/devices/system/node/node1000/cpulist"] = &fstest.MapFile{Data: []byte(numa.Format(cpus))}
 	s, err := resolvedOn(t, h, "--numa-affinity train.py", nil)
 	require.NoError(t, err)
-	require.Equal(t, cpus, s.binding.cpus(0))
-	require.Nil(t, s.binding.memory(0))
+	require.Equal(t, cpus, s.binding.CPUs(0))
+	require.Nil(t, s.binding.Memory(0))
 	require.Len(t, s.about("--membind-policy=preferred: only CPUs are bound"), 1)
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"dlrover-run/internal/app/run/xputimer"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher/policy"
@@ -35,7 +36,7 @@ func (as *invocation) become(host hostFacts, in *inbox.Inbox, stdout io.Writer) 
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(python, as.command.Become...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(with(os.Environ(), "PATH", findable(as.Name)), as.command.Env...)
+	cmd.Env = append(xputimer.Setenv(os.Environ(), "PATH", findable(as.Name)), as.command.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	signals := make(chan os.Signal, 16)
 	in.Catch(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)

@@ -23,6 +23,7 @@ import (
 	"dlrover-run/internal/app/run/findings"
 	"dlrover-run/internal/app/run/metrics"
 	"dlrover-run/internal/app/run/pypath"
+	"dlrover-run/internal/app/run/xputimer"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/job"
@@ -52,7 +53,7 @@ func Main() {
 		os.Exit(remote.Main(os.Args[2:]))
 	}
 	if guarded.BecomesCommand(os.Args) {
-		os.Exit(becomeCommand(os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+		os.Exit(xputimer.Become(os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 	}
 	link, watch, err := guarded.Role()
 	if watch != nil {
@@ -115,7 +116,7 @@ func refuse(err error, s *settings) int {
 	if errors.As(err, &unusable) {
 		console.Complain(console.Stderr, "dlrover-run", err)
 		if s.called.command.Alone {
-			return refusedWith(err, policy.CannotExecute, shellStatus(err))
+			return refusedWith(err, policy.CannotExecute, xputimer.ShellStatus(err))
 		}
 		return refused(err, policy.CannotExecute, s.restarts.codes)
 	}
@@ -365,8 +366,8 @@ func (s *settings) agent(host hostFacts) launcher.Config {
 	return launcher.Config{
 		RunID: s.runID, Role: s.node.Role, NodeName: s.node.Name, Host: host.name, Addr: s.node.Addr, Slots: s.size.slots,
 		Path: s.program.path, Args: s.program.args, Own: s.program.own, Name: s.program.name,
-		Env: s.workerEnv(), Stdin: os.Stdin, Preset: s.framework.preset, MemoryPolicy: s.binding.memory,
-		VirtualLocalRank: s.framework.virtual, OldTorch: s.framework.oldTorch, CPUs: s.binding.cpus,
+		Env: s.workerEnv(), Stdin: os.Stdin, Preset: s.framework.preset, MemoryPolicy: s.binding.Memory,
+		VirtualLocalRank: s.framework.virtual, OldTorch: s.framework.oldTorch, CPUs: s.binding.CPUs,
 		Policy: s.restarts.policy, ShutdownTimeout: s.shutdown.timeout,
 		SignalNames: s.shutdown.text, Substitute: argv.SubstituteLocalRank, Dir: string(s.program.dir),
 		Meanwhile:   s.hold.meanwhile,

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"dlrover-run/internal/app/run/binding"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/help"
@@ -132,7 +133,7 @@ func shown(c native.Command) (env []string) {
 
 func systemOf(env argv.LookupEnv, h hostFacts) *native.System {
 	return &native.System{
-		Env: env, ReadFile: readNamed, Abs: absolute, Host: h.name, Owns: h.owns, CPUs: affinity,
+		Env: env, ReadFile: readNamed, Abs: absolute, Host: h.name, Owns: h.owns, CPUs: binding.Affinity,
 		Devices:   func() int { n, _ := h.gpus(); return n },
 		Installed: func() (int, string) { return proc.GPUCount("/", func(string) (string, bool) { return "", false }) },
 		Has:       inPath,

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"dlrover-run/internal/app/run/binding"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/scheduler"
@@ -24,7 +25,7 @@ type settings struct {
 	logs      logSettings
 	program   program
 	framework framework
-	binding   binding
+	binding   binding.Binding
 	hold      holding
 	shmDir    string // --ckpt-shm-dir
 	features  []row
@@ -61,8 +62,8 @@ func (s *settings) read(o *options) (err error) {
 		func() { s.onlyCheck(o) },
 		func() { err = s.program.find(o, s.called.command.Alone) },
 		func() { s.framework.look(o, s.program.path); warnOfVariables(o) },
-		func() { err = s.binding.assign(o, s.called.command.CPUs, s.size.slots) },
-		func() { s.binding.near(o, s.size.slots); warnOfOptions(o) },
+		func() { err = s.binding.Assign(featureOptions{o, s}, o.host.root, s.called.command.CPUs, s.size.slots) },
+		func() { s.binding.Near(featureOptions{o, s}, o.host.root, s.size.slots); warnOfOptions(o) },
 		func() { err = s.params.Validate() },
 	} {
 		if step(); err != nil {

@@ -106,3 +106,17 @@ func (j *nodeJob) summary(res launcher.Result) string {
 	}
 	return ""
 }
+
+// statusOf is the exit status of a job with the command as its only worker: the command's own, as if it had been
+// executed.
+func statusOf(res launcher.Result, otherwise int) int {
+	if len(res.Local) == 0 || res.Signal != 0 || res.Reason == policy.Hung {
+		return otherwise
+	}
+	if code := res.Local[res.Root].ExitCode; code > 0 {
+		return code
+	} else if code < 0 {
+		return 128 - code
+	}
+	return otherwise
+}

@@ -1,17 +1,19 @@
-package run
+package binding
 
 import (
 	"errors"
+	"io/fs"
 
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/launcher/numa"
 	"dlrover-run/launcher/proc"
 )
 
-// near implements DLRover's --numa-affinity: every worker gets the CPUs of its accelerator's NUMA node, and
+// Near implements DLRover's --numa-affinity: every worker gets the CPUs of its accelerator's NUMA node, and
 // its memory comes from there. A worker that cannot be bound is reported, and runs as it would without the option.
-func (b *binding) near(o *options, slots int) {
+func (b *Binding) Near(o feature.Options, root fs.FS, slots int) {
 	if !o.Bool("numa-affinity") {
 		if o.IsSet("membind-policy") {
 			o.Warn("--membind-policy=%s has no effect without --numa-affinity", o.String("membind-policy"))
@@ -21,28 +23,28 @@ func (b *binding) near(o *options, slots int) {
 	if slots == 0 {
 		return
 	}
-	places, err := places(o, slots)
+	places, err := places(o, root, slots)
 	if err != nil {
 		o.Warn("--numa-affinity: workers are not bound: %s", err)
 		return
 	}
 	warnUnbound(o, places)
-	if b.cpus == nil { // else --numa-binding has decided
-		b.cpus = func(localRank int) []int { return places[localRank].CPUs }
+	if b.CPUs == nil { // else --numa-binding has decided
+		b.CPUs = func(localRank int) []int { return places[localRank].CPUs }
 	}
 	b.bindMemory(o, places)
 }
 
-func places(o *options, slots int) ([]numa.Place, error) {
-	devices, allowed, err := bindable(o)
+func places(o feature.Options, root fs.FS, slots int) ([]numa.Place, error) {
+	devices, allowed, err := bindable(o, root)
 	if err != nil {
 		return nil, err
 	}
-	return numa.Near(o.host.root, devices, slots, allowed)
+	return numa.Near(root, devices, slots, allowed)
 }
 
 // warnUnbound names the workers without a known place, and the reason for the first one.
-func warnUnbound(o *options, places []numa.Place) {
+func warnUnbound(o feature.Options, places []numa.Place) {
 	var ranks []int
 	for i, p := range places {
 		if p.Err != nil {
@@ -56,7 +58,7 @@ func warnUnbound(o *options, places []numa.Place) {
 }
 
 // bindMemory implements --membind-policy. As in DLRover, every word except bind and preferred binds CPUs only.
-func (b *binding) bindMemory(o *options, places []numa.Place) {
+func (b *Binding) bindMemory(o feature.Options, places []numa.Place) {
 	word := o.String("membind-policy")
 	modes := map[string]proc.MemoryMode{"bind": proc.BindNode, "preferred": proc.PreferNode}
 	mode, known := modes[word]
@@ -80,7 +82,7 @@ func (b *binding) bindMemory(o *options, places []numa.Place) {
 		}
 		policies[i] = policy
 	}
-	b.memory = func(localRank int) *proc.MemoryPolicy { return policies[localRank] }
+	b.Memory = func(localRank int) *proc.MemoryPolicy { return policies[localRank] }
 }
 
 func whyNoMemory(err error) string {

@@ -1,4 +1,5 @@
-package run
+// Package xputimer becomes a command, as xpu_timer's launcher does.
+package xputimer
 
 import (
 	"errors"
@@ -18,7 +19,6 @@ import (
 	"dlrover-run/internal/app/guarded"
 	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/internal/console"
-	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
 )
 
@@ -31,22 +31,8 @@ becomes the command, and tells the dlrover-run that has started it; before anoth
 launcher, too; otherwise the command is the only worker of a job.
 `
 
-// statusOf is the exit status of a job with the command as its only worker: the command's own, as if it had been
-// executed.
-func statusOf(res launcher.Result, otherwise int) int {
-	if len(res.Local) == 0 || res.Signal != 0 || res.Reason == policy.Hung {
-		return otherwise
-	}
-	if code := res.Local[res.Root].ExitCode; code > 0 {
-		return code
-	} else if code < 0 {
-		return 128 - code
-	}
-	return otherwise
-}
-
-// becomeCommand executes the command in place of this process, and returns an exit status only if it cannot.
-func becomeCommand(command, environ []string, stdout, stderr io.Writer) int {
+// Become executes the command in place of this process, and returns an exit status only if it cannot.
+func Become(command, environ []string, stdout, stderr io.Writer) int {
 	switch {
 	case len(command) == 0:
 		fmt.Fprint(stderr, xpuTimerUsage)
@@ -64,11 +50,11 @@ func becomeCommand(command, environ []string, stdout, stderr io.Writer) int {
 		err = syscall.Exec(path, command, env)
 	}
 	console.Complain(stderr, guarded.XPUTimerLaunch, fmt.Errorf("cannot execute %q: %w", command[0], err))
-	return shellStatus(err)
+	return ShellStatus(err)
 }
 
-// shellStatus is the exit status of a shell after a failed exec: xpu_timer's launcher is a shell script.
-func shellStatus(err error) int {
+// ShellStatus is the exit status of a shell after a failed exec: xpu_timer's launcher is a shell script.
+func ShellStatus(err error) int {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		return 127
 	}
@@ -97,11 +83,11 @@ func observable(environ []string) (env []string, warning string) {
 // forLauncher is the environment of a launcher that observes a job for xpu_timer.
 func forLauncher(environ []string, vars map[string]string) []string {
 	if vars["DLROVER_HANG"] == "" {
-		environ = with(environ, "DLROVER_HANG", "auto")
+		environ = Setenv(environ, "DLROVER_HANG", "auto")
 	}
 	lookup := func(name string) (string, bool) { v, ok := vars[name]; return v, ok }
 	if dir := report.Default(lookup, true); dir != "" {
-		environ = with(environ, report.TimelinePath, dir)
+		environ = Setenv(environ, report.TimelinePath, dir)
 	}
 	return environ
 }
@@ -124,11 +110,11 @@ func withShim(environ []string, path string) (env []string, warning string) {
 	if path != "" {
 		path = string(os.PathListSeparator) + path
 	}
-	return with(environ, "PYTHONPATH", tree.Dir()+path), ""
+	return Setenv(environ, "PYTHONPATH", tree.Dir()+path), ""
 }
 
-// with sets a variable. It removes duplicates, because C programs read the first one.
-func with(environ []string, name, value string) []string {
+// Setenv sets a variable. It removes duplicates, because C programs read the first one.
+func Setenv(environ []string, name, value string) []string {
 	env := slices.DeleteFunc(slices.Clone(environ), func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
 	return append(env, name+"="+value)
 }
