@@ -1,6 +1,9 @@
 package hang
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Size is about how many bytes e takes in memory, without Stacks and Groups.
 func (e *Evidence) Size() int {
@@ -103,4 +106,23 @@ func (e *Evidence) State() (byte, bool) {
 		return 0, false
 	}
 	return e.Samples[len(e.Samples)-1].Proc.State, true
+}
+
+// longest is how long a phase has lasted before.
+func (p *Page) longest(phase Phase) (longest time.Duration) {
+	for _, s := range p.Spans {
+		if s.Phase == phase {
+			longest = max(longest, s.To-s.From)
+		}
+	}
+	return longest
+}
+
+// progress is when a worker last stepped or entered a collective; 0: never.
+func (p *Page) progress() time.Duration {
+	last := p.LastStep
+	for _, g := range p.Groups {
+		last = max(last, g.Since)
+	}
+	return last
 }

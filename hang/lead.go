@@ -118,12 +118,3 @@ func (s *Stacks) Waits() bool {
 	w, sure := waitOf(s)
 	return sure && w.op != ""
 }
-
-// Main is the main thread, nil if there is none.
-func (s *Stacks) Main() *Thread {
-	i := slices.IndexFunc(s.Threads, func(t Thread) bool { return t.Main })
-	if i < 0 {
-		return nil
-	}
-	return &s.Threads[i]
-}

@@ -115,32 +115,7 @@ func (ms members) early() bool {
 	})
 }
 
-// clockTick is the unit of Worker.Start.
-const clockTick = 10 * time.Millisecond
-
 // young reports whether there are no pages, and the process was started a short time ago.
 func (l limits) young(m *member) bool {
 	return l.outside && m.at-time.Duration(m.start)*clockTick < youngAge
-}
-
-// gaps are the times between events.
-func gaps(events []time.Duration) []time.Duration {
-	if len(events) < 2 {
-		return nil
-	}
-	gs := make([]time.Duration, len(events)-1)
-	for i := range gs {
-		gs[i] = events[i+1] - events[i]
-	}
-	return gs
-}
-
-// quantile99 is 0 of nothing.
-func quantile99(ds []time.Duration) time.Duration {
-	if len(ds) == 0 {
-		return 0
-	}
-	sorted := slices.Clone(ds)
-	slices.Sort(sorted)
-	return sorted[(len(sorted)*99+99)/100-1]
 }

@@ -138,10 +138,3 @@ func phaseOfFrame(f Frame) Phase {
 	}
 	return PhaseUnknown
 }
-
-// inLibrary reports whether a file of Python code is not the user's own.
-func inLibrary(file string) bool {
-	return strings.HasPrefix(file, "<frozen") || strings.Contains(file, "/site-packages/") ||
-		strings.Contains(file, "/dist-packages/") || strings.Contains(file, "/lib/python3") ||
-		strings.Contains(file, "/_dlrover_hang/") // the shim's, which are around PyTorch's
-}
