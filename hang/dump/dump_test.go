@@ -52,9 +52,9 @@ func TestALauncherThatIsSilent(t *testing.T) {
 		<-ctx.Done()
 		return Answer{}
 	})
-	_, err := askWithin(t.Context(), path, Request{Native: true}, time.Millisecond)
+	_, err := askWithin(t.Context(), path, Request{Native: true}, 100*time.Millisecond)
 	require.ErrorIs(t, err, ErrSilent)
-	require.EqualError(t, err, "the launcher at "+path+" has not answered for 1ms: it is stopped, or the machine or "+
+	require.EqualError(t, err, "the launcher at "+path+" has not answered for 100ms: it is stopped, or the machine or "+
 		"the storage of the files hangs")
 	require.Equal(t, 5*time.Second, Request{}.limit())
 	require.Equal(t, 30*time.Second, Request{Native: true}.limit())
