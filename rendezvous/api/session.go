@@ -52,7 +52,7 @@ type Session struct {
 	spent    int                // restarts the run had spent by then
 	params   rendezvous.Params  // the run's, as far as known; sent to a restarted daemon
 	paused   *job.Cause         // from the newest directive
-	barred   *job.Cause         // the newest directive is a Bar, or announces one
+	excluded *job.Cause         // the newest directive is a Bar, or announces one
 	progress job.Progress       // of the workers of stopped
 	used     *rendezvous.Spent  // of the run's budget besides restarts, by then
 	command  *job.Command       // from the newest directive
@@ -263,7 +263,7 @@ func (s *Session) join(ctx context.Context, failures []job.Failure) error {
 	s.mu.Lock()
 	ev := rendezvous.Join{
 		Node: s.cfg.Node, Params: s.params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent,
-		Resume: s.resume, Paused: s.paused, Barred: s.barred,
+		Resume: s.resume, Paused: s.paused, Barred: s.excluded,
 		Spent: s.used, Progress: s.progress, Command: s.command, OnResume: s.cfg.OnResume,
 		Work: s.cfg.Work,
 	}
@@ -416,9 +416,9 @@ func (s *Session) deliver(d rendezvous.Directive) {
 	if d.Round > 0 { // a daemon without memory has no history
 		s.seen, s.spent, s.used = d.EpochID, d.Restarts, d.Spent
 	}
-	s.paused, s.barred, s.command = d.Paused, d.Barred, d.Command
+	s.paused, s.excluded, s.command = d.Paused, d.Barred, d.Command
 	if d.Kind == job.Bar {
-		s.barred = d.Cause
+		s.excluded = d.Cause
 	}
 	s.mu.Unlock()
 	select {

@@ -88,13 +88,13 @@ type line struct {
 	fallen atomic.Bool // its host was given up as silent
 	closed atomic.Bool // by the other end
 	peer   atomic.Bool // its host is one of the job's
-	last   atomic.Pointer[seat]
+	last   atomic.Pointer[lineWatcher]
 	home   atomic.Pointer[home] // of the last node; nil: not proven
 	unread []byte
 }
 
-// seat is the node that watched last over a line, or joined and will watch.
-type seat struct {
+// lineWatcher is the node that watched last over a line, or joined and will watch.
+type lineWatcher struct {
 	hub       *Hub
 	run, node string
 }
@@ -119,7 +119,7 @@ func (c *line) watched(h *Hub, run, node string) {
 	}
 	if old == nil || old.run != run || old.node != node {
 		c.home.Store(nil)
-		c.last.Store(&seat{h, run, node})
+		c.last.Store(&lineWatcher{h, run, node})
 		h.lives.prove(c, h.lifeOf(run, node), node)
 	}
 	c.recheck()
@@ -189,7 +189,7 @@ func (h *Hub) silent(id, node string) {
 }
 
 // hungUp reports to the run that a node's connection has closed, and checks whether its launcher is alive.
-func (h *Hub) hungUp(c *line, s *seat) {
+func (h *Hub) hungUp(c *line, s *lineWatcher) {
 	if r, err := h.member(s.run); err == nil && r.hungUp(s.node) {
 		h.confirm(c, r, s.node)
 	}

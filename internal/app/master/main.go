@@ -153,10 +153,9 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if err := checkExposure(c.String("listen"), secret != "", c.Bool("insecure")); err != nil {
 		return nil, err
 	}
-	keep := time.Duration(*c.Generic("keep-runs").(*duration.Value))
-	if keep < leastKeep || keep > mostKeep {
-		return nil, fmt.Errorf("--keep-runs=%s: need %s to %s", duration.Text(keep), duration.Text(leastKeep),
-			duration.Text(mostKeep))
+	keep, err := keepRuns(c)
+	if err != nil {
+		return nil, err
 	}
 	format, err := console.ParseFormat(c.String("log-format"))
 	if err != nil {
@@ -173,8 +172,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	}
 	cfg := service.Config{
 		Token: secret, Insecure: c.Bool("insecure"), TopologyFile: c.String("topology-file"), Observe: d.observe,
-		Extra: d.extra(), Log: d.log, Agents: agents,
-		Keep: keep,
+		Extra: d.extra(), Log: d.log, Agents: agents, Keep: keep,
 	}
 	if d.marks != nil {
 		cfg.Suspect, cfg.Avoid = d.marks.Suspect, d.marks.Avoid
@@ -193,14 +191,28 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 		d.close()
 		return nil, err
 	}
-	switch {
-	case secret == "" && c.Bool("insecure"):
-		d.log.Warn("no job token: any process that can reach the address may join and end jobs",
-			"listen", c.String("listen"))
-	case secret == "":
-		d.log.Info("no job token: only processes of this user are served", "listen", c.String("listen"))
+	if secret == "" {
+		d.logExposure(c.String("listen"), c.Bool("insecure"))
 	}
 	return d, nil
+}
+
+func keepRuns(c *cli.Context) (time.Duration, error) {
+	keep := time.Duration(*c.Generic("keep-runs").(*duration.Value))
+	if keep < leastKeep || keep > mostKeep {
+		return 0, fmt.Errorf("--keep-runs=%s: need %s to %s", duration.Text(keep), duration.Text(leastKeep),
+			duration.Text(mostKeep))
+	}
+	return keep, nil
+}
+
+// logExposure logs, without a token, which processes are served.
+func (d *daemon) logExposure(listen string, insecure bool) {
+	if insecure {
+		d.log.Warn("no job token: any process that can reach the address may join and end jobs", "listen", listen)
+		return
+	}
+	d.log.Info("no job token: only processes of this user are served", "listen", listen)
 }
 
 // checkExposure: without a token the daemon binds loopback only.

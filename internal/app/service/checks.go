@@ -14,7 +14,7 @@ import (
 // newChecks connects the checks of nodes to the rendezvous: runs with a Check in their Params.
 func (s *Service) newChecks() *serve.Hub {
 	return serve.New(serve.Config{
-		Spec: s.checkSpec, Names: s.Hub.Names, Topology: s.switchOf, Bar: s.barSilent, Note: s.annotate, Log: s.cfg.Log,
+		Spec: s.checkSpec, Names: s.Hub.Names, Topology: s.switchOf, Bar: s.excludeSilent, Note: s.annotate, Log: s.cfg.Log,
 		Keep: func(run string) bool {
 			_, err := s.Hub.Params(run)
 			return err == nil
@@ -56,7 +56,7 @@ func (s *Service) checkSpec(run string) (netcheck.Spec, error) {
 	return netcheck.ParseSpec(p.Check)
 }
 
-func (s *Service) barSilent(run, id, aspect, reason string) {
+func (s *Service) excludeSilent(run, id, aspect, reason string) {
 	b := rendezvous.Barred{ID: id, Reason: reason, Aspect: aspect}
 	_ = s.Hub.Report(context.Background(), run, b) // it may have left
 }

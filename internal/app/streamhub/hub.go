@@ -53,7 +53,7 @@ var (
 type Config struct {
 	// Secure: requests come with a job token. Without one nothing is executed.
 	Secure bool
-	Roster func(run string) ([]rendezvous.Member, error)
+	Nodes  func(run string) ([]rendezvous.Member, error)
 	// Notify asks the nodes of a name, or all for "", to connect.
 	Notify func(run, node, body string) error
 	// Note writes into the timeline of a run.
@@ -179,7 +179,7 @@ func (h *Hub) admit(run, node string, req streams.Request) (*stream, error) {
 		return nil, fmt.Errorf("%w: commands are executed only where daemon and launchers have a job token: "+
 			"set DLROVER_TOKEN, DLROVER_TOKEN_FILE or --token-file on all of them", errRefused)
 	}
-	roster, err := h.cfg.Roster(run)
+	nodes, err := h.cfg.Nodes(run)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func (h *Hub) admit(run, node string, req streams.Request) (*stream, error) {
 		hub: h, id: rand.Text(), run: run, node: node, req: req, news: make(chan struct{}, 1), over: make(chan struct{}),
 		nodes: map[string]*peer{}, met: map[string]bool{}, begun: time.Now(),
 	}
-	if err := s.check(roster); err != nil {
+	if err := s.check(nodes); err != nil {
 		return nil, err
 	}
 	h.mu.Lock()
@@ -222,23 +222,23 @@ func (h *Hub) drop(s *stream) {
 }
 
 // check reports a request that the present nodes cannot serve.
-func (s *stream) check(roster []rendezvous.Member) error {
+func (s *stream) check(nodes []rendezvous.Member) error {
 	ranks := 0
-	for _, o := range roster {
+	for _, o := range nodes {
 		if o.RankBase >= 0 {
 			ranks = max(ranks, o.RankBase+o.Slots)
 		}
 	}
-	if len(roster) == 0 {
+	if len(nodes) == 0 {
 		return fmt.Errorf("%w: run %q has no nodes any more, or none yet", errNoRank, s.run)
 	}
 	patient := s.req.Follow && ranks == 0 // there may be one later
 	if s.req.Rank >= ranks && !patient {
 		return fmt.Errorf("%w: run %q has no rank %d; it has %s", errNoRank, s.run, s.req.Rank, ranksText(ranks))
 	}
-	wanted := s.wanted(roster)
+	wanted := s.wanted(nodes)
 	switch {
-	case s.node != "" && !slices.ContainsFunc(roster, func(o rendezvous.Member) bool { return o.Name == s.node }):
+	case s.node != "" && !slices.ContainsFunc(nodes, func(o rendezvous.Member) bool { return o.Name == s.node }):
 		return fmt.Errorf("%w: run %q has no node %q", rendezvous.ErrUnknownNode, s.run, s.node)
 	case len(wanted) == 0 && !patient:
 		return fmt.Errorf("%w: run %q: rank %d is not on node %q", errNoRank, s.run, s.req.Rank, s.node)
@@ -263,8 +263,8 @@ func able(o rendezvous.Member) bool {
 }
 
 // wanted returns the nodes whose workers the stream is about.
-func (s *stream) wanted(roster []rendezvous.Member) (list []rendezvous.Member) {
-	for _, o := range roster {
+func (s *stream) wanted(nodes []rendezvous.Member) (list []rendezvous.Member) {
+	for _, o := range nodes {
 		has := s.req.Rank < 0 || o.RankBase >= 0 && s.req.Rank >= o.RankBase && s.req.Rank < o.RankBase+o.Slots
 		if has && (s.node == "" || o.Name == s.node) {
 			list = append(list, o)
@@ -403,10 +403,10 @@ func (s *stream) linger() {
 
 // look asks the missing nodes, and reports whether the stream has ended, and why.
 func (s *stream) look(said map[string]bool) (why string, ended bool) {
-	roster, err := s.hub.cfg.Roster(s.run)
+	nodes, err := s.hub.cfg.Nodes(s.run)
 	s.mu.Lock()
 	over, exited := s.runOver, s.exited != nil
-	missing, open := s.missingLocked(roster)
+	missing, open := s.missingLocked(nodes)
 	s.mu.Unlock()
 	late := s.late()
 	switch {
@@ -417,7 +417,7 @@ func (s *stream) look(said map[string]bool) (why string, ended bool) {
 	case err != nil:
 		return "the run is over", true
 	case !s.req.Follow && open == 0 && (late || len(missing) == 0) && len(s.req.Args) == 0:
-		s.accuse(missing, said)
+		s.reportMissing(missing, said)
 		return "", true
 	case len(s.req.Args) > 0 && len(missing) > 0 && late:
 		s.exit(streams.Exit{Code: streams.CodeRefused, Error: fmt.Sprintf(
@@ -425,14 +425,14 @@ func (s *stream) look(said map[string]bool) (why string, ended bool) {
 		return "", true
 	}
 	if late {
-		s.accuse(missing, said)
+		s.reportMissing(missing, said)
 	}
 	s.ask(missing)
 	return "", false
 }
 
 // missingLocked are the nodes that are wanted and have not opened the stream, and how many that have are not done.
-func (s *stream) missingLocked(roster []rendezvous.Member) (missing []rendezvous.Member, open int) {
+func (s *stream) missingLocked(nodes []rendezvous.Member) (missing []rendezvous.Member, open int) {
 	for _, p := range s.nodes {
 		if !p.done {
 			open++
@@ -441,7 +441,7 @@ func (s *stream) missingLocked(roster []rendezvous.Member) (missing []rendezvous
 	if len(s.req.Args) > 0 && len(s.nodes) > 0 {
 		return nil, open // wherever the rank is by now
 	}
-	for _, o := range s.wanted(roster) {
+	for _, o := range s.wanted(nodes) {
 		if s.nodes[o.ID] == nil {
 			missing = append(missing, o)
 		}
@@ -449,8 +449,8 @@ func (s *stream) missingLocked(roster []rendezvous.Member) (missing []rendezvous
 	return missing, open
 }
 
-// accuse reports once the nodes that do not answer.
-func (s *stream) accuse(missing []rendezvous.Member, said map[string]bool) {
+// reportMissing reports once the nodes that do not answer.
+func (s *stream) reportMissing(missing []rendezvous.Member, said map[string]bool) {
 	for _, o := range missing {
 		if said[o.ID] {
 			continue
@@ -511,11 +511,11 @@ func (h *Hub) find(run, id, node string) (s *stream, o rendezvous.Member, err er
 	if s == nil || s.run != run {
 		return nil, o, errGone
 	}
-	roster, err := h.cfg.Roster(run)
+	nodes, err := h.cfg.Nodes(run)
 	if err != nil {
 		return nil, o, err
 	}
-	wanted := s.wanted(roster)
+	wanted := s.wanted(nodes)
 	i := slices.IndexFunc(wanted, func(o rendezvous.Member) bool { return o.ID == node })
 	if i < 0 {
 		return nil, o, errGone // it was a notice for all

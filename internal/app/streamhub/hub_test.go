@@ -50,16 +50,16 @@ type rig struct {
 	logs   *logs.Logs
 	node   *node.Node
 
-	mu     sync.Mutex
-	roster []rendezvous.Member
-	notes  []string
-	mute   bool // launchers hear nothing
+	mu    sync.Mutex
+	nodes []rendezvous.Member
+	notes []string
+	mute  bool // launchers hear nothing
 }
 
 func newRig(t *testing.T, secure, allowed bool) *rig {
 	t.Helper()
 	can := []rendezvous.Ability{rendezvous.CanNotice, rendezvous.CanStream}
-	r := &rig{t: t, roster: []rendezvous.Member{{ID: "id0", Name: "n0", Can: can, Slots: 2}}}
+	r := &rig{t: t, nodes: []rendezvous.Member{{ID: "id0", Name: "n0", Can: can, Slots: 2}}}
 	quiet := slog.New(slog.DiscardHandler)
 	procs, err := proc.New(proc.Config{Logger: quiet, NoCgroup: true})
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func newRig(t *testing.T, secure, allowed bool) *rig {
 	r.logs, err = logs.New(logs.Config{Dir: "/dev/null", Stdout: io.Discard, Stderr: io.Discard, Logger: quiet})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, r.logs.Close()) })
-	r.hub = streamhub.New(streamhub.Config{Secure: secure, Roster: r.who, Notify: r.notify, Note: r.note, Log: quiet})
+	r.hub = streamhub.New(streamhub.Config{Secure: secure, Nodes: r.who, Notify: r.notify, Note: r.note, Log: quiet})
 	server := httptest.NewServer(r.hub.Handler())
 	t.Cleanup(server.Close)
 	r.client = api.NewClient(strings.TrimPrefix(server.URL, "http://"), "")
@@ -97,7 +97,7 @@ func (r *rig) who(run string) ([]rendezvous.Member, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.roster, nil
+	return r.nodes, nil
 }
 
 func (r *rig) notify(_, _, body string) error {
@@ -191,7 +191,7 @@ func TestRefusals(t *testing.T) {
 	_, err = r.client.Open(t.Context(), "r", "streams/logs", "websocket")
 	require.ErrorContains(t, err, "needs Upgrade")
 	r.mu.Lock()
-	r.roster[0].Can = nil
+	r.nodes[0].Can = nil
 	r.mu.Unlock()
 	_, err = r.open("logs")
 	require.ErrorContains(t, err, "without streams")

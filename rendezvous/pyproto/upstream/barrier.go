@@ -36,7 +36,7 @@ func (b *barrier) arrive(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if n >= len(w.seats) {
+	if n >= len(w.nodes) {
 		err = b.open(ctx)
 	}
 	b.counted = err == nil
@@ -62,7 +62,7 @@ func (b *barrier) all(ctx context.Context) (bool, error) {
 		b.counted = false
 		return false, nil
 	}
-	for i := range w.seats {
+	for i := range w.nodes {
 		v, err := b.kv.text(ctx, w.key(terminalState+strconv.Itoa(i)))
 		if err != nil || v == "" {
 			return false, err

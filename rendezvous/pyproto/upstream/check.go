@@ -332,7 +332,7 @@ func (x *exam) void(ctx context.Context, w world) error {
 	case err != nil:
 	case now.round != w.round:
 		err = errAnew
-	case len(now.seats) == 0:
+	case len(now.nodes) == 0:
 		err = errNext
 	}
 	return err

@@ -56,7 +56,7 @@ func (e *enrolment) enlist(ctx context.Context, t turn, p rendezvous.Params, nam
 // again, or it has sealed a world with this node that another node's join has made void.
 func (e *enrolment) forgotten(w world, waiting int) bool {
 	waited := time.Since(e.joined)
-	return len(w.seats) == 0 && (w.round != e.round || waiting == 0 && waited > e.every.ask || waited > 10*e.every.ask)
+	return len(w.nodes) == 0 && (w.round != e.round || waiting == 0 && waited > e.every.ask || waited > 10*e.every.ask)
 }
 
 // renew is for a master that was started again, and has forgotten this node.

@@ -235,7 +235,7 @@ func TestALeaderThatDoesNotTellWhereToMeet(t *testing.T) {
 	require.InDelta(t, failedTime, told[0].Float("event_elapsed_time"), 0)
 }
 
-// The seat of a node that has gone to be checked, once more, completes a world without it. Who waits there for its
+// The place of a node that has gone to be checked, once more, completes a world without it. Who waits there for its
 // leader meets it where both train, and not in a further check, which the leader would join for its part.
 func TestALeaderThatIsLateIsNotChecked(t *testing.T) {
 	t.Parallel()

@@ -14,7 +14,7 @@ func (s *Service) follow() {
 	for s.ctx.Err() == nil {
 		s.mu.Lock()
 		t, now := turn{s.at, s.at.turns.Load(), s.noticeOutage}, s.at.phase
-		pause := now.pause(max(len(s.world.seats), s.params.Min))
+		pause := now.pause(max(len(s.world.nodes), s.params.Min))
 		s.mu.Unlock()
 		s.noticeOutage(s.advance(now, t))
 		t.sleep(s.ctx, pause)

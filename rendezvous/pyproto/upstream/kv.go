@@ -123,7 +123,7 @@ func (k kvStore) address(ctx context.Context, w world) (addr string, port int, e
 // read.
 func (k kvStore) publish(ctx context.Context, w world, n rendezvous.Node) {
 	data, err := json.Marshal(job.Member{GroupRank: w.own, Node: n.Name, Addr: n.Addr, Addrs: n.Addrs,
-		RankBase: w.base(w.own), Slots: w.seats[w.own].slots, Role: n.Role, Ports: n.Ports, Bases: n.Bases})
+		RankBase: w.base(w.own), Slots: w.nodes[w.own].slots, Role: n.Role, Ports: n.Ports, Bases: n.Bases})
 	if err == nil {
 		err = k.set(ctx, w.key(memberKey(w.own)), data)
 	}
@@ -138,8 +138,8 @@ const tableTime = 5 * time.Second
 func (k kvStore) members(ctx context.Context, w world) ([]job.Member, error) {
 	ctx, cancel := context.WithTimeout(ctx, tableTime)
 	defer cancel()
-	ms := make([]job.Member, len(w.seats))
-	for i, at := range w.seats {
+	ms := make([]job.Member, len(w.nodes))
+	for i, at := range w.nodes {
 		ms[i] = k.member(ctx, w, i)
 		ms[i].GroupRank, ms[i].RankBase, ms[i].Slots = i, w.base(i), at.slots
 	}
@@ -147,7 +147,7 @@ func (k kvStore) members(ctx context.Context, w world) ([]job.Member, error) {
 }
 
 func (k kvStore) member(ctx context.Context, w world, group int) job.Member {
-	m := job.Member{Node: fmt.Sprintf("node-%d", w.seats[group].rank)}
+	m := job.Member{Node: fmt.Sprintf("node-%d", w.nodes[group].rank)}
 	for {
 		v, err := k.get(ctx, w.key(memberKey(group)))
 		if data := pyproto.BytesOf(v); err == nil && len(data) > 0 {

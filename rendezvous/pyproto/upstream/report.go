@@ -89,7 +89,7 @@ func (s *Service) settle(e rendezvous.Failing, follows bool) {
 	switch {
 	case e.Decision == rendezvous.RestartFree, e.Decision == rendezvous.RestartCharged && follows:
 		s.stop(cause)
-	case e.Decision == rendezvous.RestartCharged && len(s.world.seats) > 1 && follow(e.Failures, s.cfg.Follows):
+	case e.Decision == rendezvous.RestartCharged && len(s.world.nodes) > 1 && follow(e.Failures, s.cfg.Follows):
 		s.pendingCharge = pendingCharge{since: time.Now(), world: s.world}
 		s.stop(cause)
 	case e.Decision == rendezvous.RestartCharged && s.spent < s.params.MaxRestarts:

@@ -272,7 +272,7 @@ func (s *Service) World(ctx context.Context, _ string) ([]job.Member, error) {
 	s.mu.Lock()
 	w := s.world
 	s.mu.Unlock()
-	if len(w.seats) == 0 {
+	if len(w.nodes) == 0 {
 		return nil, rendezvous.ErrUnknownNode
 	}
 	return s.master.kv.members(ctx, w)

@@ -11,8 +11,8 @@ import (
 	"dlrover-run/rendezvous/pyproto"
 )
 
-// seat is one node of a world.
-type seat struct {
+// worldNode is one node of a world.
+type worldNode struct {
 	rank  int // NODE_RANK
 	slots int
 }
@@ -21,7 +21,7 @@ type seat struct {
 type world struct {
 	name         string // of the rendezvous
 	round, group int
-	seats        []seat
+	nodes        []worldNode
 	own          int // group rank of this node
 	size         int // workers of all
 	addr         string
@@ -32,14 +32,14 @@ type world struct {
 func readWorld(m *pyproto.Message, rank int) (w world, mine bool, err error) {
 	w = world{name: training, round: m.Int("round"), group: m.Int("group"), own: -1}
 	for _, p := range m.Dict("world").Pairs {
-		at := seat{rank: pickle.IntOf(p.Key), slots: pickle.IntOf(p.Value)}
-		if at.slots < 1 || at.slots > maxSlots || len(w.seats) >= rendezvous.MaxNodes {
+		at := worldNode{rank: pickle.IntOf(p.Key), slots: pickle.IntOf(p.Value)}
+		if at.slots < 1 || at.slots > maxSlots || len(w.nodes) >= rendezvous.MaxNodes {
 			return w, false, fmt.Errorf("the master's world gives node rank %d %d workers", at.rank, at.slots)
 		}
 		if at.rank == rank {
-			w.own = len(w.seats)
+			w.own = len(w.nodes)
 		}
-		w.seats = append(w.seats, at)
+		w.nodes = append(w.nodes, at)
 		w.size += at.slots
 	}
 	return w, w.own >= 0, nil
@@ -50,7 +50,7 @@ const maxSlots = 4096
 
 // base is the first rank of a group rank's workers.
 func (w world) base(group int) (n int) {
-	for _, at := range w.seats[:group] {
+	for _, at := range w.nodes[:group] {
 		n += at.slots
 	}
 	return n
@@ -59,7 +59,7 @@ func (w world) base(group int) (n int) {
 func (w world) place(restarts int) *job.Place {
 	base := w.base(w.own)
 	return &job.Place{
-		GroupRank: w.own, GroupWorldSize: len(w.seats), RankBase: base, WorldSize: w.size, RoleRankBase: base,
+		GroupRank: w.own, GroupWorldSize: len(w.nodes), RankBase: base, WorldSize: w.size, RoleRankBase: base,
 		RoleWorldSize: w.size, RestartCount: restarts, MasterAddr: w.addr, MasterPort: w.port, WorkerStore: true,
 	}
 }
@@ -117,7 +117,7 @@ func (s *Service) formed(w world, mine, stopping bool, t turn) (text string, lim
 	case !t.lasts():
 	case mine:
 		s.sealed(w)
-	case len(w.seats) > 0:
+	case len(w.nodes) > 0:
 		s.at.since = time.Now() // a spare: no limit of the join counts
 	case stopping:
 		s.fail(job.Cause{Kind: job.CauseOperator, Text: "the master is ending the job"})
