@@ -80,12 +80,12 @@ func Open(cfg Config) (*Manager, error) {
 	if cfg.Actor != nil && !cfg.DryRun {
 		mgr.actor = newActor(mgr)
 	}
-	mgr.change((*nodehealth.Registry).Tick, true) // the policy may allow marks less time than that of the daemon before
+	mgr.expire(true) // the policy may allow marks less time than that of the daemon before
 	if mgr.actor != nil {
 		mgr.actor.begin(mgr.registry.Marks())
 		mgr.wg.Go(func() { mgr.actor.work(ctx) })
 	}
-	mgr.queue = newQueue(mgr)
+	mgr.queue = newQueue()
 	mgr.wg.Go(func() { mgr.keep(ctx) })
 	return mgr, nil
 }
@@ -151,7 +151,7 @@ const longestTurn = time.Hour
 // tick lets marks expire. It runs even if none is due: after the clock was set back, the due times are far away, and
 // only a Tick bounds them. It returns the timer of the next tick, and a function that stops it.
 func (mgr *Manager) tick() (<-chan time.Time, func()) {
-	mgr.change((*nodehealth.Registry).Tick, false)
+	mgr.expire(false)
 	mgr.mu.Lock()
 	next := mgr.registry.Next()
 	mgr.mu.Unlock()
@@ -160,6 +160,10 @@ func (mgr *Manager) tick() (<-chan time.Time, func()) {
 	}
 	timer := time.NewTimer(min(max(time.Until(next), 0), longestTurn))
 	return timer.C, func() { timer.Stop() }
+}
+
+func (mgr *Manager) expire(touched bool) {
+	mgr.change(func(now time.Time) []nodehealth.Act { return mgr.registry.Tick(now) }, touched)
 }
 
 // signal puts something into a channel that holds one.
@@ -172,9 +176,9 @@ func signal(c chan struct{}) {
 
 // change changes the Registry, and carries out the acts that follow. touched means that there is a change even without
 // acts.
-func (mgr *Manager) change(f func(g *nodehealth.Registry, now time.Time) []nodehealth.Act, touched bool) {
+func (mgr *Manager) change(f func(now time.Time) []nodehealth.Act, touched bool) {
 	mgr.mu.Lock()
-	acts := f(mgr.registry, time.Now())
+	acts := f(time.Now())
 	for _, a := range acts {
 		mgr.carryOut(a)
 	}
@@ -271,30 +275,28 @@ func (mgr *Manager) durable(ctx context.Context) error {
 
 // Find records and judges findings, as nodehealth.Registry does. So do Failed, Passed and Size.
 func (mgr *Manager) Find(found ...nodehealth.Finding) {
-	mgr.change(func(g *nodehealth.Registry, now time.Time) []nodehealth.Act { return g.Find(now, found...) }, true)
+	mgr.change(func(now time.Time) []nodehealth.Act { return mgr.registry.Find(now, found...) }, true)
 }
 
 // Failed records how an epoch of a run has ended.
 func (mgr *Manager) Failed(run, culprit, text string) {
-	mgr.change(func(g *nodehealth.Registry, now time.Time) []nodehealth.Act {
-		return g.Failed(now, run, culprit, text)
-	}, true)
+	mgr.change(func(now time.Time) []nodehealth.Act { return mgr.registry.Failed(now, run, culprit, text) }, true)
 }
 
 // Passed records the aspects of a machine that a check has found to be sound.
 func (mgr *Manager) Passed(node string, covered ...string) {
-	mgr.change(func(g *nodehealth.Registry, now time.Time) []nodehealth.Act { return g.Passed(now, node, covered...) }, true)
+	mgr.change(func(now time.Time) []nodehealth.Act { return mgr.registry.Passed(now, node, covered...) }, true)
 }
 
 // Size sets the machines that take part in a run now; none: it is over.
 func (mgr *Manager) Size(run string, machines []string) {
-	mgr.change(func(g *nodehealth.Registry, now time.Time) []nodehealth.Act { g.Size(now, run, machines); return nil }, true)
+	mgr.change(func(now time.Time) []nodehealth.Act { mgr.registry.Size(now, run, machines); return nil }, true)
 }
 
 // Mark marks a machine in the name of an operator. It returns once the mark is on disk.
 func (mgr *Manager) Mark(ctx context.Context, node, by, why string) (err error) {
-	mgr.change(func(g *nodehealth.Registry, now time.Time) (acts []nodehealth.Act) {
-		acts, err = g.SetMark(now, node, by, why, time.Time{})
+	mgr.change(func(now time.Time) (acts []nodehealth.Act) {
+		acts, err = mgr.registry.SetMark(now, node, by, why, time.Time{})
 		return acts
 	}, false)
 	if err != nil {
@@ -309,8 +311,8 @@ func (mgr *Manager) Clear(ctx context.Context, node, by, why string) (known bool
 	if err := nodehealth.CheckName(node); err != nil {
 		return false, err
 	}
-	mgr.change(func(g *nodehealth.Registry, now time.Time) (acts []nodehealth.Act) {
-		acts, known = g.Clear(now, node, by, why)
+	mgr.change(func(now time.Time) (acts []nodehealth.Act) {
+		acts, known = mgr.registry.Clear(now, node, by, why)
 		return acts
 	}, true)
 	return known, mgr.durable(ctx)

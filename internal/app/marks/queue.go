@@ -18,8 +18,6 @@ import (
 
 // queue collects the notes of a service, which must not block, and hands them to the Manager in batches.
 type queue struct {
-	mgr *Manager
-
 	mu   sync.Mutex
 	runs map[string]*heard // by run; only those with news
 	wake chan struct{}     // holds one when there is
@@ -44,12 +42,9 @@ const (
 	passed   = "passed"
 	maxSaid  = 1 << 16 // of one run in one piece; the rest is not heard
 	maxCover = 16      // aspects of one node, of nodehealth.MaxKind bytes
-
 )
 
-func newQueue(mgr *Manager) *queue {
-	return &queue{mgr: mgr, runs: map[string]*heard{}, wake: make(chan struct{}, 1)}
-}
+func newQueue() *queue { return &queue{runs: map[string]*heard{}, wake: make(chan struct{}, 1)} }
 
 // Hear takes a note of a run. It is quick, and may be called with the run locked.
 func (mgr *Manager) Hear(run string, n rendezvous.Note) {
