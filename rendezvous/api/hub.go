@@ -85,8 +85,8 @@ type HubConfig struct {
 	// wait for them. Gate may call the Hub, and must be quick: the request that led here waits. With nil the nodes alone
 	// answer.
 	Gate func(run string, subjects, helpers []string)
-	// Released receives, as Gate does and in order with it, the IDs of nodes whose Check has been replaced by another
-	// directive before they answered: their answers are no longer needed. It may be nil. Nodes that go away are in the
+	// Released receives, as Gate does and in order with it, the IDs of nodes that have got another directive instead of
+	// their Check before they answered: their answers are no longer needed. It may be nil. Nodes that go away are in the
 	// notes instead.
 	Released func(run string, ids []string)
 	// Saved returns the newest step of which all workers of a run have a checkpoint, if there is one. It completes the

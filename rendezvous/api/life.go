@@ -73,7 +73,7 @@ const (
 	lifeTimeout = time.Second           // for an answer
 	lifePause   = 25 * time.Millisecond // between two refusals: a launcher that lives has dialed again by then
 	lifeProvers = 16                    // that ask new launchers
-	lifeLooks   = 64                    // at launchers whose connection has broken; more break for another reason
+	lifeLooks   = 64                    // at launchers after their connection has broken; more break for another reason
 )
 
 // home is where a launcher has answered with its key: the address from which its connection comes.
@@ -223,7 +223,7 @@ func (h *Hub) lifeOf(id, node string) rendezvous.Life {
 	return m.Life
 }
 
-// confirm checks whether a node is dead whose connection c has broken, if its launcher has answered at c's source
+// confirm checks whether a node is dead after its connection c has broken, if its launcher has answered at c's source
 // address.
 func (h *Hub) confirm(c *line, r *run, node string) {
 	life := h.lifeOf(r.id, node)

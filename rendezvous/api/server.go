@@ -25,7 +25,7 @@ type ServerConfig struct {
 	Token string
 	// Insecure serves everyone without a Token.
 	Insecure bool
-	// Peers are other hosts whose launchers are served, too, without a Token; nil: none. PeerCalls are the requests of
+	// Peers are other hosts with launchers that are served, too, without a Token; nil: none. PeerCalls are the requests of
 	// launchers to Mounts, by method and path after the run, such as "POST checks/next".
 	Peers     *Peers
 	PeerCalls []string

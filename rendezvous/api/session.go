@@ -45,7 +45,7 @@ type Session struct {
 	err      error // why dirs is closed; read after it is
 	mu       sync.Mutex
 	resume   *rendezvous.Resume // the newest epoch that had workers here
-	stopped  job.EpochID        // the newest epoch whose workers have been stopped on request
+	stopped  job.EpochID        // the newest epoch with workers that have been stopped on request
 	works    bool               // workers run
 	idleAt   time.Time          // since when they do not
 	seen     job.EpochID        // the newest epoch heard of
@@ -100,8 +100,8 @@ func (s *Session) Notices() <-chan job.Notice { return s.notices }
 // Err is why Directives was closed.
 func (s *Session) Err() error { return s.err }
 
-// Running sets the epoch whose workers run on this node; nil: none run. A restarted daemon receives it, together with
-// the reports.
+// Running sets the epoch of the workers that run on this node; nil: none run. A restarted daemon receives it, together
+// with the reports.
 func (s *Session) Running(r *rendezvous.Resume) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -53,7 +53,7 @@ func tcpConn(nc net.Conn) *net.TCPConn {
 	}
 }
 
-// noticing is ctx for a Watch, whose connection notices a silent host.
+// noticing is ctx for a Watch over a connection that notices a silent host.
 func noticing(ctx context.Context) context.Context {
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn: func(i httptrace.GotConnInfo) { notice(i.Conn) },

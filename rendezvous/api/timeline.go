@@ -72,7 +72,7 @@ type source struct {
 	bytes int
 }
 
-// A node floods a timeline whose last floodOf events are its own to a half.
+// A node floods a timeline if half of the last floodOf events are its own.
 const floodOf = 64
 
 type endedAt struct {
@@ -82,7 +82,7 @@ type endedAt struct {
 
 func newArchive(limit int) *archive { return &archive{limit: limit, lines: map[*timeline]struct{}{}} }
 
-// open returns the timeline of a new run, whose numbers begin after base.
+// open returns the timeline of a new run, with numbers that begin after base.
 func (a *archive) open(base uint64) *timeline {
 	t := &timeline{of: a, base: base, seq: base, lost: base}
 	t.events.limit, t.ended.limit = maxEvents, maxEnded

@@ -38,7 +38,7 @@ func (s *server) checkUser(req *http.Request) error {
 	return nil
 }
 
-// mayAsk admits the daemon's own user, and root, who has the same rights and more.
+// mayAsk admits the daemon's own user, and root, which has the same rights and more.
 func mayAsk(uid, own int) bool { return uid == own || uid == 0 }
 
 // The request of sock_diag(7), which package syscall lacks.

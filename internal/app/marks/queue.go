@@ -118,8 +118,7 @@ func (q *queue) take() map[string]*heard {
 // lookEvery is how often all runs are looked at, whether anything was heard of them or not.
 const lookEvery = time.Hour
 
-// Follow connects the Manager to a service, whose notes are passed to Hear and whose passed checks to Cleared. Call it
-// once.
+// Follow connects the Manager to a service that passes its notes to Hear and passed checks to Cleared. Call it once.
 func (mgr *Manager) Follow(s *service.Service) {
 	mgr.service.Store(s)
 	l := &listener{mgr: mgr, s: s, known: map[string]*known{}}

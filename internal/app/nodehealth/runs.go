@@ -235,7 +235,7 @@ func (t *runTable) absolve(node string) (known bool) {
 	return known
 }
 
-// sweep forgets what is older than old.
+// sweep forgets records that are older than old.
 func (t *runTable) sweep(now, old time.Time, mass time.Duration) {
 	for name, j := range t.of {
 		if j.sweep(now, old, mass); !j.heard.After(old) {

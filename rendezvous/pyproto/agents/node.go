@@ -28,7 +28,7 @@ type agent struct {
 	seen   time.Time // its last request
 
 	dir    rendezvous.Directive
-	worked job.EpochID // the newest epoch whose world it has received
+	worked job.EpochID // of the newest world that it has received
 	place  *job.Place  // its own in it
 	works  bool        // it has workers of that epoch
 	ended  job.EpochID // the newest epoch that it has ended, by joining again

@@ -39,7 +39,7 @@ type store struct {
 	bytes   int
 	lasting int // of them, of keys that last
 
-	sizes  map[int]int    // nodes of worlds whose barrier may have to be released, by number
+	sizes  map[int]int    // nodes of worlds that may still wait in their barrier, by number
 	pruned map[string]int // by rendezvous: worlds below have no keys any more
 }
 

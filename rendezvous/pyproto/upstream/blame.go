@@ -8,9 +8,9 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Workers whose peer dies fail within milliseconds of it, before the master can report that the peer's node wants a new
-// world. A node whose workers failed like that pays nothing if another one's failed by themselves. If none did, such as
-// where the network was interrupted, one of those nodes pays: restarts have to come to an end.
+// When a worker dies, its peers fail within milliseconds, before the master can report that the node of the first one
+// wants a new world. A node of such peers pays nothing if the workers of another node failed by themselves. If none
+// did, such as after an interruption of the network, one of those nodes pays: restarts have to come to an end.
 
 // The keys below a world's for that: a node's workers have failed by themselves; the number of nodes without another to
 // blame.
@@ -19,7 +19,7 @@ const (
 	nobodysKey = "dlrover-run/nobodys"
 )
 
-// pendingCharge is a failure whose payer is not known yet.
+// pendingCharge is a failure that no node has paid for yet.
 type pendingCharge struct {
 	since time.Time // zero: there is none
 	own   bool      // a worker of this node has failed by itself, too

@@ -69,7 +69,7 @@ func (c clearance) holds(now time.Time) bool {
 	return c.passed && (c.until.IsZero() || now.Before(c.until))
 }
 
-// clear goes on with a node whose launcher has found no fault.
+// clear goes on after the launcher has found no fault in its node.
 func (s *Service) clear(e rendezvous.Cleared) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

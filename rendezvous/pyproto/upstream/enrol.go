@@ -10,7 +10,7 @@ import (
 	"dlrover-run/rendezvous/pyproto"
 )
 
-// enrolment is what the master knows of this node while it waits for a world or leads one. It belongs to the goroutine
+// enrolment is the master's knowledge of this node while it waits for a world or leads one. It belongs to the goroutine
 // that follows the world.
 type enrolment struct {
 	master *master

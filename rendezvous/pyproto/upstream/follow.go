@@ -141,7 +141,7 @@ func (s *Service) noticeOutage(err error) {
 	}
 }
 
-// forsaken ends a run whose master does not come back: workers that run go on, and their results count. s is locked.
+// forsaken ends a run without its master: workers that run go on, and their results count. s is locked.
 func (s *Service) forsaken(gone time.Duration) {
 	if gone < s.params.JoinTimeout || s.at.phase == running || s.at.phase == over {
 		return

@@ -133,7 +133,7 @@ func (s *Service) formed(w world, mine, stopping bool, t turn) (text string, lim
 type epochs struct {
 	term  uint64
 	count int         // of named ones
-	ran   job.EpochID // the last one whose workers were started
+	ran   job.EpochID // the last one with workers that were started
 }
 
 func (e *epochs) next(round int) job.EpochID {
@@ -256,5 +256,5 @@ func (s *Service) leaderless(ctx context.Context, t turn, err error) error {
 	return s.master.timedOut(ctx, training, noLeader, late)
 }
 
-// noLeader is why a run ends whose leader has neither come nor been replaced.
+// noLeader is why a run ends without a leader.
 const noLeader = "the node of the first rank has not told where the workers meet within the join timeout"
