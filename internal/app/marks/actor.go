@@ -65,8 +65,8 @@ type State string
 const (
 	Pending State = "pending"
 	Applied State = "applied" // the mark is there
-	Given   State = "given-up"
-	Dry     State = "dry-run" // it would be done
+	GivenUp State = "given-up"
+	DryRun  State = "dry-run" // it would be done
 )
 
 // actor has an Actor do the newest act of every machine.
@@ -209,7 +209,7 @@ func (a *actor) attempt(ctx context.Context, p *pending) {
 	case newer:
 	case errors.Is(err, ErrFinal):
 		delete(a.pending, p.key)
-		a.records[p.key] = ActionRecord{p.what, Given, nodehealth.Line(err.Error()), p.said}
+		a.records[p.key] = ActionRecord{p.what, GivenUp, nodehealth.Line(err.Error()), p.said}
 	default:
 		p.why = nodehealth.Line(err.Error())
 		p.due = time.Now().Add(p.pause)

@@ -208,7 +208,7 @@ func TestWhatIsFinalIsNotTriedAgain(t *testing.T) {
 			time.Sleep(20 * time.Minute)
 			synctest.Wait()
 		}
-		require.Equal(t, Given, k.List().Nodes[0].Record.State)
+		require.Equal(t, GivenUp, k.List().Nodes[0].Record.State)
 		require.Equal(t, 2+2*3, c.calls, "the list and the sweep, and with each finding the list again")
 		require.Equal(t, 1, strings.Count(out.String(), "action=mark node=n1"))
 		require.Zero(t, k.Stats().Pending)

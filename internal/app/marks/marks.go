@@ -346,7 +346,7 @@ func (mgr *Manager) record(n nodehealth.Node) *ActionRecord {
 	case mgr.actor != nil:
 		return mgr.actor.record(n.Name)
 	case mgr.cfg.DryRun && n.Mark != nil:
-		return &ActionRecord{Do: nodehealth.Apply, State: Dry}
+		return &ActionRecord{Do: nodehealth.Apply, State: DryRun}
 	}
 	return nil
 }

@@ -100,7 +100,7 @@ func TestTheNodeOfAnAgentIsMarked(t *testing.T) {
 				tainted(t, s, "gpu-02", true)
 				return
 			}
-			require.Eventually(t, func() bool { return record(t, c, want).State == marks.Given }, soon, 10*time.Millisecond)
+			require.Eventually(t, func() bool { return record(t, c, want).State == marks.GivenUp }, soon, 10*time.Millisecond)
 		})
 	}
 }

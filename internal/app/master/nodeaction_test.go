@@ -198,7 +198,7 @@ func TestADryRunTouchesNothing(t *testing.T) {
 	defer end()
 	require.Nil(t, d.nodes)
 	change(t, c, "gpu-01", "mark")
-	require.Equal(t, marks.ActionRecord{Do: nodehealth.Apply, State: marks.Dry}, record(t, c, "gpu-01"))
+	require.Equal(t, marks.ActionRecord{Do: nodehealth.Apply, State: marks.DryRun}, record(t, c, "gpu-01"))
 	k := listed(t, c)
 	require.Equal(t, "cordon", k.Action)
 	require.True(t, k.DryRun)
@@ -369,7 +369,7 @@ func TestNodesThatKubernetesDoesNotKnow(t *testing.T) {
 	defer end()
 	for _, name := range []string{"10.0.0.7", "GPU_07"} {
 		change(t, c, name, "mark")
-		require.Eventually(t, func() bool { return record(t, c, name).State == marks.Given }, soon, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return record(t, c, name).State == marks.GivenUp }, soon, 10*time.Millisecond)
 		require.Contains(t, record(t, c, name).Why, "set NODE_NAME from spec.nodeName")
 	}
 	s.Requests()
@@ -424,7 +424,7 @@ func keeping(t *testing.T, out io.Writer, args ...string) *daemon {
 
 // A right that nobody could be asked for at the start may be there or not, and each mark shows.
 func TestTheDefaultLevelWhileTheAPIServerIsAway(t *testing.T) {
-	for want, rights := range map[marks.State][]string{marks.Applied: eventRights, marks.Given: nil} {
+	for want, rights := range map[marks.State][]string{marks.Applied: eventRights, marks.GivenUp: nil} {
 		t.Run(string(want), func(t *testing.T) {
 			s := inPod(t, rights...)
 			s.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
@@ -445,7 +445,7 @@ func TestTheDefaultLevelWhileTheAPIServerIsAway(t *testing.T) {
 			d.closeMarks()
 			require.Equal(t, 1, strings.Count(out.String(), "level=WARN msg=\"the API server cannot be asked"))
 			refused := 0
-			if want == marks.Given {
+			if want == marks.GivenUp {
 				refused = 1
 			}
 			require.Equal(t, refused, strings.Count(out.String(), "not carried out"), out.String())

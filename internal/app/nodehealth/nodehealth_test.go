@@ -27,8 +27,8 @@ func find(node string, k Kind) Finding {
 	return Finding{Node: node, Run: "r", Kind: k, Text: "as seen"}
 }
 
-// deeds are acts in short.
-func deeds(acts []Act) (out []string) {
+// brief are acts in short.
+func brief(acts []Act) (out []string) {
 	for _, a := range acts {
 		out = append(out, string(a.Do)+" "+a.Mark.Node)
 	}
@@ -77,7 +77,7 @@ func TestSoftFindingsMarkWhenTheyAreRepeated(t *testing.T) {
 	require.Empty(t, b.Find(after(time.Minute), find("n001", Hang)), "the same again is no news")
 	require.Empty(t, b.Find(after(time.Hour), find("n001", Hang)))
 	acts := b.Find(after(2*time.Hour), find("n001", Silent))
-	require.Equal(t, []string{"mark n001"}, deeds(acts))
+	require.Equal(t, []string{"mark n001"}, brief(acts))
 	require.Contains(t, acts[0].Mark.Reason, "3 findings")
 
 	b = sized(100)
@@ -105,7 +105,7 @@ func TestLogRulesAreToldAndNeverMark(t *testing.T) {
 	}
 	require.Equal(t, []string{"loss 100", "as seen", "loss 99", "loss 98", "loss 97", "as seen"}, texts,
 		"they drive out no other")
-	require.Equal(t, []string{"mark n001"}, deeds(b.Find(after(3*time.Hour), find("n001", Device))))
+	require.Equal(t, []string{"mark n001"}, brief(b.Find(after(3*time.Hour), find("n001", Device))))
 	require.Empty(t, b.Find(after(4*time.Hour), told(101)), "and prolong no mark")
 }
 
@@ -114,7 +114,7 @@ func TestMarksExpireAndNewFindingsProlongThem(t *testing.T) {
 	b.Find(noon, find("n001", ECC))
 	require.Empty(t, b.Find(after(time.Minute), find("n001", ECC)), "the same again is no news")
 	acts := b.Find(after(time.Hour), find("n001", Xid))
-	require.Equal(t, []string{"mark n001"}, deeds(acts))
+	require.Equal(t, []string{"mark n001"}, brief(acts))
 	require.Equal(t, noon, acts[0].Mark.Since)
 	require.Equal(t, after(5*time.Hour), acts[0].Mark.Until)
 
@@ -122,7 +122,7 @@ func TestMarksExpireAndNewFindingsProlongThem(t *testing.T) {
 	require.Equal(t, []string{"n001"}, b.Avoid(after(5*time.Hour-1)))
 	require.Empty(t, b.Avoid(after(5*time.Hour)), "even before the tick")
 	acts = b.Tick(after(5 * time.Hour))
-	require.Equal(t, []string{"unmark n001"}, deeds(acts))
+	require.Equal(t, []string{"unmark n001"}, brief(acts))
 	require.Equal(t, after(5*time.Hour), acts[0].Mark.Until, "who acts learns which mark it was")
 	require.Empty(t, b.Tick(after(6*time.Hour)))
 	require.Len(t, b.List(after(6 * time.Hour))[0].Findings, 2, "what was found stays")
@@ -141,13 +141,13 @@ func TestFindingsThatGoOnProlongAMark(t *testing.T) {
 	}
 	require.Equal(t, 30, told, "every other one")
 	require.Empty(t, b.Tick(after(last-every+4*time.Hour-1)))
-	require.Equal(t, []string{"unmark n001"}, deeds(b.Tick(after(last+4*time.Hour))))
+	require.Equal(t, []string{"unmark n001"}, brief(b.Tick(after(last+4*time.Hour))))
 
 	b = New(Config{Expiry: 10 * time.Second})
 	b.Find(noon, find("n001", ECC))
 	require.Empty(t, b.Find(after(5*time.Second-1), find("n001", ECC)))
 	acts := b.Find(after(5*time.Second), find("n001", ECC))
-	require.Equal(t, []string{"mark n001"}, deeds(acts), "a mark that is short is renewed sooner")
+	require.Equal(t, []string{"mark n001"}, brief(acts), "a mark that is short is renewed sooner")
 	require.Equal(t, after(15*time.Second), acts[0].Mark.Until)
 }
 
@@ -187,9 +187,9 @@ func TestAPassedCheckClearsMarksOfThePolicy(t *testing.T) {
 	require.Empty(t, b.Passed(noon, "unknown", "network"))
 	require.Empty(t, b.Passed(noon, "n001", "health", "devices"), "what it has not looked at it does not clear")
 	require.Empty(t, b.Passed(noon, "n001"))
-	require.Equal(t, []string{"unmark n001"}, deeds(b.Passed(after(time.Minute), "n001", "host", "network")))
+	require.Equal(t, []string{"unmark n001"}, brief(b.Passed(after(time.Minute), "n001", "host", "network")))
 	require.Empty(t, b.Passed(after(time.Minute), "n001", "network"))
-	again := deeds(b.Find(after(2*time.Minute), of("n001", CheckFailed, "network")))
+	again := brief(b.Find(after(2*time.Minute), of("n001", CheckFailed, "network")))
 	require.Equal(t, []string{"mark n001"}, again, "the same again is news once it was disproved")
 
 	_, err := b.SetMark(noon, "n002", "me", "smoke", time.Time{})
@@ -209,7 +209,7 @@ func TestWhatACheckCanSee(t *testing.T) {
 		{of("n001", Unkillable, ""), ""},
 	} {
 		b := sized(100)
-		require.Equal(t, []string{"mark n001"}, deeds(b.Find(noon, c.f)))
+		require.Equal(t, []string{"mark n001"}, brief(b.Find(noon, c.f)))
 		others := slices.DeleteFunc(slices.Clone(all), func(a string) bool { return a == c.by })
 		require.Empty(t, b.Passed(after(time.Minute), "n001", others...), c.f)
 		data, err := b.Snapshot()
@@ -231,13 +231,13 @@ func TestAMarkThatRestsOnSeveralFindings(t *testing.T) {
 		second := "memory"
 		if first == "memory" {
 			second = "network"
-			require.Equal(t, []string{"mark n001"}, deeds(acts), "it says what it rests on now")
+			require.Equal(t, []string{"mark n001"}, brief(acts), "it says what it rests on now")
 			require.Equal(t, "a check of the node has failed: check-failed network", acts[0].Text)
 			require.Equal(t, after(4*time.Hour), acts[0].Mark.Until)
 		} else {
 			require.Empty(t, acts)
 		}
-		require.Equal(t, []string{"unmark n001"}, deeds(b.Passed(after(3*time.Hour), "n001", second)))
+		require.Equal(t, []string{"unmark n001"}, brief(b.Passed(after(3*time.Hour), "n001", second)))
 	}
 }
 
@@ -251,13 +251,13 @@ func TestAMarkWhoseNewestFindingStays(t *testing.T) {
 	}
 	require.Empty(t, soft(0, "copies"))
 	require.Empty(t, soft(1, "devices"))
-	require.Equal(t, []string{"mark n001"}, deeds(soft(2, "devices")))
-	require.Equal(t, []string{"mark n001"}, deeds(soft(3, "special")))
+	require.Equal(t, []string{"mark n001"}, brief(soft(2, "devices")))
+	require.Equal(t, []string{"mark n001"}, brief(soft(3, "special")))
 	acts := b.Passed(after(time.Hour), "n001", "copies")
-	require.Equal(t, []string{"mark n001"}, deeds(acts), "fewer findings")
+	require.Equal(t, []string{"mark n001"}, brief(acts), "fewer findings")
 	require.Contains(t, acts[0].Text, "3 findings of the last days")
 	require.Empty(t, b.Passed(after(time.Hour), "n001", "copies", "network"))
-	require.Equal(t, []string{"unmark n001"}, deeds(b.Passed(after(time.Hour), "n001", "devices")))
+	require.Equal(t, []string{"unmark n001"}, brief(b.Passed(after(time.Hour), "n001", "devices")))
 }
 
 func TestDisprovedFindingsDoNotCount(t *testing.T) {
@@ -279,7 +279,7 @@ func TestOperators(t *testing.T) {
 	for _, n := range names(50) { // no breaker
 		acts, err := b.SetMark(noon, n, "policy", "smells\x1b of smoke", time.Time{})
 		require.NoError(t, err)
-		require.Equal(t, []string{"mark " + n}, deeds(acts))
+		require.Equal(t, []string{"mark " + n}, brief(acts))
 		require.Equal(t, Mark{Node: n, Kind: Operator, Reason: "smells  of smoke", Since: noon, By: "operator"}, acts[0].Mark)
 	}
 	require.Empty(t, b.Find(after(time.Minute), find("n001", ECC)), "an operator's mark stands")
@@ -288,12 +288,12 @@ func TestOperators(t *testing.T) {
 
 	acts, known := b.Clear(after(time.Minute), "n001", "me", "repaired")
 	require.True(t, known)
-	require.Equal(t, []string{"unmark n001"}, deeds(acts))
+	require.Equal(t, []string{"unmark n001"}, brief(acts))
 	require.Contains(t, acts[0].Text, "cleared by me: repaired")
 	acts, known = b.Clear(after(time.Minute), "n001", "me", "repaired")
 	require.False(t, known)
 	require.Empty(t, acts)
-	require.Equal(t, []string{"mark n001"}, deeds(b.Find(after(time.Minute), find("n001", ECC))), "a new finding counts")
+	require.Equal(t, []string{"mark n001"}, brief(b.Find(after(time.Minute), find("n001", ECC))), "a new finding counts")
 
 	for _, bad := range []string{"", "a\nb", strings.Repeat("x", 600)} {
 		_, err := b.SetMark(noon, bad, "me", "", time.Time{})
@@ -304,7 +304,7 @@ func TestOperators(t *testing.T) {
 	acts, err = b.SetMark(noon, "new", "me", "", after(time.Second))
 	require.NoError(t, err)
 	require.Equal(t, after(time.Second), acts[0].Mark.Until)
-	require.Contains(t, deeds(b.Tick(after(time.Second))), "unmark new")
+	require.Contains(t, brief(b.Tick(after(time.Second))), "unmark new")
 }
 
 func TestCulpritsOfManyFailuresAreSuspect(t *testing.T) {
@@ -399,27 +399,27 @@ func TestAMassVerdictMarksNobody(t *testing.T) {
 	for _, n := range names(6)[:4] {
 		all = append(all, find(n, CheckFailed))
 	}
-	require.Equal(t, []string{"hold n000", "hold n001", "hold n002", "hold n003"}, deeds(b.Find(noon, all...)))
+	require.Equal(t, []string{"hold n000", "hold n001", "hold n002", "hold n003"}, brief(b.Find(noon, all...)))
 	require.Contains(t, b.List(noon)[0].Held.Why, "4 of 6 nodes of the run are blamed at once")
-	require.Equal(t, []string{"mark n000"}, deeds(b.Find(after(3*time.Minute), Finding{Node: "n000", Run: "r",
+	require.Equal(t, []string{"mark n000"}, brief(b.Find(after(3*time.Minute), Finding{Node: "n000", Run: "r",
 		Kind: CheckFailed, Text: "again"})), "later it counts by itself")
 
 	b = sized(3) // one after the other: what was marked is not any more
-	require.Equal(t, []string{"mark n000"}, deeds(b.Find(noon, find("n000", CheckFailed))))
-	require.Equal(t, []string{"unmark n000", "hold n001"}, deeds(b.Find(after(time.Second), find("n001", CheckFailed))))
-	require.Equal(t, []string{"hold n002"}, deeds(b.Find(after(time.Second), find("n002", CheckFailed))))
+	require.Equal(t, []string{"mark n000"}, brief(b.Find(noon, find("n000", CheckFailed))))
+	require.Equal(t, []string{"unmark n000", "hold n001"}, brief(b.Find(after(time.Second), find("n001", CheckFailed))))
+	require.Equal(t, []string{"hold n002"}, brief(b.Find(after(time.Second), find("n002", CheckFailed))))
 	require.Empty(t, b.Avoid(noon))
 
 	b = sized(3) // nodes that have been replaced do not count
-	require.Equal(t, []string{"mark n000"}, deeds(b.Find(noon, find("n000", CheckFailed))))
+	require.Equal(t, []string{"mark n000"}, brief(b.Find(noon, find("n000", CheckFailed))))
 	b.Size(noon, "r", []string{"n001", "n002", "n003"})
-	require.Equal(t, []string{"mark n003"}, deeds(b.Find(after(time.Second), find("n003", CheckFailed))))
+	require.Equal(t, []string{"mark n003"}, brief(b.Find(after(time.Second), find("n003", CheckFailed))))
 
 	b = sized(1)
-	require.Equal(t, []string{"mark n000"}, deeds(b.Find(noon, find("n000", CheckFailed))), "one is no mass")
+	require.Equal(t, []string{"mark n000"}, brief(b.Find(noon, find("n000", CheckFailed))), "one is no mass")
 	b = sized(4)
 	require.Equal(t, []string{"mark n000", "mark n001"},
-		deeds(b.Find(noon, find("n000", ECC), find("n001", ECC))), "half is no mass")
+		brief(b.Find(noon, find("n000", ECC), find("n001", ECC))), "half is no mass")
 }
 
 // A mass verdict does not mark one of its machines later, with one finding more.
@@ -428,11 +428,11 @@ func TestFindingsOfAMassVerdictDoNotCountLater(t *testing.T) {
 	mass := []Finding{find("n001", Hang), find("n002", Hang), find("n003", Hang)}
 	require.Empty(t, b.Find(noon, mass...))
 	require.Empty(t, b.Find(after(time.Hour), mass...))
-	require.Equal(t, []string{"hold n001", "hold n002", "hold n003"}, deeds(b.Find(after(2*time.Hour), mass...)))
+	require.Equal(t, []string{"hold n001", "hold n002", "hold n003"}, brief(b.Find(after(2*time.Hour), mass...)))
 	b = again(t, b)
 	require.Empty(t, b.Find(after(3*time.Hour), find("n001", Hang)))
 	require.Empty(t, b.Find(after(4*time.Hour), append(mass, find("n001", Silent))...), "nor at the same time")
-	require.Equal(t, []string{"mark n001"}, deeds(b.Find(after(5*time.Hour), find("n001", Silent))))
+	require.Equal(t, []string{"mark n001"}, brief(b.Find(after(5*time.Hour), find("n001", Silent))))
 	require.Contains(t, b.Marks()[0].Reason, "3 findings")
 }
 
@@ -583,7 +583,7 @@ func TestAClockThatWasWrong(t *testing.T) {
 	b.Find(after(365*24*time.Hour), find("n001", ECC))
 	require.Empty(t, b.Tick(noon))
 	require.Empty(t, b.Tick(after(4*time.Hour-1)))
-	require.Equal(t, []string{"unmark n001"}, deeds(b.Tick(after(4*time.Hour))))
+	require.Equal(t, []string{"unmark n001"}, brief(b.Tick(after(4*time.Hour))))
 	b.Tick(after(8 * 24 * time.Hour))
 	require.Empty(t, b.nodes.of)
 }

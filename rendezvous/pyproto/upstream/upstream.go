@@ -118,8 +118,9 @@ type Service struct {
 	cleared       clearance
 	away          outage
 
+	// Of the goroutine that follows the world alone.
 	enrolment enrolment
-	barrier   barrier
+	barrier   barrier // sealed replaces it
 }
 
 // New returns a Service, which contacts no master before Join.

@@ -24,11 +24,8 @@ func (s *Server) stamp(o object) {
 
 func (s *Server) createNode(n object) (int, object) {
 	name, _ := field[string](n, "metadata", "name")
-	if s.nodes[name] != nil {
-		return status(http.StatusConflict, "AlreadyExists", fmt.Sprintf("nodes %q already exists", name))
-	}
-	if why := invalid(n); why != "" {
-		return status(http.StatusUnprocessableEntity, "Invalid", why)
+	if s.nodes[name] != nil || !subdomain(name) {
+		return status(http.StatusUnprocessableEntity, "Invalid", fmt.Sprintf("nodes %q is there, or no name", name))
 	}
 	s.stamp(n)
 	s.nodes[name] = n
@@ -82,11 +79,8 @@ func (s *Server) patchNode(r *http.Request, old, patch object, without string) (
 	if reflect.DeepEqual(old, n) {
 		return http.StatusOK, old
 	}
-	name, _ := field[string](old, "metadata", "name")
-	if changed, _ := field[string](n, "metadata", "name"); changed != name {
-		return status(http.StatusUnprocessableEntity, "Invalid", "metadata.name: field is immutable")
-	}
 	s.stamp(n)
+	name, _ := field[string](old, "metadata", "name")
 	s.nodes[name] = n
 	return http.StatusOK, n
 }
@@ -122,42 +116,18 @@ func copied(o object) (c object) {
 	return c
 }
 
-// invalid returns the reason why Kubernetes would not accept a node, "" for none.
+// invalid returns the reason why Kubernetes would not accept the taints of a node, "" for none.
 func invalid(n object) string {
-	if name, _ := field[string](n, "metadata", "name"); !subdomain(name) {
-		return "metadata.name: has to be a DNS-1123 subdomain"
-	}
-	annotations, _ := field[object](n, "metadata", "annotations")
-	size := 0
-	for key, value := range annotations {
-		text, ok := value.(string)
-		if size += len(key) + len(text); !ok {
-			return "metadata.annotations: has to be a string"
-		}
-	}
-	if size > 256<<10 {
-		return "metadata.annotations: too long: may not be more than 262144 bytes"
-	}
-	return invalidTaints(n)
-}
-
-func invalidTaints(n object) string {
 	taints, _ := field[[]any](n, "spec", "taints")
 	seen := map[string]bool{}
 	for _, t := range taints {
 		t, _ := t.(object)
-		key, _ := t["key"].(string)
-		effect, _ := t["effect"].(string)
 		value, _ := t["value"].(string)
-		switch {
-		case seen[key+"\n"+effect]:
-			return "spec.taints: duplicate value: taints must be unique by key and effect pair"
-		case key == "" || !slices.Contains([]string{"NoSchedule", "PreferNoSchedule", "NoExecute"}, effect):
-			return "spec.taints: key or effect is not valid"
-		case !labelValue(value):
-			return "spec.taints: a value has to be a valid label value"
+		pair := fmt.Sprint(t["key"], t["effect"])
+		if seen[pair] || !labelValue(value) {
+			return "spec.taints: must be unique by key and effect, and a value a valid label value"
 		}
-		seen[key+"\n"+effect] = true
+		seen[pair] = true
 	}
 	return ""
 }
