@@ -74,7 +74,7 @@ func plain(v any) any {
 		return object{"list": plainAll(v.Items)}
 	case *Dict:
 		return plainDict(v)
-	case *Object:
+	case *Message:
 		return object{"object": []any{v.Class.Module, v.Class.Name, plainDict(&v.State)}}
 	}
 	return v
@@ -224,7 +224,7 @@ func TestDLRoverReadsWhatEncodeWrites(t *testing.T) {
 			fmt.Fprintf(&in, "%x\n", pickle.Encode(bad))
 			mended, err := decode(pickle.Encode(bad))
 			require.NoError(t, err)
-			require.Equal(t, "cut �", mended.(*Object).Str("key"))
+			require.Equal(t, "cut �", mended.(*Message).Str("key"))
 			want = append(want, plain(mended))
 			got := golden(t, version, "read", in.Bytes())
 			require.Len(t, got, len(want))
@@ -258,7 +258,7 @@ func TestDecodeReadsWhatIsTooLongForAFile(t *testing.T) {
 				require.Equal(t, pair(int64(9999), int64(8)), world[0])
 			case 3:
 				require.Len(t, m.List("nodes"), 3000)
-				require.Equal(t, 2999, m.List("nodes")[2999].(*Object).Int("rank"))
+				require.Equal(t, 2999, m.List("nodes")[2999].(*Message).Int("rank"))
 			}
 		}
 		lines = golden(t, version, "refused", nil)

@@ -6,7 +6,11 @@
 // dlrover/python/master/servicer.py, versions 0.3.8 to 0.6.1, and the messages that these versions sent in tests.
 package pyproto
 
-import "fmt"
+import (
+	"fmt"
+
+	"dlrover-run/internal/pickle"
+)
 
 // Dialect is the Python module in which a version of DLRover has its messages. An answer uses the caller's.
 type Dialect string
@@ -21,7 +25,7 @@ const (
 func Dialects() []Dialect { return []Dialect{Comm, Grpc} }
 
 // Message is an instance of one of DLRover's classes.
-type Message = Object
+type Message = pickle.Object
 
 // ReadMessage reads a pickle that is a message in one of the dialects.
 func ReadMessage(data []byte) (*Message, error) {
@@ -29,7 +33,7 @@ func ReadMessage(data []byte) (*Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, ok := v.(*Object)
+	m, ok := v.(*Message)
 	if !ok || DialectOf(m) != Comm && DialectOf(m) != Grpc {
 		return nil, fmt.Errorf("%w: a %s where a message of DLRover is needed", errPickle, describe(v))
 	}
@@ -37,7 +41,7 @@ func ReadMessage(data []byte) (*Message, error) {
 }
 
 func describe(v any) string {
-	if o, ok := v.(*Object); ok {
+	if o, ok := v.(*Message); ok {
 		return fmt.Sprintf("%.100s.%.100s", o.Class.Module, o.Class.Name)
 	}
 	return fmt.Sprintf("%T", v)
@@ -51,7 +55,7 @@ type Field struct {
 
 // New makes a message of a dialect.
 func (d Dialect) New(name string, fields ...Field) *Message {
-	m := &Message{Class: Class{Module: string(d), Name: name}}
+	m := &Message{Class: pickle.Class{Module: string(d), Name: name}}
 	for _, f := range fields {
 		m.State.Pairs = append(m.State.Pairs, Pair{Key: f.Name, Value: f.Value})
 	}

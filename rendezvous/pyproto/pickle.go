@@ -16,12 +16,10 @@ const maxMessage = 16 << 20
 
 // The values in a message.
 type (
-	tuple  = pickle.Tuple
-	List   = pickle.List
-	Dict   = pickle.Dict
-	Pair   = pickle.Pair
-	Object = pickle.Object
-	Class  = pickle.Class
+	tuple = pickle.Tuple
+	List  = pickle.List
+	Dict  = pickle.Dict
+	Pair  = pickle.Pair
 )
 
 // decode reads a pickle as a tree.

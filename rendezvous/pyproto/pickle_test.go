@@ -20,8 +20,8 @@ const (
 )
 
 func TestEveryOpcode(t *testing.T) {
-	x := func(pairs ...Pair) *Object {
-		return &Object{Class: Class{Module: "m", Name: "X"}, State: Dict{Pairs: pairs}}
+	x := func(pairs ...Pair) *Message {
+		return &Message{Class: pickle.Class{Module: "m", Name: "X"}, State: Dict{Pairs: pairs}}
 	}
 	list := func(items ...any) *List { return &List{Items: items} }
 	dict := func(pairs ...Pair) *Dict { return &Dict{Pairs: pairs} }
@@ -283,7 +283,7 @@ func TestDepthThatIsRead(t *testing.T) {
 }
 
 func TestEncodePanicsForDefects(t *testing.T) {
-	for _, v := range []any{uint(1), Class{Module: "m", Name: "X"}, []int{1}, &Object{}, Comm.New("a\nb"),
+	for _, v := range []any{uint(1), pickle.Class{Module: "m", Name: "X"}, []int{1}, &Message{}, Comm.New("a\nb"),
 		&List{Items: []any{uint(1)}}} {
 		require.Panics(t, func() { pickle.Encode(v) }, "%T", v)
 	}

@@ -158,7 +158,7 @@ func TestAnActorThatFailsIsShownAndLoggedOnce(t *testing.T) {
 		require.NoError(t, err)
 		synctest.Wait()
 		list = k.List()
-		require.Equal(t, Machine{nodehealth.Node{Name: "n1"}, list.Nodes[0].Record}, list.Nodes[0])
+		require.Equal(t, machineRecord{nodehealth.Node{Name: "n1"}, list.Nodes[0].Record}, list.Nodes[0])
 		require.Equal(t, nodehealth.Remove, list.Nodes[0].Record.Do)
 
 		c.failing(nil)

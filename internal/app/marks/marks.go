@@ -323,9 +323,10 @@ func (mgr *Manager) List() Known {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	now := time.Now()
-	known := Known{Nodes: []Machine{}, Avoid: mgr.registry.Avoid(now), Action: mgr.cfg.Action, DryRun: mgr.cfg.DryRun}
+	known := Known{Nodes: []machineRecord{}, Avoid: mgr.registry.Avoid(now), Action: mgr.cfg.Action,
+		DryRun: mgr.cfg.DryRun}
 	for _, n := range mgr.registry.List(now) {
-		known.Nodes = append(known.Nodes, Machine{Node: n, Record: mgr.record(n)})
+		known.Nodes = append(known.Nodes, machineRecord{Node: n, Record: mgr.record(n)})
 	}
 	if mgr.actor == nil {
 		return known
@@ -333,11 +334,11 @@ func (mgr *Manager) List() Known {
 	busy, troubles := mgr.actor.busy()
 	known.Troubles = troubles
 	for _, name := range busy { // such as a mark that could not be removed yet
-		if !slices.ContainsFunc(known.Nodes, func(m Machine) bool { return m.Name == name }) {
-			known.Nodes = append(known.Nodes, Machine{nodehealth.Node{Name: name}, mgr.actor.record(name)})
+		if !slices.ContainsFunc(known.Nodes, func(m machineRecord) bool { return m.Name == name }) {
+			known.Nodes = append(known.Nodes, machineRecord{nodehealth.Node{Name: name}, mgr.actor.record(name)})
 		}
 	}
-	slices.SortFunc(known.Nodes, func(a, b Machine) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(known.Nodes, func(a, b machineRecord) int { return strings.Compare(a.Name, b.Name) })
 	return known
 }
 
@@ -353,7 +354,7 @@ func (mgr *Manager) record(n nodehealth.Node) *ActionRecord {
 
 // Known is the answer to GET /v1/nodes.
 type Known struct {
-	Nodes []Machine `json:"nodes"`
+	Nodes []machineRecord `json:"nodes"`
 	// Avoid are the machines where no replacement should be placed.
 	Avoid []string `json:"avoid"`
 	// Action names the effect on a marked machine, "" for none. DryRun means that it is only logged.
@@ -362,8 +363,8 @@ type Known struct {
 	Troubles []string `json:"troubles,omitempty"` // pending failures about no machine in particular
 }
 
-// Machine is the record of one machine, and the Actor's progress.
-type Machine struct {
+// machineRecord is the record of one machine, and the Actor's progress.
+type machineRecord struct {
 	nodehealth.Node
 	Record *ActionRecord `json:"action,omitempty"`
 }

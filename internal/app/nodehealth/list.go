@@ -8,19 +8,19 @@ import (
 
 // Node is the record of one machine, for people.
 type Node struct {
-	Name string `json:"name"`
-	Mark *Mark  `json:"mark,omitempty"`
-	Held *Held  `json:"held,omitempty"` // the breaker has held a mark back
+	Name string    `json:"name"`
+	Mark *Mark     `json:"mark,omitempty"`
+	Held *heldMark `json:"held,omitempty"` // the breaker has held a mark back
 	// Suspect: it is the culprit of many failures of a run.
-	Suspect  bool    `json:"suspect,omitempty"`
-	Findings []Known `json:"findings,omitempty"` // the newest first
+	Suspect  bool          `json:"suspect,omitempty"`
+	Findings []agedFinding `json:"findings,omitempty"` // the newest first
 	// Runs is how many runs it takes part in, and Seen when it was last heard of.
 	Runs int       `json:"runs,omitempty"`
 	Seen time.Time `json:"seen,omitzero"`
 }
 
-// Known is a finding and its age in seconds.
-type Known struct {
+// agedFinding is a finding and its age in seconds.
+type agedFinding struct {
 	Finding
 	Age float64 `json:"age"`
 }
@@ -49,7 +49,7 @@ func (g *Registry) describe(now time.Time, r *record) Node {
 	}
 	for _, f := range slices.Backward(r.findings) {
 		if age := now.Sub(f.At); age < g.cfg.Keep {
-			n.Findings = append(n.Findings, Known{f, max(age, 0).Seconds()})
+			n.Findings = append(n.Findings, agedFinding{f, max(age, 0).Seconds()})
 		}
 	}
 	return n

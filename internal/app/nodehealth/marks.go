@@ -21,7 +21,7 @@ func newMarkTable() markTable { return markTable{of: map[string]*record{}, byRun
 func (t *markTable) set(r *record, m Mark) {
 	r.mark, r.held = &m, nil
 	t.of[r.name] = r
-	if m.By == Policy {
+	if m.By == byPolicy {
 		t.byRun[m.Run]++
 	}
 }
@@ -31,7 +31,7 @@ func (t *markTable) unset(r *record) Mark {
 	m := *r.mark
 	r.mark = nil
 	delete(t.of, r.name)
-	if m.By != Policy {
+	if m.By != byPolicy {
 		return m
 	}
 	if t.byRun[m.Run]--; t.byRun[m.Run] == 0 {

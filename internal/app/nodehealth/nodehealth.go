@@ -28,7 +28,7 @@ const (
 	Device      Kind = "device-error"     // a worker has failed because of its device; that may be the program's fault
 	Silent      Kind = "silent"           // it has gone away without a word
 	LogRule     Kind = "log-rule"         // a worker's output has matched a rule, for any reason
-	Operator    Kind = "operator"         // by an operator's command
+	operator    Kind = "operator"         // by an operator's command
 )
 
 // hard are the kinds that mark with one finding, and their description of a machine.
@@ -55,8 +55,8 @@ const (
 	MaxKind     = 64      // bytes of a kind
 )
 
-// Policy is Mark.By of a mark that the policy has made.
-const Policy = "policy"
+// byPolicy is Mark.By of a mark that the policy has made.
+const byPolicy = "policy"
 
 // Finding is something that was found out about a machine.
 type Finding struct {
@@ -85,11 +85,11 @@ type Mark struct {
 	Run   string    `json:"run,omitempty"`
 	Since time.Time `json:"since"`
 	Until time.Time `json:"until,omitzero"` // zero: until it is cleared
-	By    string    `json:"by"`             // Policy, or the operator
+	By    string    `json:"by"`             // byPolicy, or the operator
 }
 
-// Held is a mark that the breaker has held back.
-type Held struct {
+// heldMark is a mark that the breaker has held back.
+type heldMark struct {
 	Mark
 	Why string `json:"why"` // why it was held back
 }
@@ -163,7 +163,7 @@ func (c Config) renewable(now time.Time, m *Mark) bool {
 
 // bound keeps a mark of the policy from lasting longer than it may, after a clock that was wrong.
 func (c Config) bound(now time.Time, m *Mark) {
-	if most := now.Add(c.Expiry); m.By == Policy && m.Until.After(most) {
+	if most := now.Add(c.Expiry); m.By == byPolicy && m.Until.After(most) {
 		m.Until = most
 	}
 	if m.Since.After(now) {

@@ -45,7 +45,7 @@ func sized(n int) *Registry {
 func TestOneHardFindingMarks(t *testing.T) {
 	for kind, marks := range map[Kind]bool{
 		CheckFailed: true, Unkillable: true, Xid: true, ECC: true,
-		Hang: false, Silent: false, Repeated: false, LogRule: false, "new-word": false, Operator: false, "": false,
+		Hang: false, Silent: false, Repeated: false, LogRule: false, "new-word": false, operator: false, "": false,
 	} {
 		b := sized(100)
 		acts := b.Find(noon, find("n001", kind))
@@ -59,7 +59,7 @@ func TestOneHardFindingMarks(t *testing.T) {
 		require.Contains(t, acts[0].Text, "as seen")
 		m := acts[0].Mark
 		require.Equal(t, Mark{Node: "n001", Kind: kind, Aspect: aspects[kind], Reason: m.Reason, Evidence: "as seen",
-			Run: "r", Since: noon, Until: after(4 * time.Hour), By: Policy}, m)
+			Run: "r", Since: noon, Until: after(4 * time.Hour), By: byPolicy}, m)
 		require.NotEmpty(t, m.Reason)
 		require.Equal(t, []string{"n001"}, b.Avoid(noon))
 		require.Equal(t, []Mark{m}, b.Marks())
@@ -280,7 +280,7 @@ func TestOperators(t *testing.T) {
 		acts, err := b.SetMark(noon, n, "policy", "smells\x1b of smoke", time.Time{})
 		require.NoError(t, err)
 		require.Equal(t, []string{"mark " + n}, brief(acts))
-		require.Equal(t, Mark{Node: n, Kind: Operator, Reason: "smells  of smoke", Since: noon, By: "operator"}, acts[0].Mark)
+		require.Equal(t, Mark{Node: n, Kind: operator, Reason: "smells  of smoke", Since: noon, By: "operator"}, acts[0].Mark)
 	}
 	require.Empty(t, b.Find(after(time.Minute), find("n001", ECC)), "an operator's mark stands")
 	require.Empty(t, b.Tick(after(100*24*time.Hour)))
@@ -703,7 +703,7 @@ func (h *history) check(acts []Act) {
 			continue
 		}
 		h.marks[m.Node] = m
-		if m.By != Policy {
+		if m.By != byPolicy {
 			continue
 		}
 		require.False(h.t, m.Until.After(h.now.Add(4*time.Hour)))
@@ -721,7 +721,7 @@ func (h *history) check(acts []Act) {
 func (h *history) bounded(run string) {
 	inRun := 0
 	for _, m := range h.marks {
-		if m.By == Policy && m.Run == run {
+		if m.By == byPolicy && m.Run == run {
 			inRun++
 		}
 	}

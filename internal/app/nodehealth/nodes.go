@@ -11,7 +11,7 @@ type record struct {
 	name     string
 	seen     time.Time
 	mark     *Mark
-	held     *Held
+	held     *heldMark
 	findings []Finding // the oldest first
 }
 
@@ -50,7 +50,7 @@ func (r *record) surplus() int {
 // hold records that a mark was held back. It is reported once for each kind of finding.
 func (r *record) hold(m Mark, why string) []Act {
 	told := r.held != nil && r.held.Kind == m.Kind && r.held.Run == m.Run && r.held.Until.After(m.Since)
-	r.held = &Held{Mark: m, Why: why}
+	r.held = &heldMark{Mark: m, Why: why}
 	if told {
 		return nil
 	}

@@ -42,7 +42,7 @@ func (g *Registry) Find(now time.Time, found ...Finding) (acts []Act) {
 }
 
 func acceptable(f Finding) bool {
-	return CheckName(f.Node) == nil && checkRun(f.Run) == nil && checkKind(f.Kind) == nil && f.Kind != Operator &&
+	return CheckName(f.Node) == nil && checkRun(f.Run) == nil && checkKind(f.Kind) == nil && f.Kind != operator &&
 		checkAspect(f.Aspect) == nil
 }
 
@@ -100,7 +100,7 @@ func (g *Registry) setMass(since time.Time, f Finding) {
 // judge returns the acts that follow from a recorded finding.
 func (g *Registry) judge(now time.Time, f Finding, fresh bool) []Act {
 	r := g.nodes.of[f.Node]
-	if m := r.mark; m != nil && (m.By != Policy || !fresh && !g.cfg.renewable(now, m)) {
+	if m := r.mark; m != nil && (m.By != byPolicy || !fresh && !g.cfg.renewable(now, m)) {
 		return nil
 	}
 	reason := g.reason(r, f)
@@ -109,7 +109,7 @@ func (g *Registry) judge(now time.Time, f Finding, fresh bool) []Act {
 	}
 	m := Mark{
 		Node: f.Node, Kind: f.Kind, Aspect: f.Aspect, Reason: reason, Evidence: f.Text, Run: f.Run, Since: now,
-		Until: now.Add(g.cfg.Expiry), By: Policy,
+		Until: now.Add(g.cfg.Expiry), By: byPolicy,
 	}
 	if g.runs.of[f.Run].mass(f.Kind) {
 		return g.holdMass(now, m)
@@ -159,9 +159,9 @@ func (g *Registry) holdMass(now time.Time, m Mark) (acts []Act) {
 		len(j.members))
 	for _, r := range g.marks.sorted() {
 		o := r.mark
-		if o.By == Policy && o.Run == m.Run && o.Kind == m.Kind && !o.Since.Before(now.Add(-g.cfg.MassWithin)) {
+		if o.By == byPolicy && o.Run == m.Run && o.Kind == m.Kind && !o.Since.Before(now.Add(-g.cfg.MassWithin)) {
 			was := g.marks.unset(r)
-			r.held = &Held{Mark: was, Why: why}
+			r.held = &heldMark{Mark: was, Why: why}
 			acts = append(acts, Act{Do: Remove, Mark: was, Run: was.Run, Text: why})
 		}
 	}
@@ -211,7 +211,7 @@ func (g *Registry) Passed(now time.Time, node string, covered ...string) []Act {
 			f.Cleared, disproved = true, true
 		}
 	}
-	if r.mark == nil || r.mark.By != Policy || !disproved {
+	if r.mark == nil || r.mark.By != byPolicy || !disproved {
 		return nil
 	}
 	if f, reason := g.rest(now, r); reason != "" {
@@ -254,13 +254,13 @@ func (g *Registry) SetMark(now time.Time, node, by, why string, until time.Time)
 	if r == nil {
 		return nil, fmt.Errorf("mark of node %s: all of %d nodes that can be kept are marked; clear some", node, MaxNodes)
 	}
-	if by == "" || by == Policy {
-		by = string(Operator)
+	if by == "" || by == byPolicy {
+		by = string(operator)
 	}
 	if r.mark != nil {
 		g.marks.unset(r)
 	}
-	g.marks.set(r, Mark{Node: node, Kind: Operator, Reason: Line(why), Since: now, Until: stamp(until), By: Line(by)})
+	g.marks.set(r, Mark{Node: node, Kind: operator, Reason: Line(why), Since: now, Until: stamp(until), By: Line(by)})
 	return []Act{{Do: Apply, Mark: *r.mark, Text: Line(fmt.Sprintf("marked by %s: %s", by, why))}}, nil
 }
 

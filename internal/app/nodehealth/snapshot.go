@@ -30,7 +30,7 @@ type savedNode struct {
 	Name     string    `json:"name"`
 	Seen     time.Time `json:"seen"`
 	Mark     *Mark     `json:"mark,omitempty"`
-	Held     *Held     `json:"held,omitempty"`
+	Held     *heldMark `json:"held,omitempty"`
 	Findings []Finding `json:"findings,omitempty"`
 }
 
@@ -140,7 +140,7 @@ func (g *Registry) loadMark(r *record, m *Mark) error {
 	return nil
 }
 
-func loadHeld(r *record, h *Held) error {
+func loadHeld(r *record, h *heldMark) error {
 	if h == nil {
 		return nil
 	}
@@ -168,7 +168,7 @@ func (m *Mark) check(node string) error {
 	if m.Node != node {
 		return fmt.Errorf("a mark is about node %.100q", m.Node)
 	}
-	if m.By == Policy {
+	if m.By == byPolicy {
 		if err := ends(m.Until); err != nil {
 			return err
 		}

@@ -28,7 +28,7 @@ func TestManyNamesHideNoWarning(t *testing.T) {
 	h := New(Config{JobUID: "uid", Log: slog.New(slog.NewTextHandler(&log, nil))})
 	defer h.Close()
 	for i := range 200 {
-		h.cannot(&pyproto.Message{Class: pyproto.Class{Name: strconv.Itoa(i)}})
+		h.cannot(&pyproto.Message{Class: pickle.Class{Name: strconv.Itoa(i)}})
 	}
 	for range 2 {
 		_, err := h.Admit(t.Context(), "")
