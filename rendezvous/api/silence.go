@@ -13,8 +13,8 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// watchAlive is for connections that carry a Watch, at both ends: with the bound below the kernel gives up a host that
-// has given no sign of life for rendezvous.SuspectAfter, whether something was sent to it or not.
+// watchAlive is for connections that carry a Watch, at both ends. With the bound below the kernel gives up a host after
+// rendezvous.SuspectAfter without a sign of life, even if nothing was sent to it.
 var watchAlive = net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second, Count: 3}
 
 // tcpUserTimeout is the socket option TCP_USER_TIMEOUT of Linux, in milliseconds.

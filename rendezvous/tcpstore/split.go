@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Split serves the store traffic of l on s and hands every other connection to the returned listener, so that one port
+// Split serves the store traffic of l on s, and hands every other connection to the returned listener: one port
 // carries the rendezvous API and the workers' store. The first byte decides: a store client begins with a byte of at
 // most 8, HTTP with an upper-case letter, TLS with 22. Config.Allow applies to store traffic alone.
 //

@@ -87,8 +87,8 @@ func (j *job) mass(k Kind) bool {
 	return j != nil && j.blamed[k] >= 2 && 2*j.blamed[k] > len(j.members)
 }
 
-// failed records the end of an epoch, as one of the last that are kept, and returns how often its culprit was to blame
-// before and is now.
+// failed records the end of an epoch, as one of the last that are kept. It returns how often its culprit was to blame
+// before, and is now.
 func (j *job) failed(now time.Time, culprit string, kept int) (before, times int) {
 	before = j.times(culprit)
 	j.failures = append(j.failures, failure{culprit, now})

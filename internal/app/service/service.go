@@ -1,7 +1,7 @@
-// Package service is the whole server of a rendezvous: the rounds of all runs, the meeting places of their checkpoint
-// daemons, the checks between their nodes, the judgement of hangs, the topology of the network, and further handlers,
-// such as the output of workers for its followers. dlrover-master and a launcher that serves the other nodes of its job
-// run the same service.
+// Package service is the whole server of a rendezvous. It joins the rounds of all runs, the meeting places of their
+// checkpoint daemons, the checks between their nodes, and the judgement of hangs. It has the topology of the network,
+// and further handlers, such as the output of workers for its followers. dlrover-master and a launcher that serves the
+// other nodes of its job run the same service.
 //
 // Goroutines: one for the topology file, if there is one, until Close; those of the HTTP server are Serve's.
 package service

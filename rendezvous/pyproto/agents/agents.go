@@ -1,6 +1,6 @@
 // Package agents lets the agents of DLRover, which are written in Python, take part in a run of our rendezvous: every
-// agent is a node of the Hub. Polls of an agent are answered from its node's last directive, and its reports become
-// events of the Round, so that agents and our launchers can be in one world.
+// agent is a node of the Hub. The last directive of its node answers its polls, and its reports become events of the
+// Round. So agents and our launchers can be in one world.
 //
 // Agents lack some features of our launchers: they are not informed why they wait, they are not held, drained or given
 // commands, and each counts its restarts by itself.

@@ -33,9 +33,10 @@ const (
 // intervals between repeated calls; tests use shorter ones than New.
 type intervals struct {
 	heartbeat time.Duration
-	// ask: a node that waits for a world announces itself again, if the master counts no waiting node, or after ten times
-	// that, and at once if the master's round has changed. The master has forgotten it if it was started again, or has
-	// sealed a world with it that a late node then made void. A node that waits already is not counted twice.
+	// ask: a node that waits for a world announces itself again, if the master counts no waiting node. After ten times
+	// that it does so in any case, and at once if the master's round has changed. The master has forgotten the node if it
+	// was started again, or has sealed a world with it that a late node then made void. A node that waits is not counted
+	// twice.
 	ask time.Duration
 	// show: a leader publishes the workers' meeting place again. A master that was started again has forgotten it, and
 	// nodes may not have asked before.
