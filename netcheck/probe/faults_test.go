@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/netcheck"
 )
 
@@ -74,6 +75,7 @@ func TestAcceptedAndThenNothing(t *testing.T) {
 }
 
 func TestNoProof(t *testing.T) {
+	t.Parallel()
 	var all together
 	hello := append([]byte(magic), make([]byte, nonceLen)...)
 	for name, tt := range map[string]struct {
@@ -132,6 +134,7 @@ func (g *together) check(t *testing.T) {
 
 // Whatever two ends do not agree on keeps them apart, and both hear it as such.
 func TestTicketsThatDiffer(t *testing.T) {
+	t.Parallel()
 	var all together
 	for name, change := range map[string]func(*couple){
 		"key":       func(c *couple) { c.dial.Key = []byte("0123456789abcdef0123456789abcdef") },
@@ -143,7 +146,7 @@ func TestTicketsThatDiffer(t *testing.T) {
 	} {
 		all.add(name, func() func(*testing.T) {
 			c := newCouple(t)
-			c.serve.Left = time.Second
+			c.serve.Left = 2 * time.Second
 			change(c)
 			c.run()
 			return func(t *testing.T) {
@@ -245,7 +248,7 @@ func TestOneTestForATicket(t *testing.T) {
 		require.Error(t, err, "a stream twice")
 		return a
 	}
-	c.serve.Left = time.Second
+	c.serve.Left = 2 * time.Second
 	c.run()
 	require.Equal(t, netcheck.Auth, c.dialed.Class, c.dialed.Text)
 	require.Equal(t, netcheck.Stalled, c.served.Class, c.served.Text)
@@ -274,8 +277,8 @@ func TestNothingIsSentToAnybodyElse(t *testing.T) {
 
 // Strangers at the very address of the peer: silent ones, liars, and such that come and go.
 func TestACrowdAtTheDoor(t *testing.T) {
-	if testing.Short() && raceEnabled {
-		t.Skip("a crowd under the race detector is slow")
+	if raceEnabled {
+		testkit.Long(t, "a crowd under the race detector is slow")
 	}
 	c := newCouple(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -653,7 +656,7 @@ func TestDeadline(t *testing.T) {
 		c = newCouple(t)
 		c.server.pace = &plan{warm: time.Minute, measure: time.Minute}
 		c.dialer.pace = c.server.pace
-		c.serve.Left = 500 * time.Millisecond
+		c.serve.Left = time.Second
 		c.run()
 		require.Equal(t, netcheck.Stalled, c.dialed.Class, c.dialed.Text)
 		require.Contains(t, c.dialed.Text, "the other end: ")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/probe/starved"
 )
@@ -369,9 +370,7 @@ func TestNetworkMTU(t *testing.T) {
 }
 
 func TestNetworkWithoutAnAnswer(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds, and other tests of this network are done")
-	}
+	testkit.Long(t, "it takes seconds, and other tests of this network are run")
 	l := newLab(t, 2)
 	m := l.meeting(0, 1).quick()
 	m.prepare()
@@ -384,9 +383,7 @@ func TestNetworkWithoutAnAnswer(t *testing.T) {
 
 // A host that vanishes in the middle: no FIN, no RST.
 func TestNetworkThatIsCut(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds, and other tests of this network are done")
-	}
+	testkit.Long(t, "it takes seconds, and other tests of this network are run")
 	l := newLab(t, 2)
 	m := l.meeting(0, 1)
 	m.prepare()
@@ -405,6 +402,7 @@ func TestNetworkThatIsCut(t *testing.T) {
 }
 
 func TestNetworkPeerIsKilled(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, 2)
 	m := l.meeting(0, 1)
 	m.prepare()
@@ -421,9 +419,7 @@ func TestNetworkPeerIsKilled(t *testing.T) {
 
 // Another host floods the listener.
 func TestNetworkWithAStranger(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds, and other tests of this network are done")
-	}
+	testkit.Long(t, "it takes seconds, and other tests of this network are run")
 	l := newLab(t, 3)
 	m := l.meeting(0, 1).quick()
 	m.prepare()
@@ -440,9 +436,7 @@ func TestNetworkWithAStranger(t *testing.T) {
 }
 
 func TestNetworkRails(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds, and other tests of this network are done")
-	}
+	testkit.Long(t, "it takes seconds, and other tests of this network are run")
 	l := newLab(t, 2)
 	l.cable(0, 1)
 	l.cable(1, 1)
@@ -470,9 +464,7 @@ func TestNetworkRails(t *testing.T) {
 
 // The rate of a link of 1 Gbit/s against iperf3's, one after the other.
 func TestNetworkAgainstIperf3(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes ten seconds at best")
-	}
+	testkit.Long(t, "it takes ten seconds at best")
 	l := newLab(t, 2)
 	theirs := func() float64 { return 1000 * 1448 / 1514.0 } // of what the limiter lets through, the data
 	if _, err := exec.LookPath("iperf3"); err == nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/netcheck"
 )
 
@@ -26,6 +27,7 @@ func TestMain(m *testing.M) {
 		endMain()
 		return
 	}
+	testkit.SideBySide(4) // most of the time they wait for an end that is silent
 	goleak.VerifyTestMain(m)
 }
 

@@ -10,12 +10,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/netcheck"
 )
 
@@ -77,14 +77,18 @@ func fakeServer(mode, port string) {
 	}
 }
 
-func rdmaCouple(t *testing.T, mode string) *couple {
+// rdmaCouple has a tool that behaves as mode says. A tool that hangs writes the pid of its child to the file pid.
+func rdmaCouple(t *testing.T, mode, pid string) *couple {
 	self, err := os.Executable()
 	require.NoError(t, err)
-	t.Setenv(fakeToolEnv, mode)
-	t.Setenv("GORACE", "atexit_sleep_ms=0") // else the tool takes a second more to end
+	tool := filepath.Join(t.TempDir(), "ib_write_bw")
+	// Without GORACE the tool takes a second more to end.
+	script := fmt.Sprintf("#!/bin/sh\nexec env GORACE=atexit_sleep_ms=0 %s=%s PROBE_TEST_PID='%s' '%s' \"$@\"\n",
+		fakeToolEnv, mode, pid, self)
+	require.NoError(t, os.WriteFile(tool, []byte(script), 0o700))
 	c := newCouple(t)
 	for _, p := range []*Prober{c.server, c.dialer} {
-		p.cfg.RDMATool = self
+		p.cfg.RDMATool = tool
 		p.cfg.NICs[0].HCA = "mlx5_0"
 	}
 	c.serve.Quick, c.dial.Quick = false, false
@@ -108,7 +112,8 @@ func rdmaFlow(r netcheck.Result) netcheck.Flow {
 }
 
 func TestRDMA(t *testing.T) {
-	c := rdmaCouple(t, "ok")
+	t.Parallel()
+	c := rdmaCouple(t, "ok", "")
 	c.run()
 	for _, r := range []netcheck.Result{c.served, c.dialed} {
 		require.Empty(t, r.Class, r.Text)
@@ -124,6 +129,7 @@ func late(says string) bool {
 
 // What the tools cannot do is said, and no fault.
 func TestRDMAThatDoesNotWork(t *testing.T) {
+	t.Parallel()
 	for mode, says := range map[string]string{
 		"garbage":      "its report is no JSON",
 		"flood":        "its report is longer than 65536 bytes",
@@ -133,7 +139,7 @@ func TestRDMAThatDoesNotWork(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			var c *couple
 			for tries := 0; tries == 0 || tries < 5 && late(c.skipped()); tries++ {
-				c = rdmaCouple(t, mode)
+				c = rdmaCouple(t, mode, "")
 				c.run()
 			}
 			for _, r := range []netcheck.Result{c.served, c.dialed} {
@@ -156,11 +162,11 @@ func TestRDMAThatDoesNotWork(t *testing.T) {
 }
 
 func TestRDMAToolsThatHangAreKilledWithAllTheyStarted(t *testing.T) {
+	t.Parallel()
 	pid := filepath.Join(t.TempDir(), "pid")
-	t.Setenv("PROBE_TEST_PID", pid)
 	var c *couple
 	for tries := 1; ; tries++ {
-		c = rdmaCouple(t, "hang")
+		c = rdmaCouple(t, "hang", pid)
 		c.serve.Left, c.dial.Left = 3*time.Second, 3*time.Second
 		began := time.Now()
 		c.run()
@@ -175,30 +181,19 @@ func TestRDMAToolsThatHangAreKilledWithAllTheyStarted(t *testing.T) {
 	require.NoError(t, err)
 	n, err := strconv.Atoi(string(text))
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return gone(n) }, 2*time.Second, 10*time.Millisecond)
-}
-
-// gone says whether a process has ended; one that nobody has reaped yet counts as gone.
-func gone(pid int) bool {
-	if syscall.Kill(pid, 0) != nil {
-		return true
-	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err != nil || strings.Contains(string(stat), ") Z ")
+	require.Eventually(t, func() bool { return testkit.Gone(n) }, 2*time.Second, 10*time.Millisecond)
 }
 
 func TestAToolThatNeverListens(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes the 2 s that a server has to listen")
-	}
-	c := rdmaCouple(t, "deaf")
+	testkit.Long(t, "it takes the 2 s that a server has to listen")
+	c := rdmaCouple(t, "deaf", "")
 	c.run()
 	require.Empty(t, c.served.Class, c.served.Text)
 	require.Contains(t, c.skipped(), "does not listen on port")
 }
 
 func TestQuickTestsLeaveRDMAOut(t *testing.T) {
-	c := rdmaCouple(t, "ok")
+	c := rdmaCouple(t, "ok", "")
 	c.serve.Quick, c.dial.Quick = true, true
 	c.run()
 	require.Empty(t, c.dialed.Class, c.dialed.Text)
@@ -274,12 +269,12 @@ func TestListeners(t *testing.T) {
 }
 
 func TestToolIsKilledWhenTheTestIsCalledOff(t *testing.T) {
+	t.Parallel()
 	pid := filepath.Join(t.TempDir(), "pid")
-	t.Setenv("PROBE_TEST_PID", pid)
 	var c *couple
 	for tries := 0; tries == 0 || tries < 5 && late(c.skipped()); tries++ {
 		_ = os.Remove(pid) // of a try before
-		c = rdmaCouple(t, "hang")
+		c = rdmaCouple(t, "hang", pid)
 		ctx, cancel := context.WithCancel(t.Context())
 		c.serveCtx, c.dialCtx = ctx, ctx
 		began := make(chan time.Time, 1)
