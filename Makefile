@@ -45,6 +45,7 @@ test: torch build lint race ## lint, and the tests under the race detector with 
 race: export GORACE := atexit_sleep_ms=0
 race: ## all tests under the race detector but those of more than ten seconds; says what was skipped
 	$(GOTEST) -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1)) ./internal/app/run ./...
+	go test -short -count=1 -run TestCrash ./checkpointd/commit # all states; with -race only some
 
 lint: ## gofmt and go vet
 	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }

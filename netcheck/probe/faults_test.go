@@ -277,7 +277,7 @@ func TestNothingIsSentToAnybodyElse(t *testing.T) {
 
 // Strangers at the very address of the peer: silent ones, liars, and such that come and go.
 func TestACrowdAtTheDoor(t *testing.T) {
-	if raceEnabled {
+	if testkit.Race {
 		testkit.Long(t, "a crowd under the race detector is slow")
 	}
 	c := newCouple(t)
