@@ -1,7 +1,6 @@
 package checkpointd_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -19,6 +18,7 @@ import (
 	"dlrover-run/checkpointd"
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/internal/testkit"
 )
 
 // busy locks a segment as its writer does, until release is called.
@@ -69,33 +69,16 @@ func TestABusySegmentWithANewerSaveIsSuperseded(t *testing.T) {
 }
 
 // lines is a log.
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(b)
-}
+type lines struct{ testkit.Buffer }
 
 // with returns the lines that contain text.
 func (l *lines) with(text string) (out []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for line := range strings.Lines(l.buf.String()) {
+	for line := range strings.Lines(l.String()) {
 		if strings.Contains(line, text) {
 			out = append(out, line)
 		}
 	}
 	return out
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
 }
 
 func (l *lines) config(c *checkpointd.Config) { c.Logger = slog.New(slog.NewTextHandler(l, nil)) }

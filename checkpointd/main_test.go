@@ -1,21 +1,17 @@
 package checkpointd_test
 
 import (
-	"flag"
-	"runtime"
-	"strconv"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"dlrover-run/internal/testkit"
 )
 
 // sideBySide bounds the tests that run in parallel: they wait for seconds, and compute little.
 const sideBySide = 8
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		_ = parallel.Value.Set(strconv.Itoa(sideBySide)) // a number
-	}
+	testkit.SideBySide(sideBySide)
 	goleak.VerifyTestMain(m)
 }

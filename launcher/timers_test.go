@@ -1,19 +1,18 @@
 package launcher
 
 import (
-	"bytes"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/filetimer"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
@@ -29,22 +28,7 @@ const say = `say() {
 `
 
 // lockedBuffer is a log that the test reads meanwhile.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
+type lockedBuffer = testkit.Buffer
 
 // newTimerRig is a rig whose workers have a file timer.
 func newTimerRig(t *testing.T, script string, maxRestarts int) (*rig, *lockedBuffer) {

@@ -1,7 +1,6 @@
 package replica
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +20,7 @@ import (
 
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/checkpointd/shm/shmtest"
+	"dlrover-run/internal/testkit"
 )
 
 const token = "0123456789abcdef"
@@ -186,22 +186,9 @@ func (n *node) nothingReceived(t testing.TB) {
 	require.Zero(t, n.arrived)
 }
 
-type logText struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
+type logText struct{ testkit.Buffer }
 
-func (l *logText) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(b)
-}
-
-func (l *logText) count(s string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.buf.String(), s)
-}
+func (l *logText) count(s string) int { return strings.Count(l.String(), s) }
 
 // tap makes connections whose written bytes go through a function, which may change them, or fail the write. The first
 // connection has index 0.

@@ -17,6 +17,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"dlrover-run/internal/testkit"
 )
 
 // helperEnv makes the test binary act as another process: its value is the name of the helper.
@@ -75,33 +77,15 @@ func helper(name string, args ...string) *exec.Cmd {
 
 func sh(script string) *exec.Cmd { return exec.Command("/bin/sh", "-c", script) }
 
-// console is a writer that can be read while it is written to.
-type console struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (c *console) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.b.Write(p)
-}
-
-func (c *console) String() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.b.String()
-}
-
 // rig is a Logs with what a test needs to look at.
 type rig struct {
 	*Logs
-	out, err, log *console
+	out, err, log *testkit.Buffer
 }
 
 func newRig(t *testing.T, cfg Config) *rig {
 	t.Helper()
-	r := &rig{out: &console{}, err: &console{}, log: &console{}}
+	r := &rig{out: &testkit.Buffer{}, err: &testkit.Buffer{}, log: &testkit.Buffer{}}
 	if cfg.Stdout == nil {
 		cfg.Stdout = r.out
 	}

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/testkit"
 )
 
 func TestWhereOutputGoes(t *testing.T) {
@@ -112,7 +114,7 @@ func TestFilesKeepRawBytes(t *testing.T) {
 }
 
 func TestStdoutAndStderrOnOneConsole(t *testing.T) {
-	con := &console{}
+	con := &testkit.Buffer{}
 	r := newRig(t, Config{Dir: t.TempDir(), Tee: all, Stdout: con, Stderr: con})
 	require.Same(t, r.console[0], r.console[1])
 	w := worker(t, r.begin(t), 0)

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/switchbox"
 )
 
@@ -142,14 +143,8 @@ func TestHangIsKilledWithItsChildren(t *testing.T) {
 	for _, word := range strings.Fields(string(text)) {
 		pid, err := strconv.Atoi(word)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return gone(pid) }, 10*time.Second, 5*time.Millisecond, "process %d", pid)
+		require.Eventually(t, func() bool { return testkit.Gone(pid) }, 10*time.Second, 5*time.Millisecond, "process %d", pid)
 	}
-}
-
-// gone says whether a process has ended; who adopted it might not have reaped it yet.
-func gone(pid int) bool {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	return err != nil || strings.Contains(string(stat), ") Z ")
 }
 
 func TestCancelledCheckEndsAtOnce(t *testing.T) {

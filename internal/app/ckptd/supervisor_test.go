@@ -2,7 +2,6 @@ package ckptd
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dlrover-run/checkpointd"
+	"dlrover-run/internal/testkit"
 )
 
 // fakes are daemons that answer everything and record their requests.
@@ -163,28 +163,10 @@ func (d *fake) die() {
 	d.wg.Wait()
 }
 
-// lines is a log that others may read.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 type rig struct {
 	*fakes
 	*Supervisor
-	log *lines
+	log *testkit.Buffer
 	cfg SupervisorConfig
 }
 
@@ -194,7 +176,7 @@ func newRig(t *testing.T, change func(*SupervisorConfig)) *rig {
 	base, err := os.MkdirTemp("", "ckptd") // short: the path of a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
-	r := &rig{fakes: &fakes{t: t}, log: &lines{}}
+	r := &rig{fakes: &fakes{t: t}, log: &testkit.Buffer{}}
 	r.cfg = SupervisorConfig{
 		ShmDir: base, Key: "job", Run: "run", Start: r.start, Logger: slog.New(slog.NewTextHandler(r.log, nil)),
 	}
