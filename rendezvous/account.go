@@ -60,11 +60,12 @@ func (a *account) futile(now time.Time, c cost) bool {
 // purpose. It returns whether the run has to fail then. A mere restart counts no more: most failures only follow the
 // first.
 func (a *account) escalate(now time.Time, d Decision) (hopeless bool) {
-	if !oneOf(d, Permanent, Hold, RestartElsewhere, Shrink) {
+	more := d.consequence()
+	if !more.final && !more.hold && !more.leave {
 		return false
 	}
 	c := &a.newest.cost
-	c.final, c.hold, c.charge = c.final || d == Permanent, c.hold || d == Hold, c.charge || d.charged()
+	c.final, c.hold, c.charge = c.final || more.final, c.hold || more.hold, c.charge || more.charge
 	return a.hopeless(now)
 }
 

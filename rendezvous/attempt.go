@@ -30,16 +30,14 @@ type cost struct {
 
 // costOf is the cost of failures of n's workers, after the decision d about them.
 func costOf(n *node, d Decision, fs []job.Failure) cost {
-	c := cost{charge: d.charged(), count: true, final: d == Permanent, hold: d == Hold, node: n.Name, rank: -1,
+	q := d.consequence()
+	c := cost{charge: q.charge, count: true, final: q.final, hold: q.hold, node: n.Name, rank: -1,
 		alike: fingerprint(fs, n), text: text.Clip(firstText(fs, n), maxOrderText)}
 	if len(fs) > 0 {
 		c.rank = fs[0].Rank
 	}
 	return c
 }
-
-// charged reports whether d spends one of MaxRestarts. A decision of a later version does.
-func (d Decision) charged() bool { return !oneOf(d, RestartFree, Permanent, Hold) }
 
 // fingerprint is the common part of failures of one kind: for those of older launchers, their text.
 func fingerprint(fs []job.Failure, n *node) string {

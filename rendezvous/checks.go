@@ -42,9 +42,9 @@ func (c *checks) mustCheck(now time.Time, n *node) bool {
 }
 
 func (c *checks) passed(now time.Time, e Cleared) error {
-	n := c.members.nodes[e.ID]
-	if n == nil {
-		return ErrUnknownNode
+	n, err := c.members.find(e.ID)
+	if err != nil {
+		return err
 	}
 	n.asked = false
 	c.grant(now, n, e)
@@ -96,9 +96,9 @@ func (c *checks) grant(now time.Time, n *node, e Cleared) {
 func (n *node) void() { n.cleared, n.unpaired = false, false }
 
 func (c *checks) failed(e Barred) (stands bool, err error) {
-	n := c.members.nodes[e.ID]
-	if n == nil {
-		return false, ErrUnknownNode
+	n, err := c.members.find(e.ID)
+	if err != nil {
+		return false, err
 	}
 	n.asked = false
 	if c.epoch.phase == finished || !c.params.Gate || !n.can(CanGate) || n.state == barred {
@@ -135,9 +135,9 @@ func (e Barred) withOthers() bool {
 // doubt voids the pass of a node. A node that waits while a sealed world runs is checked again at once, all
 // others at the next gate.
 func (c *checks) doubt(now time.Time, e Doubt) error {
-	n := c.members.nodes[e.ID]
-	if n == nil {
-		return ErrUnknownNode
+	n, err := c.members.find(e.ID)
+	if err != nil {
+		return err
 	}
 	if !n.cleared || c.epoch.phase == finished {
 		return nil
@@ -220,7 +220,8 @@ func (c *checks) barName(name string, why *job.Cause) {
 
 // evict goes on without n, whose world is broken, if that is decided about it.
 func (c *checks) evict(n *node, d Decision, why job.Cause) {
-	if d != RestartElsewhere && d != Shrink || n.state != pending {
+	q := d.consequence()
+	if !q.leave || n.state != pending {
 		return
 	}
 	why.Text = text.Clip(why.Text, maxOrderText)
@@ -229,7 +230,7 @@ func (c *checks) evict(n *node, d Decision, why job.Cause) {
 		c.members.become(n, leaving)
 		c.out.direct(n, Directive{Kind: job.Stop, Cause: &why})
 	}
-	if (d == RestartElsewhere || !n.can(CanLeave)) && c.orders.roomForBar(n.Name) {
+	if (q.bar || !n.can(CanLeave)) && c.orders.roomForBar(n.Name) {
 		c.barName(n.Name, &why)
 	}
 }

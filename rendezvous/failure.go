@@ -8,9 +8,9 @@ import (
 )
 
 func (r *Round) failing(now time.Time, e Failing) error {
-	n := r.members.nodes[e.ID]
-	if n == nil {
-		return ErrUnknownNode
+	n, err := r.members.find(e.ID)
+	if err != nil {
+		return err
 	}
 	if e.EpochID != r.epoch.id {
 		return nil

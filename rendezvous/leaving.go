@@ -15,9 +15,9 @@ import (
 
 // beginLeave takes a node that will leave out of all that is to come.
 func (r *Round) beginLeave(now time.Time, e Leaving) error {
-	n := r.members.nodes[e.ID]
-	if n == nil {
-		return ErrUnknownNode
+	n, err := r.members.find(e.ID)
+	if err != nil {
+		return err
 	}
 	if n.state == leaving || n.state == succeeded || r.epoch.phase == finished {
 		return nil // it is known, or the run does not need the node any more

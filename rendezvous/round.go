@@ -203,8 +203,8 @@ func (r *Round) apply(now time.Time, ev Event) error {
 }
 
 func (r *Round) ready(now time.Time, e Ready) error {
-	if r.members.nodes[e.ID] == nil {
-		return ErrUnknownNode
+	if _, err := r.members.find(e.ID); err != nil {
+		return err
 	}
 	if r.epoch.phase != releasing || e.EpochID != r.epoch.id || r.epoch.world[0].ID != e.ID {
 		return nil // the world broke meanwhile; the leader gets a newer directive
@@ -222,9 +222,9 @@ func (r *Round) ready(now time.Time, e Ready) error {
 }
 
 func (r *Round) success(now time.Time, e Success) error {
-	n := r.members.nodes[e.ID]
-	if n == nil {
-		return ErrUnknownNode
+	n, err := r.members.find(e.ID)
+	if err != nil {
+		return err
 	}
 	if e.EpochID != r.epoch.id || n.state != member || r.epoch.phase != running && r.memory.rebuild == nil {
 		return nil

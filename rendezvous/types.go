@@ -252,22 +252,6 @@ const (
 	maxTold = 16
 )
 
-// Decision is a policy's answer to a worker's exit.
-type Decision string
-
-// The decisions. The budget of restarts is counted here, for the whole run.
-const (
-	RestartCharged Decision = "restart"
-	RestartFree    Decision = "restart-free"
-	Permanent      Decision = "permanent"
-	// RestartElsewhere is charged, and bars the node's name, so that another node takes its place.
-	RestartElsewhere Decision = "elsewhere"
-	// Shrink is charged; the world goes on without the node.
-	Shrink Decision = "shrink"
-	// Hold ends the workers and pauses the run.
-	Hold Decision = "hold"
-)
-
 // NodeStatus is one row of the status page.
 type NodeStatus struct {
 	Name  string `json:"name"`
