@@ -289,3 +289,77 @@ func TestLifeOfANode(t *testing.T) {
 	require.Equal(t, Life{4711, "key"}, s.member("a").Life)
 	require.Zero(t, s.member("b").Life)
 }
+
+func TestLossIsQuickWhenTheSurvivorsFailToo(t *testing.T) {
+	for _, order := range []string{"loss first", "failure first"} {
+		t.Run(order, func(t *testing.T) {
+			s := newSim(t, Params{Min: 1, Max: 2, MaxRestarts: 0})
+			s.join("a", "b")
+			s.obey()
+			if order == "loss first" {
+				s.vanish("b")
+				s.now = s.now.Add(50 * time.Millisecond)
+				s.fail("a", RestartCharged)
+			} else {
+				s.fail("a", RestartCharged)
+				s.now = s.now.Add(50 * time.Millisecond)
+				s.vanish("b")
+			}
+			s.obey()
+			s.pass(brokenGraceFailing)
+			s.obey()
+			require.Equal(t, "a", s.order(), "a node loss explains the failure, although no restart is left")
+			require.Equal(t, 0, s.runs["a"].Place.RestartCount)
+		})
+	}
+}
+
+func TestShortBreakOfAConnectionIsForgiven(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 2})
+	s.join("a", "b")
+	s.obey()
+	s.must(Detach{ID: "b", Broken: true})
+	s.pass(BrokenGrace - 1)
+	s.must(Attach{ID: "b"})
+	s.pass(time.Hour)
+	require.Equal(t, "a b", s.order())
+	require.Equal(t, 1, s.runs["b"].Round)
+}
+
+func TestSilentNodeIsLost(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 2})
+	s.join("a", "b")
+	s.obey()
+	s.must(Detach{ID: "b"})
+	s.pass(silentGrace - 1)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
+	s.pass(1)
+	require.Equal(t, job.Stop, s.dirs["a"].Kind)
+}
+
+func TestMostNodesSuspectDoubtsTheDaemonsOwnNetwork(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 6})
+	s.join(nodes(6)...)
+	s.obey()
+	for _, id := range nodes(4) {
+		s.must(Detach{ID: id, Broken: true})
+	}
+	s.pass(silentGrace - 1)
+	require.Equal(t, job.Run, s.dirs["n005"].Kind)
+	for _, id := range nodes(4) {
+		s.must(Attach{ID: id})
+	}
+	s.pass(time.Minute)
+	require.Len(t, s.runs, 6)
+}
+
+// A node that has only just joined, or is silent for a moment, holds its rank.
+func TestSilentNodeKeepsItsRank(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, Static: true})
+	zero := func(id string) Join { return Join{Node: Node{ID: id, Name: id, Rank: 0, Slots: 2}, Params: s.p} }
+	s.must(zero("a"))
+	require.ErrorIs(t, s.step(zero("b")), ErrTaken)
+	s.must(Attach{ID: "a"})
+	s.must(Detach{ID: "a"})
+	require.ErrorIs(t, s.step(zero("b")), ErrTaken)
+}

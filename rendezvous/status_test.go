@@ -1,0 +1,116 @@
+package rendezvous
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
+)
+
+func TestStatusOfNodes(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	require.True(t, s.r.Size() == 0)
+	s.join("b", "a", "spare")
+	require.False(t, s.r.Size() == 0)
+	require.Equal(t, 3, s.r.Size())
+	s.obey()
+	s.must(Detach{ID: "a", Broken: true})
+	s.must(Detach{ID: "spare"})
+	at := time.Unix(1000, 0).UTC()
+	require.Equal(t, []NodeStatus{
+		{Name: "b", State: "member", GroupRank: 0, Slots: 2, Connected: true, Since: at},
+		{Name: "a", State: "member", GroupRank: 1, Slots: 2, Suspect: true, Since: at},
+		{Name: "spare", State: "waiting", GroupRank: -1, Slots: 2, Since: at},
+	}, s.r.Nodes())
+	st := s.r.Status()
+	require.Equal(t, []int{2, 1, 4}, []int{st.Members, st.Waiting, st.WorldSize})
+	_, err := s.r.Member("x")
+	require.ErrorIs(t, err, ErrUnknownNode)
+}
+
+// Restarts of a node are those of its own workers; a newcomer has none.
+func TestNodesCountTheirRestarts(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 3, MaxRestarts: 3, GrowthDelay: 1})
+	s.join("a", "b")
+	s.pass(time.Minute)
+	s.obey()
+	s.fail("a", RestartCharged)
+	s.obey()
+	s.join("c")
+	s.pass(time.Minute)
+	s.obey()
+	restarts := map[string]int{}
+	for _, n := range s.r.Nodes() {
+		restarts[n.Name] = n.Restarts
+	}
+	require.Equal(t, map[string]int{"a": 2, "b": 2, "c": 0}, restarts)
+}
+
+// A hold that is over is not named again by Next, nor is a last call that ends within it.
+func TestNextNeverNamesThePast(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 4, LastCall: time.Minute})
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 1}})
+	s.must(Attach{ID: "a"})
+	s.pass(resumeWindow)
+	require.Equal(t, s.now.Add(DefaultJoinTimeout), s.r.Next(), "the hold is no join time")
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 1}})
+	s.must(Attach{ID: "b"})
+	require.Zero(t, s.r.memory.holdAt, "held once")
+
+	s = newSim(t, Params{Min: 1, Max: 4, LastCall: time.Minute})
+	s.join("a")
+	s.pass(time.Minute - time.Second)
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 1}})
+	s.must(Attach{ID: "b"})
+	s.pass(time.Second)
+	require.Equal(t, s.now.Add(resumeWindow-time.Second), s.r.Next())
+	s.pass(resumeWindow)
+	s.obey()
+	require.Equal(t, "a b", s.order())
+}
+
+func TestNamed(t *testing.T) {
+	s := newSim(t, Params{Min: 5, Max: 5})
+	s.join("c")
+	for _, id := range []string{"2", "1", "3"} {
+		s.joinNode(Node{ID: id, Name: "n", Rank: -1, Slots: 2})
+	}
+	var ids []string
+	for _, n := range s.r.members.named("n") {
+		ids = append(ids, n.ID)
+	}
+	require.Equal(t, []string{"1", "2", "3"}, ids)
+	require.Empty(t, s.r.members.named("x"))
+}
+
+func TestEvidenceIsBounded(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1})
+	s.join("a")
+	s.obey()
+	fs := make([]job.Failure, 10_000)
+	for i := range fs {
+		fs[i].Rank = i
+	}
+	s.must(Failing{ID: "a", EpochID: s.runs["a"].EpochID, Decision: Permanent, Failures: fs})
+	require.Len(t, s.r.epoch.kept.failures, maxKept)
+	require.Len(t, s.r.Evidence().Failures, maxTold)
+}
+
+func TestEvidenceOfAnEnd(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 3, MaxRestarts: 5})
+	s.join("a", "b", "c")
+	s.obey()
+	s.vanish("b")
+	away := s.now
+	s.pass(BrokenGrace)
+	s.now = s.now.Add(time.Millisecond)
+	s.must(Leave{ID: "c"})
+	left := s.now
+	s.fail("a", RestartCharged)
+	s.fail("a", RestartCharged)
+	ev := s.r.Evidence()
+	require.Len(t, ev.Failures, 1, "one for a worker")
+	require.Equal(t, []time.Time{away, left}, []time.Time{ev.Losses[0].At, ev.Losses[1].At}, "not when patience ran out")
+}
