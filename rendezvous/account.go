@@ -122,8 +122,8 @@ func (a *account) sumSpent() bool {
 	return b.Sum && b.BackoffLimit >= 0 && a.spent.Sum >= b.BackoffLimit
 }
 
-// again reports whether the restart policy Always starts the workers once more, and charges it.
-func (a *account) again() bool {
+// always reports whether the restart policy Always starts workers that have succeeded once more, and charges that.
+func (a *account) always() bool {
 	again := a.params.Always && a.restarts < a.params.MaxRestarts && !a.sumSpent()
 	a.newest.cost.charge = a.newest.cost.charge || again
 	return again

@@ -41,6 +41,7 @@ func (c *checks) mustCheck(now time.Time, n *node) bool {
 	return c.params.Gate && n.can(CanGate) && !valid
 }
 
+// passed books a check that has passed: the node may have workers, unless its name is barred.
 func (c *checks) passed(now time.Time, e Cleared) error {
 	n, err := c.members.find(e.ID)
 	if err != nil {
@@ -74,7 +75,7 @@ func (c *checks) passed(now time.Time, e Cleared) error {
 
 // grant gives n a pass. The short one of a helper does not replace a longer one.
 func (c *checks) grant(now time.Time, n *node, e Cleared) {
-	delete(c.shortage.gone, n.Name)
+	c.shortage.back(n.Name)
 	at, until := now, e.Until
 	if !n.idle() && !c.epoch.sealedAt.IsZero() { // an answer that comes late: the clock stands still already
 		at = c.epoch.sealedAt
@@ -95,6 +96,7 @@ func (c *checks) grant(now time.Time, n *node, e Cleared) {
 // void takes the pass of n away.
 func (n *node) void() { n.cleared, n.unpaired = false, false }
 
+// failed books a check that has failed, and reports whether the bar stands. No second check in the same gate can end it.
 func (c *checks) failed(e Barred) (stands bool, err error) {
 	n, err := c.members.find(e.ID)
 	if err != nil {
@@ -123,7 +125,7 @@ func (c *checks) failed(e Barred) (stands bool, err error) {
 	c.members.setBar(n, &job.Cause{Kind: job.CauseCheck, Node: n.Name, Text: reason}, n.unsure)
 	c.exclude(n)
 	c.out.note(event, n.Name, reason).Aspect = aspect
-	delete(c.shortage.gone, n.Name) // it is here again
+	c.shortage.back(n.Name)
 	return !n.unsure, nil
 }
 
@@ -236,7 +238,7 @@ func (c *checks) evict(n *node, d Decision, why job.Cause) {
 }
 
 // unbarName ends the bar of the name, and checks' bars of its nodes: these are checked once more. The entry stays, as
-// nil: a node that has not heard of it may still bring its bar (restore).
+// nil: a node that has not heard of it may still bring its bar (memory.bar).
 func (c *checks) unbarName(now time.Time, name string) {
 	c.orders.bars[name] = nil
 	for _, n := range c.members.barredAs(name) {

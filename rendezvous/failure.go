@@ -49,7 +49,7 @@ func (r *Round) checkDone(now time.Time) {
 		first := r.epoch.kept.failures[:min(len(r.epoch.kept.failures), 1)]
 		r.breakFailed(now, r.epoch.world[0], r.epoch.results.decision, first)
 	case r.epoch.phase != running || !r.epoch.results.enough(r.params.Budget.Success, r.epoch.over()):
-	case r.account.again():
+	case r.account.always():
 		r.breakWorld(now, job.Cause{Kind: job.CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
 	default:
 		r.finish(now, job.Succeeded, nil)
@@ -115,8 +115,8 @@ func (r *Round) breakWorld(now time.Time, c job.Cause) {
 	}
 }
 
-// judge decides an epoch with a pending failure: a node that died meanwhile explains the failure and
-// costs nothing; a suspect is waited for; otherwise the run fails.
+// judge decides an epoch with a pending failure. A node that died meanwhile explains the failure and costs nothing; a
+// suspect is waited for. Otherwise the run fails.
 func (r *Round) judge(now time.Time) {
 	if r.epoch.elastic {
 		r.account.failPendingAt = time.Time{}
@@ -132,7 +132,7 @@ func (r *Round) judge(now time.Time) {
 	}
 	for _, n := range r.epoch.world {
 		if n.state == pending && r.members.here(n) && n.suspect() {
-			r.account.failPendingAt = n.detached.Add(r.params.nodeTimeout()) // expire decides sooner
+			r.account.failPendingAt = n.detached.Add(r.params.nodeTimeout()) // liveness decides sooner
 			return
 		}
 	}

@@ -21,7 +21,7 @@ import (
 //   - A node whose check has proved nothing (Barred.Again) waits under such a bar. Where there is no world without it,
 //     it is checked again in the same gate, maxRechecks times at most.
 //   - In gating no node has workers, and every node that waits has been cleared, or cannot gate.
-//   - A node that gets an optional Check (a helper, or one that has passed alone) goes on to wait: the gate does not
+//   - A node that gets an optional Check (a helper, or one that has passed alone) goes on to wait. The gate does not
 //     wait for its answer, and it is a candidate for a world as before.
 type gate struct {
 	params   *Params

@@ -80,8 +80,8 @@ func (m *memory) holding(now time.Time) bool {
 	return !m.holdAt.IsZero()
 }
 
-// pause returns the pause that an earlier daemon had sent to the joining node, unless this history is newer: it has
-// orders of its own, or a newer world than the pause.
+// pause returns the pause that an earlier daemon had sent to the joining node. It returns nil if this history is newer:
+// it has orders of its own, or a newer world than the pause.
 func (m *memory) pause(n *node, e Join) *job.Cause {
 	o := m.orders
 	switch {

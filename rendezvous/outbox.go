@@ -1,8 +1,6 @@
 package rendezvous
 
-import (
-	"dlrover-run/internal/job"
-)
+import "dlrover-run/internal/job"
 
 // outbox collects the actions of one step. Every directive in it carries the epoch, the orders and the spent budget of
 // the moment, every note the size of the run.
@@ -19,6 +17,7 @@ type outbox struct {
 	free []*node // got another directive in this step, before they have answered
 }
 
+// direct gives n a new directive.
 func (o *outbox) direct(n *node, d Directive) {
 	o.seq++
 	d.Seq, d.EpochID, d.Restarts = o.seq, o.epoch.id, o.account.restarts

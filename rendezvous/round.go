@@ -93,7 +93,7 @@ var (
 //	          failure, loss, growth, order
 type Round struct {
 	cfg       *Config
-	params    *Params
+	params    *Params // those of the node that has opened the run; all parts share them
 	members   *members
 	epoch     *epoch
 	orders    *orders

@@ -35,6 +35,7 @@ func (s *sealer) form(now time.Time, holding bool) (failed *job.Cause) {
 	return nil
 }
 
+// trySeal seals a world, or brings the gate nearer to it.
 func (s *sealer) trySeal(now time.Time, holding bool) bool {
 	if s.blocked(now, holding) {
 		if s.members.stopping == 0 {
@@ -78,7 +79,7 @@ func (s *sealer) tooFew(now time.Time) (sealed bool) {
 }
 
 // checkJoinTimeout: the time that members take to stop their workers does not count; their launchers bound it. Nor
-// does a pause, the wait for members of an older history, or the time in the gate (leaveGate).
+// does a pause, the wait for members of an older history, or the time in the gate (gate.leave).
 func (s *sealer) checkJoinTimeout(now time.Time, holding bool) *job.Cause {
 	if s.blocked(now, holding) {
 		s.epoch.formingAt = now
@@ -144,6 +145,7 @@ func (s *sealer) next(holdAt time.Time) time.Time {
 // restart forgets a last call, and a growth that is due.
 func (s *sealer) restart() { s.lastCallAt, s.growAt = time.Time{}, time.Time{} }
 
+// seal forms the world of the size, and has its rank 0 lead.
 func (s *sealer) seal(now time.Time, size int) {
 	s.out.ended()
 	chosen := choose(s.members.candidates(size), size, s.suspect)

@@ -48,7 +48,7 @@ func (s *shortage) failed() bool {
 	return false
 }
 
-// keepBar remembers why a node had no workers that goes away.
+// keepBar remembers why a node that goes away had no workers.
 func (s *shortage) keepBar(n *node) {
 	if n.bar != nil && (s.gone[n.Name] != nil || len(s.gone) < maxGone) {
 		s.gone[n.Name] = n.bar
@@ -127,6 +127,9 @@ func (s *shortage) tell() {
 func (s *shortage) wait() Directive {
 	return Directive{Kind: job.Wait, Cause: cmp.Or(s.orders.paused, s.lacking)}
 }
+
+// back forgets that a node of the name had left with a bar.
+func (s *shortage) back(name string) { delete(s.gone, name) }
 
 // over forgets a shortage that has ended.
 func (s *shortage) over() { s.lacking, s.lackingFor = nil, 0 }
