@@ -96,7 +96,8 @@ func (c *checks) grant(now time.Time, n *node, e Cleared) {
 // void takes the pass of n away.
 func (n *node) void() { n.cleared, n.unpaired = false, false }
 
-// failed books a check that has failed, and reports whether the bar stands. No second check in the same gate can end it.
+// failed books a check that has failed, and reports whether the bar stands. No second check in the same gate can end
+// it.
 func (c *checks) failed(e Barred) (stands bool, err error) {
 	n, err := c.members.find(e.ID)
 	if err != nil {

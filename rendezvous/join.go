@@ -92,8 +92,8 @@ func (r *Round) leave(now time.Time, e Leave) error {
 	return nil
 }
 
-// reopen answers a Join to a finished run: a launcher that was started before the end belongs to that run, and is one
-// of its nodes from then on; a later one opens the run anew.
+// reopen answers a Join to a finished run. A launcher that was started before the end belongs to that run, and is one
+// of its nodes from then on. A later one opens the run anew.
 func (r *Round) reopen(now time.Time, e Join) error {
 	late := false
 	switch {
