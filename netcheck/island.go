@@ -48,33 +48,6 @@ func (s *pairPhase) cutOffMaybe() (blamed []*member) {
 	return blamed
 }
 
-// pairUp starts as many tests as possible. A node that has passed once meets another such node, which is likely to
-// pass again. Nodes that have passed often enough meet unknown nodes. The rest meet each other.
-func (q *scheduler) pairUp(blamed []*member, round int) {
-	var byPasses [mutualPasses + 1][]*member
-	for _, m := range blamed {
-		k := min(m.mutual, mutualPasses)
-		byPasses[k] = append(byPasses[k], m)
-	}
-	never, once, often := byPasses[0], byPasses[1], byPasses[mutualPasses]
-	q.match(once, once, round)
-	q.match(once, often, round)
-	q.match(often, never, round)
-	q.match(once, never, round)
-	q.match(never, never, round)
-}
-
-// match starts tests between idle members of two groups that have not met.
-func (q *scheduler) match(group, others []*member, round int) {
-	for _, m := range group {
-		if p := stranger(m, others); p != nil {
-			t := newTest(q.torch, mutualTest, m, p)
-			t.round, t.quick = round, !q.torch
-			q.start(t)
-		}
-	}
-}
-
 // stranger is an idle one of others that m has not met, or nil.
 func stranger(m *member, others []*member) *member {
 	for _, p := range others {

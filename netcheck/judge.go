@@ -1,8 +1,10 @@
 package netcheck
 
 import (
+	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 // Bounds for a decision.
@@ -199,4 +201,130 @@ func (j *judge) contested(t *test, f capability) bool {
 		f = f.counterpart()
 	}
 	return true
+}
+
+// blameAtLast blames, with less evidence than usual, a member that has had all its tests, or its time.
+func (j *judge) blameAtLast(m *member) {
+	for f := range j.rates.capabilities() {
+		if e := j.weigh(m, f); m.standing >= open && !m.exposed(f) && j.guilty(m, f, e, capShare) {
+			r := m.recordOf(f)
+			r.blamed, r.weight = true, float32(e.weight)
+		}
+	}
+}
+
+// countPaths counts the pairs that failed twice between good nodes, and the directions that were slow.
+func (j *judge) countPaths() (pairs, slow int) {
+	for _, t := range j.history.ended {
+		fs := j.pathCapabilities(t)
+		switch {
+		case len(fs) == 0:
+		case fs[0] == reach:
+			pairs++
+		default:
+			slow += len(fs)
+		}
+	}
+	return pairs, slow
+}
+
+// pathCapabilities are the capabilities of the first end in which the path has failed.
+func (j *judge) pathCapabilities(t *test) (fs []capability) {
+	a, b := t.ends[0], t.ends[1]
+	if t.again == nil {
+		return nil
+	}
+	for f := range j.rates.capabilities() {
+		if t.outcome(a, f) == fail && t.again.outcome(a, f) == fail && a.certified(f) && b.certified(f.counterpart()) &&
+			!j.explained(t, a, f) && !j.explained(t, b, f.counterpart()) {
+			fs = append(fs, f)
+		}
+	}
+	return fs
+}
+
+// slowFabric reports whether so many directions between good nodes were slow twice that it is no matter of single
+// paths.
+func (j *judge) slowFabric(slow int) bool {
+	return slow >= fabricFrom && float64(slow) > slowShare*float64(2*j.history.pairs*len(j.rates.lanes))
+}
+
+// scarce reports whether so few nodes have passed that none of the others can be named.
+func (j *judge) scarce(passed int) bool {
+	return float64(passed) < max(goodFrom, goodShare*float64(j.size))
+}
+
+// amongGood counts the tests between nodes that are certified and not blamed.
+func (j *judge) amongGood() (failed, all int) {
+	for _, t := range j.history.ended {
+		a, b := t.ends[0], t.ends[1]
+		if a.blamed() || b.blamed() || !a.certified(reach) || !b.certified(reach) || j.leaves.cutOff(t) {
+			continue
+		}
+		if all++; t.reach == fail && !t.silentEnd(a) && !t.silentEnd(b) {
+			failed++
+		}
+	}
+	return failed, all
+}
+
+// over names the interfaces that all members have in common.
+func (j *judge) over() string {
+	var names []string
+	for i, m := range j.members {
+		var own []string
+		for _, nic := range m.n.NICs {
+			own = append(own, nic.Name)
+		}
+		if i > 0 && !slices.Equal(own, names) {
+			return ""
+		}
+		names = own
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return " over " + strings.Join(names, ", ")
+}
+
+// fails counts the failed tests of m that nothing explains.
+func (j *judge) fails(m *member) (n int) {
+	for f := range j.rates.capabilities() {
+		n += j.weigh(m, f).unexplained
+	}
+	return n
+}
+
+// seemsSlow reports whether a rate of m was low in several tests and good in none.
+func (j *judge) seemsSlow(m *member) bool {
+	if m.mated || !m.certified(reach) {
+		return false
+	}
+	for f := capability(1); f < j.rates.capabilities(); f++ {
+		if j.lows(m, f) > 1 && !m.record(f).passed {
+			return true
+		}
+	}
+	return false
+}
+
+// doubtsRate reports whether rates of m are in question, which a short measurement would not settle.
+func (j *judge) doubtsRate(m *member) bool {
+	for f := capability(1); f < j.rates.capabilities(); f++ {
+		if j.lows(m, f) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// baseResult is the result of the base rounds.
+func (j *judge) baseResult() string {
+	suspects := 0
+	for _, m := range j.members {
+		if m.standing == open || m.standing == exposed {
+			suspects++
+		}
+	}
+	return fmt.Sprintf("%d nodes in %d pairs, %d rounds; %d are suspects", j.size, j.history.pairs, j.base, suspects)
 }

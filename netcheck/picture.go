@@ -1,7 +1,5 @@
 package netcheck
 
-import "fmt"
-
 // Picture shows the present state.
 func (c *Check) Picture() Picture {
 	p := Picture{Spec: c.cfg.Spec.String(), Phase: c.phase.String(), Round: c.round, Began: c.began, Ended: c.ended,
@@ -86,15 +84,4 @@ func (r *rates) pairsOf(t *test, d, from, to int) []Pair {
 		pairs = append(pairs, blank)
 	}
 	return pairs
-}
-
-// baseResult is the result of the base rounds.
-func (j *judge) baseResult() string {
-	suspects := 0
-	for _, m := range j.members {
-		if m.standing == open || m.standing == exposed {
-			suspects++
-		}
-	}
-	return fmt.Sprintf("%d nodes in %d pairs, %d rounds; %d are suspects", j.size, j.history.pairs, j.base, suspects)
 }

@@ -39,3 +39,17 @@ func (h *testLog) enter(t *test) {
 		}
 	}
 }
+
+// commonest is the class of most failures.
+func (h *testLog) commonest() string {
+	count := map[Class]int{}
+	best := OK
+	for _, t := range h.ended {
+		for _, c := range t.class {
+			if count[c]++; c != OK && (count[c] > count[best] || best == OK) {
+				best = c
+			}
+		}
+	}
+	return string(best)
+}

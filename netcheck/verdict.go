@@ -3,8 +3,6 @@ package netcheck
 import (
 	"fmt"
 	"math"
-	"slices"
-	"strings"
 )
 
 // Limits over all nodes, beyond which a verdict about one node is doubtful.
@@ -52,46 +50,6 @@ func (p *reporter) rule() {
 	p.decision.mass = p.massive()
 }
 
-// blameAtLast blames, with less evidence than usual, a member that has had all its tests, or its time.
-func (j *judge) blameAtLast(m *member) {
-	for f := range j.rates.capabilities() {
-		if e := j.weigh(m, f); m.standing >= open && !m.exposed(f) && j.guilty(m, f, e, capShare) {
-			r := m.recordOf(f)
-			r.blamed, r.weight = true, float32(e.weight)
-		}
-	}
-}
-
-// countPaths counts the pairs that failed twice between good nodes, and the directions that were slow.
-func (j *judge) countPaths() (pairs, slow int) {
-	for _, t := range j.history.ended {
-		fs := j.pathCapabilities(t)
-		switch {
-		case len(fs) == 0:
-		case fs[0] == reach:
-			pairs++
-		default:
-			slow += len(fs)
-		}
-	}
-	return pairs, slow
-}
-
-// pathCapabilities are the capabilities of the first end in which the path has failed.
-func (j *judge) pathCapabilities(t *test) (fs []capability) {
-	a, b := t.ends[0], t.ends[1]
-	if t.again == nil {
-		return nil
-	}
-	for f := range j.rates.capabilities() {
-		if t.outcome(a, f) == fail && t.again.outcome(a, f) == fail && a.certified(f) && b.certified(f.counterpart()) &&
-			!j.explained(t, a, f) && !j.explained(t, b, f.counterpart()) {
-			fs = append(fs, f)
-		}
-	}
-	return fs
-}
-
 // nameless is the reason why no node can be named, or "".
 func (p *reporter) nameless(certified int) string {
 	j, h := p.judge, &p.judge.history
@@ -114,64 +72,6 @@ func (p *reporter) nameless(certified int) string {
 		return fmt.Sprintf("fabric: %d of %d tests of good nodes have failed", failed, all)
 	}
 	return ""
-}
-
-// slowFabric reports whether so many directions between good nodes were slow twice that it is no matter of single
-// paths.
-func (j *judge) slowFabric(slow int) bool {
-	return slow >= fabricFrom && float64(slow) > slowShare*float64(2*j.history.pairs*len(j.rates.lanes))
-}
-
-// scarce reports whether so few nodes have passed that none of the others can be named.
-func (j *judge) scarce(passed int) bool {
-	return float64(passed) < max(goodFrom, goodShare*float64(j.size))
-}
-
-// amongGood counts the tests between nodes that are certified and not blamed.
-func (j *judge) amongGood() (failed, all int) {
-	for _, t := range j.history.ended {
-		a, b := t.ends[0], t.ends[1]
-		if a.blamed() || b.blamed() || !a.certified(reach) || !b.certified(reach) || j.leaves.cutOff(t) {
-			continue
-		}
-		if all++; t.reach == fail && !t.silentEnd(a) && !t.silentEnd(b) {
-			failed++
-		}
-	}
-	return failed, all
-}
-
-// over names the interfaces that all members have in common.
-func (j *judge) over() string {
-	var names []string
-	for i, m := range j.members {
-		var own []string
-		for _, nic := range m.n.NICs {
-			own = append(own, nic.Name)
-		}
-		if i > 0 && !slices.Equal(own, names) {
-			return ""
-		}
-		names = own
-	}
-	if len(names) == 0 {
-		return ""
-	}
-	return " over " + strings.Join(names, ", ")
-}
-
-// commonest is the class of most failures.
-func (h *testLog) commonest() string {
-	count := map[Class]int{}
-	best := OK
-	for _, t := range h.ended {
-		for _, c := range t.class {
-			if count[c]++; c != OK && (count[c] > count[best] || best == OK) {
-				best = c
-			}
-		}
-	}
-	return string(best)
 }
 
 // massive returns "", or the reason if so many nodes are blamed at once that they are hardly the cause.
@@ -277,14 +177,6 @@ func (p *reporter) late() string {
 		return fmt.Sprintf("; the time of the check, %s, was over", p.spec.Timeout)
 	}
 	return ""
-}
-
-// fails counts the failed tests of m that nothing explains.
-func (j *judge) fails(m *member) (n int) {
-	for f := range j.rates.capabilities() {
-		n += j.weigh(m, f).unexplained
-	}
-	return n
 }
 
 // fine is the verdict of a member that has passed, or was not tested for another reason than its own fault.

@@ -120,19 +120,6 @@ func (q *scheduler) mate(m *member) *member {
 	return nil
 }
 
-// seemsSlow reports whether a rate of m was low in several tests and good in none.
-func (j *judge) seemsSlow(m *member) bool {
-	if m.mated || !m.certified(reach) {
-		return false
-	}
-	for f := capability(1); f < j.rates.capabilities(); f++ {
-		if j.lows(m, f) > 1 && !m.record(f).passed {
-			return true
-		}
-	}
-	return false
-}
-
 // partner takes a member out of the pool that m has not met, or returns nil.
 func (q *scheduler) partner(m *member) *member {
 	for range min(q.pool.len(), scanPool) {
@@ -159,16 +146,6 @@ func (q *scheduler) retest(kind testKind, m, p *member, old *test) {
 	t.round = q.judge.base + m.retests
 	t.quick = !q.torch && (m.newcomer || !q.judge.doubtsRate(m) && old == nil)
 	q.start(t)
-}
-
-// doubtsRate reports whether rates of m are in question, which a short measurement would not settle.
-func (j *judge) doubtsRate(m *member) bool {
-	for f := capability(1); f < j.rates.capabilities(); f++ {
-		if j.lows(m, f) > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // fallback is for few nodes, and when hardly any is fine. Suspects meet earlier partners again, or certified nodes that
@@ -257,4 +234,31 @@ func (q *scheduler) spare() (free []*member) {
 		}
 	}
 	return free
+}
+
+// pairUp starts as many tests as possible. A node that has passed once meets another such node, which is likely to
+// pass again. Nodes that have passed often enough meet unknown nodes. The rest meet each other.
+func (q *scheduler) pairUp(blamed []*member, round int) {
+	var byPasses [mutualPasses + 1][]*member
+	for _, m := range blamed {
+		k := min(m.mutual, mutualPasses)
+		byPasses[k] = append(byPasses[k], m)
+	}
+	never, once, often := byPasses[0], byPasses[1], byPasses[mutualPasses]
+	q.match(once, once, round)
+	q.match(once, often, round)
+	q.match(often, never, round)
+	q.match(once, never, round)
+	q.match(never, never, round)
+}
+
+// match starts tests between idle members of two groups that have not met.
+func (q *scheduler) match(group, others []*member, round int) {
+	for _, m := range group {
+		if p := stranger(m, others); p != nil {
+			t := newTest(q.torch, mutualTest, m, p)
+			t.round, t.quick = round, !q.torch
+			q.start(t)
+		}
+	}
 }
