@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// words describes what the tests of a phase have shown.
+// words describes the findings of the tests of a phase.
 type words struct {
 	rates *rates
 	torch bool

@@ -101,7 +101,7 @@ func (c *Check) place(n *node) {
 	}
 }
 
-// unfit is the verdict of a node whose own checks have failed, and which takes part in no test; else nil.
+// unfit is the verdict of a node that has failed its own checks and so takes part in no test; else nil.
 func (n *node) unfit() *Verdict {
 	var v Verdict
 	if f := fatal(n.Findings); f != nil {

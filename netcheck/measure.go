@@ -2,7 +2,7 @@ package netcheck
 
 import "fmt"
 
-// figures are what the tests of a lane measure besides its rate, by their places in measures.
+// figures are the measurements of a lane besides its rate, by their places in measures.
 type figures [3]float32
 
 // The places.

@@ -20,7 +20,7 @@ func (t *tallies) count(v Verdict, by int) {
 	}
 }
 
-// results are what a check has found.
+// results are the verdicts and causes of a check.
 type results struct {
 	spec     Spec
 	verdicts tallies
