@@ -22,7 +22,7 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// hostFacts are the facts about this machine that resolve needs.
+// hostFacts are the facts about this machine that settings need.
 type hostFacts struct {
 	id       string // random, of this process
 	root     fs.FS  // the file system, for /sys, /proc and /dev

@@ -13,7 +13,7 @@ type logSettings struct {
 	format         console.Format // of the launcher's own lines
 	dir            string
 	redirects, tee argv.StdMap
-	ranks          map[int]bool // whose output the console has; nil: all
+	ranks          map[int]bool // with their output on the console; nil: all
 	rankFile       string       // that of rank 0; "": there are none
 	outFilters     []string
 	errFilters     []string

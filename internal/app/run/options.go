@@ -124,7 +124,7 @@ type featureOptions struct {
 // Job implements feature.Options.
 func (o featureOptions) Job() *feature.Job { return o.s.job() }
 
-// job is what features see of the settings.
+// job is the features' view of the settings.
 func (s *settings) job() *feature.Job {
 	return &feature.Job{
 		Called: s.called.Name, Command: &s.called.command, RunID: s.runID, Params: &s.params, Node: &s.node,

@@ -103,9 +103,9 @@ type Options interface {
 	Job() *Job
 }
 
-// Job has the settings of the job that features read. They may change what its pointers refer to.
+// Job has the settings of the job that features read. A feature may change the values behind its pointers.
 type Job struct {
-	Called  string          // the name of the launcher whose command line was given
+	Called  string          // the name of the launcher, which may be another's
 	Command *native.Command // the meaning of another launcher's command line
 	RunID   string
 	Params  *rendezvous.Params
@@ -125,7 +125,7 @@ type Job struct {
 	LogDir    string
 	LogFormat console.Format
 	Bare      bool // this node has a side process, and no workers
-	// World is what the world is assumed to be before the nodes have met, and the number of its workers.
+	// World returns the assumed world before the nodes have met, and the number of its workers.
 	World func() (nodes []preset.Node, workers int)
 }
 

@@ -1,4 +1,4 @@
-// Package findings reports to the run what a launcher has found in the output of its workers.
+// Package findings reports findings in the output of workers to the run.
 package findings
 
 import (

@@ -143,7 +143,7 @@ func (p *Path) Tidy() {
 	})
 }
 
-// Close removes what is in no cache.
+// Close removes temporary trees, and gives up those of the cache.
 func (p *Path) Close() {
 	p.wg.Wait()
 	p.tidier.Wait()

@@ -28,7 +28,7 @@ const defaultFanOut = 128
 
 // Config describes the job.
 type Config struct {
-	Name  string      // of the launcher whose command line was given
+	Name  string      // of the launcher, which may be another's
 	Level slog.Level  // the least level of the starter's lines
 	Link  *guard.Link // nil: there is none
 	Job   *native.Remote
