@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/app/run/anymaster"
 	"dlrover-run/internal/app/run/deathnotice"
 	"dlrover-run/internal/app/run/findings"
 	"dlrover-run/internal/app/run/storeacl"
@@ -119,7 +120,7 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 
 // readyWorker reports where the first worker will serve the store.
 func (a *adapter) readyWorker(ctx context.Context, d launcher.Directive, addr string) error {
-	port, err := workerPort()
+	port, err := anymaster.WorkerPort()
 	if err != nil {
 		return err
 	}

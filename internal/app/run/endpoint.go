@@ -230,7 +230,7 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	e.svc = e.client
 	if s.rdzv.backend == master {
 		e.master = anymaster.New(anymaster.Config{
-			Client: e.client, Where: e.where, Rank: s.node.Rank, Port: workerPort, Log: log,
+			Client: e.client, Where: e.where, Rank: s.node.Rank, Log: log,
 			Bare: s.auth.token == "" && !s.auth.insecure && !token.Loopback(s.rdzv.host),
 		})
 		e.svc = e.master

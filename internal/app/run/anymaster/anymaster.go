@@ -43,9 +43,7 @@ type Config struct {
 	Where  string // host:port
 	Bare   bool   // this node has no job token, and its master is on a network
 	Rank   int
-	// Port is a free port for a worker that serves the store.
-	Port func() (int, error)
-	Log  *slog.Logger
+	Log    *slog.Logger
 }
 
 // New returns the service of a master that has not answered yet.
@@ -87,7 +85,7 @@ func (m *Service) findPython(ctx context.Context, cfg Config) (*upstream.Service
 	rank := max(cfg.Rank, 0) // as DLRover's agent
 	cfg.Log.Info("the master is DLRover's own", "addr", cfg.Where, "messages", string(c.Dialect()), "node_rank", rank)
 	return upstream.New(upstream.Config{
-		Client: c, Rank: rank, Check: check, Port: cfg.Port, Follows: verdict.Follows, Log: cfg.Log,
+		Client: c, Rank: rank, Check: check, Port: WorkerPort, Follows: verdict.Follows, Log: cfg.Log,
 	}), nil
 }
 

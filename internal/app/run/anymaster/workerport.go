@@ -1,4 +1,4 @@
-package run
+package anymaster
 
 import (
 	"fmt"
@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// workerPort is a free port for the first worker, which will serve the store. It is one of HOST_PORTS if set, else
+// WorkerPort is a free port for the first worker, which will serve the store. It is one of HOST_PORTS if set, else
 // one of the ports that DLRover's agents take.
-func workerPort() (int, error) {
+func WorkerPort() (int, error) {
 	ports := os.Getenv("HOST_PORTS")
 	if ports == "" {
 		return anyWorkerPort()
