@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang/rankset"
+	"dlrover-run/internal/testkit"
 )
 
 // scramble makes evidence of which nothing can be expected.
@@ -67,9 +68,7 @@ func TestJudgeOfAnything(t *testing.T) {
 
 // Its last case has two ranks that wait for something unknown, and the higher one is met first.
 func TestSuspectsOfSomethingUnknownAreInOrder(t *testing.T) {
-	if testing.Short() {
-		t.Skip("SKIPPED: -short: THE ORDER OF SUSPECTS WHO WAIT FOR SOMETHING UNKNOWN IS NOT TESTED")
-	}
+	testkit.Long(t, "the order of suspects that wait for something unknown takes many rounds")
 	testAnything(t, 11775323288291349347, 5_226)
 }
 

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/testkit"
 )
 
 // tally is how well an algorithm names the nodes that are at fault, on average over trials.
@@ -388,9 +390,7 @@ func TestOnlySuspectsWorkAfterRoundThree(t *testing.T) {
 
 // The state of a check is bounded, and its time.
 func TestTenThousandNodes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("measures memory")
-	}
+	testkit.Long(t, "it measures memory")
 	before := heapNow()
 	begin := time.Now()
 	s := newSim(1, 10_000)

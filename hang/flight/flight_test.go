@@ -14,6 +14,7 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/internal/pickle"
+	"dlrover-run/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -174,9 +175,7 @@ func TestRefused(t *testing.T) {
 }
 
 func TestTooManyValues(t *testing.T) {
-	if testing.Short() {
-		t.Skip("two seconds with the race detector")
-	}
+	testkit.Long(t, "it takes two seconds with the race detector")
 	_, err := parseDump([]byte("\x80\x02" + strings.Repeat("N", pickle.MaxValues+1) + "."))
 	require.ErrorContains(t, err, "more than")
 }

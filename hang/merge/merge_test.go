@@ -13,6 +13,7 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/rankset"
+	"dlrover-run/internal/testkit"
 )
 
 // stack is a Python stack written from the outside in, as "main@t.py:5 step@t.py:9".
@@ -228,9 +229,7 @@ func BenchmarkMerge16384Ranks(b *testing.B) {
 }
 
 func TestManyRanksAreMergedQuickly(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a measurement: four million frames")
-	}
+	testkit.Long(t, "it measures four million frames")
 	ev, w := many(16384), world(16384)
 	before := cpu(t)
 	tree := Stacks(w, ev, Options{})

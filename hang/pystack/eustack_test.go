@@ -25,7 +25,7 @@ func sleeper(t *testing.T) *target {
 	t.Helper()
 	all := pythons()
 	if len(all) == 0 {
-		t.Skip("SKIPPED: there is no Python")
+		t.Skip("SKIPPED: " + t.Name() + " IS NOT RUN: there is no Python")
 	}
 	x, _ := start(t, all[0], "testdata/states.py", "asleep")
 	x.arrives(t, "asleep", "S")

@@ -31,7 +31,7 @@ func (m *blockedMemory) Close() error { return nil }
 func TestBlockedReadIsAbandoned(t *testing.T) {
 	all := pythons()
 	if len(all) == 0 {
-		t.Skip("SKIPPED: there is no Python")
+		t.Skip("SKIPPED: " + t.Name() + " IS NOT RUN: there is no Python")
 	}
 	x, _ := start(t, all[0], "testdata/states.py", "asleep")
 	synctest.Test(t, func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestBlockedReadIsAbandoned(t *testing.T) {
 func TestContextEndsARead(t *testing.T) {
 	all := pythons()
 	if len(all) == 0 {
-		t.Skip("SKIPPED: there is no Python")
+		t.Skip("SKIPPED: " + t.Name() + " IS NOT RUN: there is no Python")
 	}
 	x, _ := start(t, all[0], "testdata/states.py", "asleep")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -168,7 +168,7 @@ func TestProcessThatHasEnded(t *testing.T) {
 	t.Parallel()
 	all := pythons()
 	if len(all) == 0 {
-		t.Skip("SKIPPED: there is no Python")
+		t.Skip("SKIPPED: " + t.Name() + " IS NOT RUN: there is no Python")
 	}
 	x, _ := start(t, all[0], "testdata/states.py", "asleep")
 	require.NoError(t, x.cmd.Process.Kill())

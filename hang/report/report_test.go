@@ -316,7 +316,7 @@ func TestAReportThatCannotBeWrittenLeavesNothing(t *testing.T) {
 	_, err := Write(filepath.Join(t.TempDir(), "none"), stuck())
 	require.ErrorContains(t, err, "none")
 	if os.Getuid() == 0 {
-		t.Skip("root may write everywhere")
+		t.Skip("SKIPPED: " + t.Name() + " IS NOT RUN: root may write everywhere")
 	}
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o500))

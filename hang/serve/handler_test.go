@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/testkit"
 )
 
 // caller speaks to a handler without a network.
@@ -274,9 +275,7 @@ func TestReportsAreCutToTheirBounds(t *testing.T) {
 
 // What is too much for a request is left out by who sends it, the least useful first.
 func TestLargeReportsAreMadeSmaller(t *testing.T) {
-	if testing.Short() {
-		t.Skip("packs megabytes of noise")
-	}
+	testkit.Long(t, "it packs megabytes of noise")
 	var noise strings.Builder
 	for i := range 200_000 {
 		fmt.Fprintf(&noise, "%x", i*i*2654435761)

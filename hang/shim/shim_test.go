@@ -19,6 +19,7 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/page"
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/torchpython"
 )
 
@@ -51,9 +52,7 @@ func TestEmbedsEveryModuleAndNothingElse(t *testing.T) {
 
 // TestInterpreters runs the tests that need no PyTorch with every interpreter that is installed.
 func TestInterpreters(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes half a minute for each of them")
-	}
+	testkit.Long(t, "a Python takes half a minute")
 	for minor := oldest; minor <= newest; minor++ {
 		version := fmt.Sprintf("3.%d", minor)
 		t.Run(version, func(t *testing.T) {
@@ -80,15 +79,13 @@ func TestOlderInterpreters(t *testing.T) {
 		}
 	}
 	if !found {
-		t.Skip("SKIPPED: there is no Python that is older than the shim")
+		t.Skip("SKIPPED: PYTHONS OLDER THAN THE SHIM ARE NOT TESTED: there is none")
 	}
 }
 
 // TestTorch runs the tests with PyTorch.
 func TestTorch(t *testing.T) {
-	if testing.Short() {
-		t.Skip("PyTorch is imported dozens of times")
-	}
+	testkit.Long(t, "PyTorch is imported dozens of times")
 	runModule(t, torchpython.Require(t, "THE SHIM IS"), "test_torch")
 }
 

@@ -86,7 +86,7 @@ func TestSampleCountsWhatDescendantsDo(t *testing.T) {
 func TestSampleIsOfThePythonBelowAWrapper(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		t.Skip("SKIPPED: no python3")
+		t.Skip("SKIPPED: " + t.Name() + " IS NOT RUN: there is no python3")
 	}
 	shell := process(t, "sh", "-c", `"$0" -c "import time; time.sleep(100)"; true`, python)
 	l := lookAt("/proc", shell)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/torchpython"
 	"dlrover-run/launcher/verdict"
 )
@@ -104,9 +105,7 @@ func TestNotTimedOut(t *testing.T) {
 
 // TestTimeoutsOfARealJob lets two ranks of a gloo job wait for one that is asleep.
 func TestTimeoutsOfARealJob(t *testing.T) {
-	if testing.Short() {
-		t.Skip("SKIPPED: -short: THE TIMEOUTS OF REAL COLLECTIVES ARE NOT TESTED")
-	}
+	testkit.Long(t, "the timeouts of real collectives take their time")
 	pythons := []string{torchpython.Require(t, "THE TIMEOUTS OF REAL COLLECTIVES ARE")}
 	if home, err := os.UserHomeDir(); err == nil {
 		if torch2 := filepath.Join(home, ".cache/dlrover-run/torch2/bin/python"); exec.Command(torch2, "-c",

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/testkit"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/probe"
 	"dlrover-run/netcheck/serve"
@@ -17,9 +18,7 @@ import (
 // Four nodes on the loopback addresses of this machine really test each other. What they measure says nothing on a busy
 // machine, and so this test does not look at it.
 func TestFourNodesTestEachOtherForReal(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes ten seconds")
-	}
+	testkit.Long(t, "it takes ten seconds")
 	spec := netcheck.Spec{Level: netcheck.LevelHost, TTL: time.Hour, Timeout: netcheck.DefaultTimeout}
 	hub := serve.New(serve.Config{
 		Spec: func(string) (netcheck.Spec, error) { return spec, nil },

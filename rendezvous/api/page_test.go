@@ -151,7 +151,7 @@ func TestOtherUsers(t *testing.T) {
 		return
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("only root can become another user")
+		t.Skip("SKIPPED: OTHER USERS OF THE HOST ARE NOT TESTED: only root can become one")
 	}
 	for name, c := range map[string]struct {
 		cfg ServerConfig

@@ -58,9 +58,7 @@ func (r *ruled) text(file string) string {
 }
 
 func TestTheCommandOfAResumeOutlivesTheDaemon(t *testing.T) {
-	if testing.Short() {
-		t.Skip("SKIPPED: -short, so commands of a job whose daemon dies are NOT tested")
-	}
+	long(t)
 	r := rule(t, "2:3", "n0", "n1")
 	r.worlds(1)
 	r.ctl(0, "pause", "job", "--command", "sh -c 'echo other.$RANK/$WORLD_SIZE >> $DIR/starts; exec sleep inf'")
@@ -113,9 +111,7 @@ func TestADrainedNodeLeaves(t *testing.T) {
 
 // A node that got a signal announces it, has its time to end, and the others wait for none of that.
 func TestTheOthersDoNotWaitForANodeThatLeaves(t *testing.T) {
-	if testing.Short() {
-		t.Skip("SKIPPED: -short, so a node with a long end is NOT tested")
-	}
+	long(t)
 	r := rule(t, "1:2")
 	stubborn := `trap 'echo $POD_NAME >> $DIR/ended' TERM; echo $POD_NAME:$RANK/$WORLD_SIZE >> $DIR/starts
 while :; do sleep 0.02; done`
@@ -136,9 +132,7 @@ while :; do sleep 0.02; done`
 }
 
 func TestANoticeEndsANodesPart(t *testing.T) {
-	if testing.Short() {
-		t.Skip("SKIPPED: -short, so --leave-on is NOT tested")
-	}
+	long(t)
 	var notice, elsewhere atomic.Bool
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Store(true) }))
 	defer other.Close()

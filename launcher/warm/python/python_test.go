@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/torchpython"
 )
 
@@ -54,9 +55,7 @@ func TestStart(t *testing.T) {
 
 // TestInterpreters runs the tests that need no PyTorch with every interpreter that is installed.
 func TestInterpreters(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes a minute for each of them")
-	}
+	testkit.Long(t, "a Python takes a minute")
 	for minor := oldest; minor <= newest; minor++ {
 		version := fmt.Sprintf("3.%d", minor)
 		t.Run(version, func(t *testing.T) {
@@ -71,9 +70,7 @@ func TestInterpreters(t *testing.T) {
 
 // TestTorch runs the tests with PyTorch.
 func TestTorch(t *testing.T) {
-	if testing.Short() {
-		t.Skip("PyTorch is imported several times")
-	}
+	testkit.Long(t, "PyTorch is imported several times")
 	runTests(t, torchpython.Require(t, "WARM WORKERS ARE"), "test_torch")
 }
 
