@@ -22,6 +22,7 @@ func TestAWorkerCannotMakeItsLauncherDeaf(t *testing.T) {
 		"fifo": `mkfifo "$f"`, "device": `ln -s /dev/zero "$f"`, "directory": `mkdir "$f"`,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			script := `for f in $(readlink /proc/$$/fd/1) $(readlink /proc/$$/fd/2) $TORCHELASTIC_ERROR_FILE \
 	$DLROVER_HANG_DIR/l0.page $DLROVER_HANG_DIR/l0.groups; do rm -rf "$f"; ` + plant + `; done

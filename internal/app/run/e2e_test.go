@@ -5,7 +5,6 @@ import (
 	"context"
 	"debug/elf"
 	"encoding/json"
-	goflag "flag"
 	"fmt"
 	"io"
 	"net"
@@ -15,10 +14,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,6 +24,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dlrover-run/internal/freeports"
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/torchpython"
 )
@@ -56,7 +54,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	binDir = dir
-	sideBySide()
+	testkit.SideBySide(hangsAtOnce)
 	code := m.Run()
 	os.RemoveAll(dir)
 	if code == 0 {
@@ -66,14 +64,6 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(code)
-}
-
-// sideBySide lets as many tests run beside each other as want to, also on machines of fewer cores.
-func sideBySide() {
-	goflag.Parse()
-	if parallel := goflag.Lookup("test.parallel"); parallel.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		_ = parallel.Value.Set(strconv.Itoa(hangsAtOnce)) // a number
-	}
 }
 
 // long leaves a test of more than ten seconds to those who have the time.
@@ -94,23 +84,7 @@ type launched struct {
 	code   int
 }
 
-// buffer is an io.Writer that others may read meanwhile.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
+type buffer = testkit.Buffer
 
 // bench is a directory with the workers' marks, and the environment of the launchers.
 type bench struct {
@@ -347,6 +321,7 @@ func TestElasticLifeOfAJob(t *testing.T) {
 
 // Where nothing says how many nodes come, MIN of them start soon.
 func TestMinNodesStartAtOnce(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	began := time.Now()
 	l := b.run(b.sh(hold, append(b.c10d("1:4"), "--rdzv-conf=join_timeout=60")...)...)

@@ -36,8 +36,9 @@ func newHosts(t *testing.T) *hosts {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("no ip command (package iproute2), so jobs across hosts are NOT tested:", err)
 	}
+	number := networks.Add(1)
 	for i := range h.names {
-		h.names[i] = fmt.Sprintf("dlr%d-%d", os.Getpid(), i)
+		h.names[i] = fmt.Sprintf("dlr%d-%d-%d", os.Getpid(), number, i)
 		if out, err := exec.Command("ip", "netns", "add", h.names[i]).CombinedOutput(); err != nil {
 			t.Skipf("network namespaces are not allowed here, so jobs across hosts are NOT tested: %v %s", err, out)
 		}
@@ -85,6 +86,7 @@ func (h *hosts) job(more ...string) []string {
 func hasTorch() bool { return exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil }
 
 func TestJobAcrossHosts(t *testing.T) {
+	t.Parallel()
 	h := newHosts(t)
 	env := []string{"DLROVER_TOKEN=" + testToken, "PYTHON_EXEC=/usr/bin/python3"}
 	var args []string
@@ -121,6 +123,7 @@ func (h *hosts) named() (name string) {
 // A host's own name is a loopback address on many hosts, and a daemon may be reached at localhost on its own: the other
 // host is told neither.
 func TestLoopbackIsNotToldToOtherHosts(t *testing.T) {
+	t.Parallel()
 	const chosen = "node1 is a loopback address on this host"
 	for name, c := range map[string]struct {
 		backend, at string // of the first host; the other one uses the name

@@ -337,6 +337,7 @@ func checkOnlyOfNodesThatReachNobody(t *testing.T) {
 
 // A node whose check fails gets a mark at the master, which outlives the master and ends with a check that passes.
 func TestAFailedCheckMarksTheNodeUntilOnePasses(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	check := filepath.Join(b.dir, "prolog")
 	script := "#!/bin/sh\n[ ! -e $DIR/slow.$NODE_NAME ] || { echo eth0 is slow >&2; exit 1; }\n"

@@ -123,6 +123,7 @@ func (l *launched) tokenWarnings() int { return strings.Count(l.err.String(), `"
 
 // Pods as operators start them, with nothing added: no token, no --insecure.
 func TestPodsWithoutAToken(t *testing.T) {
+	t.Parallel()
 	torchrun := "--nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=job-worker-0:29400 --rdzv_id=job"
 	elastic := "PET_NNODES=2:2 PET_NPROC_PER_NODE=1 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=job-worker-0:23456 " +
 		"PET_RDZV_ID=job"
@@ -225,6 +226,7 @@ func (p *pods) ctl(machine int, args ...string) (code int, text string) {
 
 // Two jobs without a token, and a stranger, in one network.
 func TestOnlyTheJobsHostsAreServed(t *testing.T) {
+	t.Parallel()
 	p := newPods(t, "a-worker-0", "a-worker-1", "b-worker-0", "b-worker-1", "")
 	const stranger = 4
 	job := func(name string, more ...string) []string {
@@ -330,6 +332,7 @@ func TestCheckpointsOfPodsWithoutAToken(t *testing.T) {
 
 // A pod is replaced under its name, with another address: the old one is a stranger's then.
 func TestAPodIsReplacedUnderItsName(t *testing.T) {
+	t.Parallel()
 	p := newPods(t, "job-0", "job-1", "")
 	args := p.sh(hold, "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=job-0:29400",
 		"--rdzv-id=job", "--max-restarts=1")

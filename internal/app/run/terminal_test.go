@@ -201,6 +201,7 @@ func TestLaunchersLinesOnATerminal(t *testing.T) {
 var ownLine = regexp.MustCompile(`^\d\d:\d\d:\d\d\.\d\d\d (INFO |WARN |ERROR) \S+: `)
 
 func TestLogFormat(t *testing.T) {
+	t.Parallel()
 	const text, json = ` INFO  \S+: workers started `, `{"time":.*"msg":"workers started"`
 	for _, tc := range []struct {
 		name, opt, env string
