@@ -23,6 +23,7 @@ func (b *training) saves(opts []string, mode string, args ...string) *launched {
 
 // A DISK save that was asked for gets to disk, however fast they come and however little memory there is.
 func TestTorchCheckpointEverySaveGetsToDisk(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		ranks, bytes, n, memory int
 	}{{1, 4 << 10, 20, 0}, {2, 4 << 20, 12, 64 << 20}} {
@@ -55,6 +56,7 @@ func TestTorchCheckpointSlowUnlock(t *testing.T) {
 // A save that was given up does not hold the end of the job, and there is one line about it. Its workers have
 // succeeded, and the job has not.
 func TestTorchCheckpointGivenUp(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 0)
 	l := b.saves([]string{"--nproc-per-node=2", "--exit-code-policy=reason"}, "refused")
 	require.Equal(t, int(policy.SaveLost), l.wait(), l.err.String())
@@ -82,6 +84,7 @@ func TestTorchCheckpointGivenUpBySidecar(t *testing.T) {
 
 // The newest save of a directory is there at once and for the next process, whatever was saved to others since.
 func TestTorchCheckpointSeveralDirectories(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 0)
 	l := b.saves([]string{"--nproc-per-node=1", "--max-restarts=1", "--no-save-at-breakpoint"}, "several")
 	require.Equal(t, 0, l.wait(), l.err.String())

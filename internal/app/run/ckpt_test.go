@@ -144,6 +144,7 @@ func (b *training) daemons() (pids []int) {
 // A worker is killed: the job goes on from memory, at most one step back, and the loss
 // is that of an undisturbed run to the last bit.
 func TestTorchCheckpointWorkerKilled(t *testing.T) {
+	t.Parallel()
 	const steps = 60
 	want := undisturbed(t, steps)
 	b := newTraining(t, steps)
@@ -228,6 +229,7 @@ func TestTorchCheckpointLauncherKilled(t *testing.T) {
 
 // A pod is evicted: SIGTERM saves what is in memory.
 func TestTorchCheckpointSIGTERM(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 100000)
 	l := b.run(b.args([]string{"--standalone", "--nproc-per-node=2", "--no-save-at-breakpoint"}, 1000000)...)
 	eventually(t, "training", func() bool { return b.trained() >= 10 })
@@ -277,6 +279,7 @@ func TestTorchCheckpointNodeReplaced(t *testing.T) {
 // Two nodes with the full state and default arguments: rank 0 alone writes, every step
 // asked for gets to the disk, and a node that dies costs nothing.
 func TestTorchCheckpointTwoNodes(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 40)
 	b.env = append(b.env, "DLROVER_TOKEN="+testToken)
 	args := b.args(b.c10d("2:2", "--max-restarts=10"), 5)
@@ -372,6 +375,7 @@ func TestCheckpointOptions(t *testing.T) {
 
 // A sidecar container keeps the daemon; the launcher only speaks to it.
 func TestTorchCheckpointSidecar(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 20)
 	side := b.start("checkpointd", nil, "--job=side", "--shm-dir="+b.shm)
 	socket := filepath.Join(b.shm, fmt.Sprintf("dlrover-%d", os.Getuid()), "side", "sock")
@@ -403,6 +407,7 @@ func TestTorchCheckpointSidecar(t *testing.T) {
 
 // A sidecar that is not there costs a warning, not the job.
 func TestTorchCheckpointNoSidecar(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 10)
 	l := b.run(b.args([]string{"--standalone", "--nproc-per-node=2", "--ckpt-sidecar=nobody"}, 5)...)
 	require.Equal(t, 0, l.wait(), l.err.String())
@@ -411,6 +416,7 @@ func TestTorchCheckpointNoSidecar(t *testing.T) {
 
 // What is in memory at a good end goes to disk as well.
 func TestTorchCheckpointGoodEnd(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 13)
 	l := b.run(b.standalone(5)...)
 	require.Equal(t, 0, l.wait(), l.err.String())
@@ -420,6 +426,7 @@ func TestTorchCheckpointGoodEnd(t *testing.T) {
 
 // Without a daemon the workers write to disk by themselves.
 func TestTorchCheckpointWithoutDaemon(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 10)
 	l := b.run(b.args([]string{"--standalone", "--nproc-per-node=2", "--ckpt-daemon=off"}, 5)...)
 	require.Equal(t, 0, l.wait(), l.err.String())

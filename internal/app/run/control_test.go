@@ -183,6 +183,7 @@ func TestTheServingNodeIsAsked(t *testing.T) {
 
 // The daemon of a paused job writes to disk what the workers had in memory, and they go on from there.
 func TestTorchCheckpointPause(t *testing.T) {
+	t.Parallel()
 	const steps = 30
 	b := newTraining(t, steps)
 	port := freePort(t)

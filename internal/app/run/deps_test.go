@@ -35,6 +35,7 @@ func foundation(t *testing.T) []string {
 
 // Arrows point down: the libraries know neither each other nor the command line.
 func TestImportPolicy(t *testing.T) {
+	t.Parallel()
 	deps := map[string][]string{}
 	leaves := foundation(t)
 	for _, c := range []struct{ pkgs, never, why string }{

@@ -869,6 +869,7 @@ func TestLogFlood(t *testing.T) {
 // TestProcessGroupsInTurn holds what docs/start/from-torchrun.md tells those to do who make several process groups in
 // one job.
 func TestProcessGroupsInTurn(t *testing.T) {
+	t.Parallel()
 	script, err := filepath.Abs("testdata/groups.py")
 	require.NoError(t, err)
 	for name, python := range map[string]string{"system": "/usr/bin/python3", "chosen": torchpython.Chosen()} {
@@ -889,6 +890,7 @@ func TestProcessGroupsInTurn(t *testing.T) {
 }
 
 func TestRealTorch(t *testing.T) {
+	t.Parallel()
 	python := torchpython.Require(t, "REAL PROCESS GROUPS ARE")
 	b := newBench(t)
 	b.env = append(b.env, "PYTHON_EXEC="+python)

@@ -29,6 +29,7 @@ if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 // TestTorchFileTimer has the real client's timer expire: its worker is killed and the job restarts.
 func TestTorchFileTimer(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "timed.py"), []byte(timed), 0o600))
 	l := b.start("dlrover-run",
