@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -83,7 +84,9 @@ func (h *hosts) job(more ...string) []string {
 		h.addrs[0] + ":29401", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=20"}, more...)
 }
 
-func hasTorch() bool { return exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil }
+var hasTorch = sync.OnceValue(func() bool {
+	return exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil
+})
 
 func TestJobAcrossHosts(t *testing.T) {
 	t.Parallel()
@@ -146,14 +149,14 @@ func TestLoopbackIsNotToldToOtherHosts(t *testing.T) {
 				return append([]string{"--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=" + c.backend,
 					"--rdzv-endpoint=" + at + ":29401", "--rdzv-id=job"}, more...)
 			}
-			script, training := []string{"--no-python", "sh", "-c", "echo $MASTER_ADDR"}, hasTorch()
+			script, training := []string{"--no-python", "sh", "-c", "echo $MASTER_ADDR"}, !testing.Short() && hasTorch()
 			if training {
 				path, err := filepath.Abs("testdata/allreduce.py")
 				require.NoError(t, err)
 				script = []string{path, h.dir}
 				h.release()
 			} else {
-				t.Log("no PyTorch for /usr/bin/python3: the workers' store is NOT tested across hosts")
+				t.Log("no PyTorch for /usr/bin/python3, or -short: the workers' store is NOT tested across these hosts")
 			}
 			// The node that joins first leads.
 			l0 := h.on(0, append(env, "GLOO_SOCKET_IFNAME=veth0"), job(c.at, script...)...)
