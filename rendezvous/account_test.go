@@ -307,6 +307,20 @@ func TestTheSumBoundsAlways(t *testing.T) {
 	require.Equal(t, job.Succeeded, s.r.epoch.outcome)
 }
 
+func TestASuccessCountsForItsEpochAlone(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1, Always: true,
+		Budget: Budget{BackoffMax: -1, Success: SuccessRank0}})
+	s.join("a", "b")
+	s.obey()
+	s.must(Success{ID: "a", EpochID: s.runs["a"].EpochID, Ranks: []int{0}})
+	s.obey()
+	require.Equal(t, 1, s.runs["a"].Place.RestartCount)
+	s.must(Success{ID: "b", EpochID: s.runs["b"].EpochID, Ranks: []int{2}})
+	require.Equal(t, running, s.r.epoch.phase)
+	s.must(Success{ID: "a", EpochID: s.runs["a"].EpochID, Ranks: []int{0}})
+	require.Equal(t, job.Succeeded, s.r.epoch.outcome)
+}
+
 // TestAnotherNodesProgressSavesTheRun: it is told when that node has stopped.
 func TestAnotherNodesProgressSavesTheRun(t *testing.T) {
 	s := newSim(t, unbounded(2, Budget{BackoffMax: -1, BackoffLimit: 1}))
