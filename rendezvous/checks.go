@@ -41,7 +41,7 @@ func (c *checks) mustCheck(now time.Time, n *node) bool {
 	return c.params.Gate && n.can(CanGate) && !valid
 }
 
-// passed books a check that has passed: the node may have workers, unless its name is barred.
+// passed books a check that has passed.
 func (c *checks) passed(now time.Time, e Cleared) error {
 	n, err := c.members.find(e.ID)
 	if err != nil {
@@ -96,8 +96,7 @@ func (c *checks) grant(now time.Time, n *node, e Cleared) {
 // void takes the pass of n away.
 func (n *node) void() { n.cleared, n.unpaired = false, false }
 
-// failed books a check that has failed, and reports whether the bar stands. No second check in the same gate can end
-// it.
+// failed books a check that has failed, and reports whether it bars the node for good.
 func (c *checks) failed(e Barred) (stands bool, err error) {
 	n, err := c.members.find(e.ID)
 	if err != nil {
@@ -153,7 +152,7 @@ func (c *checks) doubt(now time.Time, e Doubt) error {
 	return nil
 }
 
-// epochOver lets the pass of the last world's members run on, and voids all if the end of the epoch was
+// epochOver lets the passes of the last world's members run on, and voids all if the end of the epoch was
 // suspicious. It is called when the last member has stopped its workers: everything about that end is known.
 func (c *checks) epochOver(now time.Time) {
 	if c.epoch.sealedAt.IsZero() {
@@ -279,7 +278,7 @@ func (c *checks) findPartners(now time.Time) {
 	}
 	alone := func(n *node) bool { return n.state == waiting && n.unpaired && c.mustCheck(now, n) }
 	for _, n := range c.members.sorted(alone) {
-		c.askOptional(n)
+		c.out.check(n, true)
 	}
 	c.askHelpers(now, 1)
 }
@@ -289,14 +288,9 @@ func (c *checks) askHelpers(now time.Time, subjects int) int {
 	ns := c.members.sorted(func(n *node) bool { return n.state == waiting && n.can(CanGate) && !c.mustCheck(now, n) })
 	ns = ns[:min(len(ns), 4*subjects+4)]
 	for _, n := range ns {
-		c.askOptional(n)
+		c.out.check(n, true)
 	}
 	return len(ns)
-}
-
-// askOptional sends n a Check, and goes on without its answer.
-func (c *checks) askOptional(n *node) {
-	c.out.check(n, true)
 }
 
 // newcomers is how many nodes wait, but for those that have failed a check with others and have passed only alone

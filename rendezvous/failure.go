@@ -93,7 +93,7 @@ func (r *Round) breakWorld(now time.Time, c job.Cause) {
 	if !broken {
 		r.epoch.breaks(now)
 		r.account.broke(now)
-		r.sealer.restart()
+		r.sealer.cancel()
 		r.gate.reopen()
 		r.out.note(job.EventBreak, c.Node, c.Text)
 	}

@@ -69,7 +69,9 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 		r.breakWorld(now, restartedAcross())
 	}
 	r.account.progress(e.Progress)
-	n.Node = n.renewed(e.Node)
+	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
+	n.Peer, n.Via = e.Node.Peer, e.Node.Via
+	n.Ports, n.Bases = e.Node.Ports, e.Node.Bases
 	r.epoch.kept.record(e.Failures)
 	r.checks.queue(now, n)
 }

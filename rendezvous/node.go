@@ -72,14 +72,6 @@ func (n Node) can(a Ability) bool { return slices.Contains(n.Can, a) }
 
 func (n Node) machine() string { return cmp.Or(n.Machine, n.Name) }
 
-// renewed is n as it joins again for the next epoch: o, but with all that identifies n.
-func (n Node) renewed(o Node) Node {
-	o.ID, o.Name, o.Rank, o.Generation, o.Uptime = n.ID, n.Name, n.Rank, n.Generation, n.Uptime
-	o.IP, o.Role, o.Machine, o.Devices = n.IP, n.Role, n.Machine, n.Devices
-	o.Life, o.Agent, o.Can = n.Life, n.Agent, n.Can
-	return o
-}
-
 func (n Node) checkNames() error {
 	for _, name := range []string{n.ID, n.Name, n.Role, n.Machine} {
 		if len(name) > MaxName || !text.Printable(name) {

@@ -120,7 +120,7 @@ func (r *Round) pause(now time.Time, c *job.Cause, in *job.EpochID) {
 	if !r.orders.pause(c, in) {
 		return
 	}
-	r.sealer.restart()
+	r.sealer.cancel()
 	r.account.pauseBegins(now)
 	r.gate.leave(now)
 	r.out.repeat(everyNode)

@@ -3,8 +3,8 @@
 //
 // Round is a pure state machine: it never reads a clock, never blocks and starts no goroutine. The shell around it
 // (rendezvous/api) feeds it events with their times, carries out the actions it returns, and calls Step with a Tick at
-// the time of Next. Beside the standard library, the package imports
-// internal/job and internal/text.
+// the time of Next. Besides the standard library, the package imports internal/duration, internal/job and
+// internal/text.
 package rendezvous
 
 import (
@@ -284,7 +284,7 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.memory.rebuild = nil
 	r.orders.finish()
 	r.account.failPendingAt = time.Time{}
-	r.sealer.restart()
+	r.sealer.cancel()
 	for _, n := range r.members.sorted(everyNode) {
 		r.out.direct(n, r.epoch.verdict())
 	}

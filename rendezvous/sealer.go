@@ -142,8 +142,8 @@ func (s *sealer) next(holdAt time.Time) time.Time {
 	return at
 }
 
-// restart forgets a last call, and a growth that is due.
-func (s *sealer) restart() { s.lastCallAt, s.growAt = time.Time{}, time.Time{} }
+// cancel forgets a last call, and a growth that is due.
+func (s *sealer) cancel() { s.lastCallAt, s.growAt = time.Time{}, time.Time{} }
 
 // seal forms the world of the size, and has its rank 0 lead.
 func (s *sealer) seal(now time.Time, size int) {
@@ -159,7 +159,7 @@ func (s *sealer) seal(now time.Time, size int) {
 	}
 	s.epoch.forget()
 	s.short = false
-	s.restart()
+	s.cancel()
 	clear(s.shortage.gone)
 	s.gate.failAt = time.Time{}
 	s.out.direct(ranked[0], Directive{Kind: job.Lead, Place: &places[0], Cause: s.epoch.cause})
@@ -212,7 +212,7 @@ func (s *sealer) grow(now time.Time) *job.Cause {
 	}
 	if s.checks.askAll(now) > 0 {
 		s.checks.findPartners(now)
-		s.growAt = time.Time{} // a clearance has run out meanwhile
+		s.growAt = time.Time{} // a pass has run out meanwhile
 		return nil
 	}
 	text := fmt.Sprintf("the world grows from %d to %d nodes", len(s.epoch.world), size)
