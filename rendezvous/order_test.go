@@ -615,6 +615,31 @@ func (v *revived) comeBack(ids ...string) {
 	}
 }
 
+// A last call that had begun before the members of a world came back says nothing about the next one.
+func TestALastCallDoesNotOutliveARebuiltWorld(t *testing.T) {
+	p := Params{Min: 2, Max: 5, MaxRestarts: 3, LastCall: 30 * time.Second, GrowthDelay: time.Hour}
+	old := newSim(t, p)
+	old.join("a", "b")
+	old.pass(p.LastCall)
+	old.obey()
+	v := old.revive()
+	v.join("x")
+	v.join("y")
+	v.comeBack("a", "b")
+	require.Equal(t, running, v.r.epoch.phase)
+	v.pass(p.LastCall)
+	v.vanish("b")
+	v.pass(BrokenGrace)
+	v.obey()
+	require.Empty(t, v.runs)
+	v.pass(p.LastCall - time.Second)
+	v.obey()
+	require.Empty(t, v.runs)
+	v.pass(time.Second)
+	v.obey()
+	require.Len(t, v.runs, 3)
+}
+
 func TestPauseSurvivesTheDaemon(t *testing.T) {
 	paused := func(t *testing.T, ids ...string) *sim {
 		s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, ids...)
