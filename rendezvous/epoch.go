@@ -91,7 +91,7 @@ func (e *epoch) forget() {
 
 // breaks lets the run form a world again.
 func (e *epoch) breaks(now time.Time) {
-	e.phase, e.formingAt, e.cause, e.done, e.results.exhausted = forming, now, nil, 0, 0
+	e.phase, e.formingAt, e.cause, e.done = forming, now, nil, 0
 }
 
 // run books that the workers are started or, if the run is held, wait.

@@ -283,8 +283,6 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.epoch.finish(now, o, c)
 	r.memory.rebuild = nil
 	r.orders.finish()
-	r.account.failPendingAt = time.Time{}
-	r.sealer.cancel()
 	for _, n := range r.members.sorted(everyNode) {
 		r.out.direct(n, r.epoch.verdict())
 	}
