@@ -48,6 +48,15 @@ func TestAHeldRunMeetsAndWaits(t *testing.T) {
 	require.Equal(t, job.Succeeded, s.r.Evidence().Outcome)
 }
 
+// An older launcher that comes after the end of a held run hears of the end, whatever it could have followed before.
+func TestTheEndOfAHeldRunIsForEveryone(t *testing.T) {
+	s := held(t, Params{Min: 1, Max: 1, Hold: true}, "a")
+	s.must(Order{Kind: OrderStop})
+	require.Nil(t, s.r.Status().Hold)
+	s.must(Join{Node: Node{ID: "late", Name: "late", Rank: -1, Slots: 2, Uptime: time.Hour}, Params: s.p})
+	require.Equal(t, job.Fail, s.dirs["late"].Kind)
+}
+
 func TestAHoldEndsBeforeTheNodesHaveMet(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2, Hold: true})
 	s.can = able()
