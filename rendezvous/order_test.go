@@ -640,6 +640,37 @@ func TestALastCallDoesNotOutliveARebuiltWorld(t *testing.T) {
 	require.Len(t, v.runs, 3)
 }
 
+// A pause and a command that a node has brought stay as old as that node's world when everybody leaves.
+func TestBroughtOrdersKeepTheirAge(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	brought := func(id string, round int, command string) Join {
+		n := Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: able()}
+		return Join{Node: n, Params: s.p, Seen: job.EpochID{Term: 1, Round: round},
+			Command: &job.Command{Program: []string{command}}}
+	}
+	first := brought("a", 1, "old")
+	first.Paused = &job.Cause{Kind: job.CauseOperator, Text: "by hand"}
+	s.must(first)
+	s.must(Leave{ID: "a"})
+	require.Equal(t, "by hand", s.r.Status().Paused.Text)
+	second := brought("b", 2, "new")
+	second.Resume = &Resume{EpochID: second.Seen, Place: job.Place{GroupWorldSize: 2}}
+	s.must(second)
+	require.Nil(t, s.r.Status().Paused)
+	require.Equal(t, []string{"new"}, s.r.Status().Command.Program)
+}
+
+// A pause that an order has ended does not come back with a node that had not heard of that, even in a new history.
+func TestAnEndedPauseStaysEnded(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a")
+	s.ordered(OrderPause, "")
+	s.must(Order{Kind: OrderResume})
+	s.must(Leave{ID: "a"})
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Paused: &job.Cause{Text: "by hand"}})
+	require.Nil(t, s.r.Status().Paused)
+}
+
 func TestPauseSurvivesTheDaemon(t *testing.T) {
 	paused := func(t *testing.T, ids ...string) *sim {
 		s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, ids...)
