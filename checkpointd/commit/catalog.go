@@ -14,14 +14,13 @@ import (
 
 // catalog reads the committed steps of a checkpoint directory, and the tracker that names one of them.
 type catalog struct {
-	paths   layout
 	storage storage
 	cache   *Cache
 }
 
 // committed returns the manifest of a step. A damaged one counts as none.
 func (c catalog) committed(step int64) (Manifest, bool) {
-	m, found, err := c.storage.read(c.paths.manifest(step))
+	m, found, err := c.storage.read(c.storage.manifest(step))
 	return m, found && err == nil && m.Step == step
 }
 
@@ -33,7 +32,7 @@ func (c catalog) tracked() (int64, bool) {
 
 // tracker returns the reason why dlrover_latest.txt names no step.
 func (c catalog) tracker() (int64, error) {
-	b, err := c.storage.fs.ReadFile(filepath.Join(c.paths.root, Latest), trackerLimit)
+	b, err := c.storage.fs.ReadFile(filepath.Join(c.storage.root, Latest), trackerLimit)
 	if err != nil {
 		return 0, err
 	}
@@ -86,7 +85,7 @@ func (c catalog) overtaken(m, by Manifest) (time.Time, error) {
 }
 
 func (c catalog) manifests() (ms []Manifest, damaged []Skipped, err error) {
-	es, err := c.storage.list(c.paths.meta())
+	es, err := c.storage.list(c.storage.meta())
 	if err != nil {
 		return nil, nil, fmt.Errorf("list the checkpoints: %w", err)
 	}
@@ -95,9 +94,9 @@ func (c catalog) manifests() (ms []Manifest, damaged []Skipped, err error) {
 		if !ok {
 			continue
 		}
-		m, found, err := c.storage.read(c.paths.manifest(step))
+		m, found, err := c.storage.read(c.storage.manifest(step))
 		if err == nil && found && m.Step != step {
-			err = fmt.Errorf("%s: is of step %d", c.paths.manifest(step), m.Step)
+			err = fmt.Errorf("%s: is of step %d", c.storage.manifest(step), m.Step)
 		}
 		if err != nil {
 			damaged = append(damaged, Skipped{Step: step, Reason: err.Error()})
@@ -127,7 +126,7 @@ func numbered(e fsx.Entry, ext string) (int64, bool) {
 // named reports whether a tracker names this save.
 func (c catalog) named(m Manifest) bool {
 	return slices.ContainsFunc(withLatest(m.Trackers, m.Step), func(tr Tracker) bool {
-		b, err := c.storage.fs.ReadFile(filepath.Join(c.paths.root, tr.Path), trackerLimit)
+		b, err := c.storage.fs.ReadFile(filepath.Join(c.storage.root, tr.Path), trackerLimit)
 		return err == nil && strings.TrimSpace(string(b)) == strings.TrimSpace(tr.Text)
 	})
 }
@@ -143,14 +142,14 @@ func (c catalog) trackedOf(bs []*brief) int64 {
 // briefs returns the committed steps of the directory, the newest commit first. It reads the manifests that the cache
 // does not know. Damaged ones are left out.
 func (c catalog) briefs() ([]*brief, error) {
-	es, err := c.storage.list(c.paths.meta())
+	es, err := c.storage.list(c.storage.meta())
 	if err != nil {
 		return nil, fmt.Errorf("list the checkpoints: %w", err)
 	}
 	// A manifest that is replaced after this listing gets a time stamp no earlier than the newest one in the listing. So
 	// entries that are older by more than the granularity would get another stamp.
 	certain := lastCommit(es).Add(-stampGrain)
-	known, now := c.cache.known(c.paths.root), memory{}
+	known, now := c.cache.known(c.storage.root), memory{}
 	var all []*brief
 	for _, e := range es {
 		step, ok := numbered(e, ".json")
@@ -170,7 +169,7 @@ func (c catalog) briefs() ([]*brief, error) {
 			now[e] = b
 		}
 	}
-	c.cache.remember(c.paths.root, now)
+	c.cache.remember(c.storage.root, now)
 	slices.SortFunc(all, func(a, b *brief) int { return newestFirst(a.Manifest, b.Manifest) })
 	return all, nil
 }

@@ -10,7 +10,6 @@ import (
 
 // directory is one checkpoint directory.
 type directory struct {
-	paths   layout
 	storage storage
 	steps   catalog
 	stages  staging
@@ -18,8 +17,8 @@ type directory struct {
 
 func (t Store) at(dir string) (directory, error) {
 	root, err := t.FS.Resolve(dir)
-	paths, st := layout{root}, storage{t.FS, root}
-	return directory{paths, st, catalog{paths, st, t.Cache}, staging{paths, st}}, err
+	st := storage{t.FS, layout{root}}
+	return directory{st, catalog{st, t.Cache}, staging{st}}, err
 }
 
 // untracked reports a missing tracker. Every commit writes it after the manifest and before it removes its intent. So

@@ -61,7 +61,7 @@ func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
 	}
 	has := func(s Skipped) bool { return s.Step == step }
 	if !slices.ContainsFunc(ms, func(m Manifest) bool { return m.Step == step }) && !slices.ContainsFunc(wrong, has) {
-		wrong = append(wrong, Skipped{step, d.paths.manifest(step) + " is missing"})
+		wrong = append(wrong, Skipped{step, d.storage.manifest(step) + " is missing"})
 	}
 	return wrong, nil
 }

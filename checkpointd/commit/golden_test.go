@@ -114,7 +114,7 @@ func (c crashed) publish(s Save, track bool) {
 	m, err := d.future(s, entries)
 	require.NoError(c.t, err)
 	m.Committed = c.store.Now()
-	require.NoError(c.t, d.storage.put(d.paths.manifest(s.Step), m))
+	require.NoError(c.t, d.storage.put(d.storage.manifest(s.Step), m))
 	if track {
 		require.NoError(c.t, d.storage.track(m.Trackers))
 	}

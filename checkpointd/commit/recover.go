@@ -41,7 +41,7 @@ func (t Store) Recover(ctx context.Context, dir string, live func(save string) b
 		if err == nil {
 			err = t.rollForward(d, m)
 		}
-		if err != nil && d.storage.missing(d.paths.intent(m.ID)) {
+		if err != nil && d.storage.missing(d.storage.intent(m.ID)) {
 			continue // another recovery was faster, or it is set aside
 		}
 		if err != nil {
@@ -62,7 +62,7 @@ func (t Store) Recover(ctx context.Context, dir string, live func(save string) b
 func (t Store) intents(d directory) ([]Manifest, error) {
 	ms, bad, err := d.stages.intents()
 	for _, id := range slices.Sorted(maps.Keys(bad)) {
-		err = errors.Join(err, t.setAside(d, d.paths.stage(id), bad[id]))
+		err = errors.Join(err, t.setAside(d, d.storage.stage(id), bad[id]))
 	}
 	return ms, err
 }
@@ -94,11 +94,11 @@ func (t Store) setAside(d directory, path string, why error) error {
 // just before. Without the intent, half of the files would destroy the older save of the step. A save that can never be
 // completed is set aside.
 func (t Store) rollForward(d directory, m Manifest) error {
-	if err := d.storage.syncDirs([]string{d.paths.intent(m.ID)}); err != nil {
+	if err := d.storage.syncDirs([]string{d.storage.intent(m.ID)}); err != nil {
 		return err
 	}
 	if why := d.stages.lost(m); why != nil {
-		return cmp.Or(t.setAside(d, d.paths.stage(m.ID), why), errAside)
+		return cmp.Or(t.setAside(d, d.storage.stage(m.ID), why), errAside)
 	}
 	if err := d.storage.place(m.Files, m.ID); err != nil {
 		return err
@@ -109,11 +109,11 @@ func (t Store) rollForward(d directory, m Manifest) error {
 
 // orphans removes the saves that no writer will commit.
 func (t Store) orphans(ctx context.Context, d directory, live func(string) bool) (removed []string, err error) {
-	stages, err := d.storage.list(d.paths.stages())
+	stages, err := d.storage.list(d.storage.stages())
 	if err != nil || len(stages) == 0 {
 		return nil, err
 	}
-	metas, err := d.storage.list(d.paths.meta())
+	metas, err := d.storage.list(d.storage.meta())
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +147,7 @@ func lastCommit(metas []fsx.Entry) (last time.Time) {
 
 // orphan reports whether a stage has no intent and has been quiet since the last commit, or for an hour.
 func (t Store) orphan(d directory, stage fsx.Entry, last time.Time) (bool, error) {
-	es, err := d.storage.list(d.paths.stage(stage.Name))
+	es, err := d.storage.list(d.storage.stage(stage.Name))
 	if err != nil {
 		return false, err
 	}
@@ -168,7 +168,7 @@ func (t Store) orphan(d directory, stage fsx.Entry, last time.Time) (bool, error
 
 // sweep finishes the removal of steps, and removes leftovers of WriteFile.
 func (t Store) sweep(ctx context.Context, d directory) error {
-	metas, err := d.storage.list(d.paths.meta())
+	metas, err := d.storage.list(d.storage.meta())
 	if err != nil {
 		return err
 	}
@@ -178,19 +178,19 @@ func (t Store) sweep(ctx context.Context, d directory) error {
 		if !ok || ctx.Err() != nil {
 			continue
 		}
-		m, found, err := d.storage.read(d.paths.gone(step))
+		m, found, err := d.storage.read(d.storage.gone(step))
 		if err == nil && found && m.Step != step {
-			err = fmt.Errorf("%s: %w: is of step %d", d.paths.gone(step), errDamaged, m.Step)
+			err = fmt.Errorf("%s: %w: is of step %d", d.storage.gone(step), errDamaged, m.Step)
 		}
 		switch {
 		case damaged(err):
-			err = t.setAside(d, d.paths.gone(step), err)
+			err = t.setAside(d, d.storage.gone(step), err)
 		case err == nil && found:
 			err = d.removeStep(m)
 		}
 		errs = append(errs, err)
 	}
-	for _, dir := range []string{d.paths.root, d.paths.meta()} {
+	for _, dir := range []string{d.storage.root, d.storage.meta()} {
 		errs = append(errs, t.sweepDir(d, dir, lastCommit(metas)))
 	}
 	return errors.Join(append(errs, ctx.Err())...)

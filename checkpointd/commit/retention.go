@@ -44,10 +44,10 @@ func (t Store) Remove(ctx context.Context, dir string, step int64) error {
 }
 
 func (d directory) remove(m Manifest) error {
-	if err := d.storage.fs.Rename(d.paths.manifest(m.Step), d.paths.gone(m.Step)); err != nil {
+	if err := d.storage.fs.Rename(d.storage.manifest(m.Step), d.storage.gone(m.Step)); err != nil {
 		return err
 	}
-	if err := d.storage.fs.SyncDir(d.paths.meta()); err != nil {
+	if err := d.storage.fs.SyncDir(d.storage.meta()); err != nil {
 		return err
 	}
 	return d.removeStep(m)
@@ -56,16 +56,16 @@ func (d directory) remove(m Manifest) error {
 // removeStep removes the files of a step whose manifest is gone, and then the record of the removal.
 func (d directory) removeStep(m Manifest) error {
 	// The renaming may be that of a process that died before it was durable.
-	if err := d.storage.fs.SyncDir(d.paths.meta()); err != nil {
+	if err := d.storage.fs.SyncDir(d.storage.meta()); err != nil {
 		return err
 	}
 	if err := d.removeOthers(m, Manifest{}); err != nil {
 		return err
 	}
-	if err := d.storage.fs.Remove(d.paths.gone(m.Step)); err != nil {
+	if err := d.storage.fs.Remove(d.storage.gone(m.Step)); err != nil {
 		return err
 	}
-	return d.storage.fs.SyncDir(d.paths.meta())
+	return d.storage.fs.SyncDir(d.storage.meta())
 }
 
 // removeOthers removes the files of old that belong to nothing else: neither to its successor m, nor to another step,
@@ -92,7 +92,7 @@ func (d directory) removeOthers(old, m Manifest) error {
 		sum := pathSum(f.Path)
 		shared := kept[f.Path] || slices.ContainsFunc(bs, func(b *brief) bool { return b.has(sum) })
 		if !shared && !filepath.IsAbs(f.Path) {
-			files = append(files, filepath.Join(d.paths.root, f.Path))
+			files = append(files, filepath.Join(d.storage.root, f.Path))
 		}
 	}
 	return d.storage.removeFiles(files)
@@ -132,10 +132,10 @@ func (t Store) retain(ctx context.Context, d directory, bs []*brief, remove []in
 	}
 	bs = slices.DeleteFunc(bs, func(b *brief) bool { return slices.Contains(remove, b.Step) })
 	if err := d.good(ctx, bs); err != nil {
-		return nil, fmt.Errorf("old checkpoints stay in %s: %w", d.paths.root, err)
+		return nil, fmt.Errorf("old checkpoints stay in %s: %w", d.storage.root, err)
 	}
 	for _, step := range remove {
-		err := t.Remove(ctx, d.paths.root, step)
+		err := t.Remove(ctx, d.storage.root, step)
 		if errors.Is(err, ErrKept) || errors.Is(err, ErrNone) {
 			continue
 		}

@@ -10,15 +10,12 @@ import (
 )
 
 // staging has the saves of a checkpoint directory that are not committed yet.
-type staging struct {
-	paths   layout
-	storage storage
-}
+type staging struct{ storage storage }
 
 // intents returns the saves that can only be completed, in the order in which they were saved, and the errors of
 // damaged intents by id.
 func (g staging) intents() (ms []Manifest, bad map[string]error, err error) {
-	stages, err := g.storage.list(g.paths.stages())
+	stages, err := g.storage.list(g.storage.stages())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -27,9 +24,9 @@ func (g staging) intents() (ms []Manifest, bad map[string]error, err error) {
 		if !e.Dir || checkID(e.Name) != nil {
 			continue
 		}
-		m, found, rerr := g.storage.read(g.paths.intent(e.Name))
+		m, found, rerr := g.storage.read(g.storage.intent(e.Name))
 		if rerr == nil && found && m.ID != e.Name {
-			rerr = fmt.Errorf("%s: %w: is of save %s", g.paths.intent(e.Name), errDamaged, m.ID)
+			rerr = fmt.Errorf("%s: %w: is of save %s", g.storage.intent(e.Name), errDamaged, m.ID)
 		}
 		switch {
 		case damaged(rerr):
@@ -48,7 +45,7 @@ func (g staging) intents() (ms []Manifest, bad map[string]error, err error) {
 // Files outside of the directory do not count: their storage may only be unmounted.
 func (g staging) lost(m Manifest) error {
 	for _, f := range m.Files {
-		final := filepath.Join(g.paths.root, f.Path)
+		final := filepath.Join(g.storage.root, f.Path)
 		if filepath.IsAbs(f.Path) || g.storage.whole(temporary(final, m.ID), f) || g.storage.whole(final, f) {
 			continue
 		}
@@ -57,7 +54,7 @@ func (g staging) lost(m Manifest) error {
 			return nil
 		}
 		wrong := g.storage.expect([]string{final}, []FileEntry{f})
-		if wrong == nil || g.storage.whole(temporary(final, m.ID), f) || g.storage.missing(g.paths.intent(m.ID)) {
+		if wrong == nil || g.storage.whole(temporary(final, m.ID), f) || g.storage.missing(g.storage.intent(m.ID)) {
 			continue
 		}
 		if errors.Is(wrong, fs.ErrNotExist) || damaged(wrong) {
@@ -88,7 +85,7 @@ func (g staging) plan(marker string, tmps, finals []string) error {
 }
 
 // begun reports whether a save has an intent: it can only be completed.
-func (g staging) begun(save string) (bool, error) { return g.storage.exists(g.paths.intent(save)) }
+func (g staging) begun(save string) (bool, error) { return g.storage.exists(g.storage.intent(save)) }
 
 func (g staging) notBegun(save string) error {
 	begun, err := g.begun(save)
@@ -100,15 +97,15 @@ func (g staging) notBegun(save string) error {
 
 // abort removes the marker of a prepared shard, then its files, then the plan by which they are found.
 func (g staging) abort(save string, shard int) error {
-	plan := g.paths.marker(save, shard, "plan")
+	plan := g.storage.marker(save, shard, "plan")
 	known, err := g.storage.exists(plan)
 	if err != nil || !known {
 		return err
 	}
-	if err := g.storage.fs.Remove(g.paths.marker(save, shard, "prepared")); err != nil {
+	if err := g.storage.fs.Remove(g.storage.marker(save, shard, "prepared")); err != nil {
 		return err
 	}
-	if err := g.storage.fs.SyncDir(g.paths.stage(save)); err != nil {
+	if err := g.storage.fs.SyncDir(g.storage.stage(save)); err != nil {
 		return err
 	}
 	if err := g.removePlanned(plan, save); err != nil {
@@ -117,26 +114,26 @@ func (g staging) abort(save string, shard int) error {
 	if err := g.storage.fs.Remove(plan); err != nil {
 		return err
 	}
-	_ = g.storage.fs.Remove(g.paths.stage(save)) // if this was the last shard
+	_ = g.storage.fs.Remove(g.storage.stage(save)) // if this was the last shard
 	return nil
 }
 
 // discard removes a save with its temporary files.
 func (g staging) discard(save string) error {
-	es, err := g.storage.list(g.paths.stage(save))
+	es, err := g.storage.list(g.storage.stage(save))
 	if err != nil {
 		return err
 	}
 	for _, e := range es {
 		if strings.HasSuffix(e.Name, ".prepared") { // before the files go
-			if err := g.storage.fs.Remove(filepath.Join(g.paths.stage(save), e.Name)); err != nil {
+			if err := g.storage.fs.Remove(filepath.Join(g.storage.stage(save), e.Name)); err != nil {
 				return err
 			}
 		}
 	}
 	for _, e := range es {
 		if strings.HasSuffix(e.Name, ".plan") {
-			if err := g.removePlanned(filepath.Join(g.paths.stage(save), e.Name), save); err != nil {
+			if err := g.removePlanned(filepath.Join(g.storage.stage(save), e.Name), save); err != nil {
 				return err
 			}
 		}
@@ -169,12 +166,12 @@ func (g staging) removePlanned(plan, save string) error {
 // clear removes the markers of a finished save. The intent is removed first and durably: if it reappeared after a later
 // save of the step, it would claim the files of that save.
 func (g staging) clear(save string) error {
-	dir := g.paths.stage(save)
+	dir := g.storage.stage(save)
 	es, err := g.storage.list(dir)
 	if err != nil {
 		return err
 	}
-	if err := g.storage.fs.Remove(g.paths.intent(save)); err != nil {
+	if err := g.storage.fs.Remove(g.storage.intent(save)); err != nil {
 		return err
 	}
 	if err := g.storage.fs.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -188,7 +185,7 @@ func (g staging) clear(save string) error {
 	if err := g.storage.fs.Remove(dir); err != nil {
 		return err
 	}
-	if err := g.storage.fs.SyncDir(g.paths.stages()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := g.storage.fs.SyncDir(g.storage.stages()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil

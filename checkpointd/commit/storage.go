@@ -16,8 +16,8 @@ import (
 
 // storage reads and writes the files of a checkpoint directory.
 type storage struct {
-	fs   fsx.FS
-	root string // without links
+	fs fsx.FS
+	layout
 }
 
 // relative returns the path by which this package knows a file that a save has named: relative when it is in the

@@ -38,7 +38,7 @@ func (t Store) Plan(s Save, shard int, paths []string) ([]string, error) {
 	for i, f := range e.Files {
 		named[i] = temporary(f.Path, s.ID)
 	}
-	if err := d.stages.plan(d.paths.marker(s.ID, shard, "plan"), named, finals); err != nil {
+	if err := d.stages.plan(d.storage.marker(s.ID, shard, "plan"), named, finals); err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
 	return tmps, nil
@@ -73,7 +73,7 @@ func (t Store) Prepared(s Save, e Entry) error {
 		err = d.storage.syncDirs(tmps)
 	}
 	if err == nil {
-		err = d.storage.put(d.paths.marker(s.ID, e.Shard, "prepared"), e)
+		err = d.storage.put(d.storage.marker(s.ID, e.Shard, "prepared"), e)
 	}
 	if err != nil {
 		return fmt.Errorf("prepare save %s: %w", s.ID, err)
@@ -113,7 +113,7 @@ func (t Store) begin(d directory, m Manifest) error {
 		return err
 	}
 	for _, tr := range m.Trackers {
-		if err := d.storage.free([]string{filepath.Join(d.paths.root, tr.Path)}); err != nil {
+		if err := d.storage.free([]string{filepath.Join(d.storage.root, tr.Path)}); err != nil {
 			return err
 		}
 	}
@@ -131,13 +131,13 @@ func (t Store) begin(d directory, m Manifest) error {
 	if err := d.steps.notSuperseded(m); err != nil {
 		return err
 	}
-	return d.storage.put(d.paths.intent(m.ID), m) // the directories above it are durable since Plan
+	return d.storage.put(d.storage.intent(m.ID), m) // the directories above it are durable since Plan
 }
 
 // future makes the manifest of a save that is to be committed.
 func (d directory) future(s Save, es []Entry) (Manifest, error) {
 	m := Manifest{Version: version, Save: s}
-	m.Dir, m.Trackers = d.paths.root, withLatest(s.Trackers, s.Step)
+	m.Dir, m.Trackers = d.storage.root, withLatest(s.Trackers, s.Step)
 	es = slices.SortedFunc(slices.Values(es), func(a, b Entry) int { return a.Shard - b.Shard })
 	if len(es) != s.Shards {
 		return m, fmt.Errorf("%d shards instead of %d", len(es), s.Shards)
@@ -184,13 +184,13 @@ func (t Store) Begun(dir, save string) (bool, error) {
 // Used reports whether a directory exists and has been saved to.
 func (t Store) Used(dir string) bool {
 	d, err := t.at(dir)
-	return err == nil && !d.storage.missing(d.paths.meta())
+	return err == nil && !d.storage.missing(d.storage.meta())
 }
 
 // Gone reports whether the storage is there, and a file of a prepared shard is not, under either of its names.
 func (t Store) Gone(s Save, e Entry) bool {
 	d, err := t.open(s, e.Shard)
-	if err != nil || d.storage.missing(d.paths.meta()) {
+	if err != nil || d.storage.missing(d.storage.meta()) {
 		return false
 	}
 	e, err = d.storage.entry(e)
@@ -231,7 +231,7 @@ func (t Store) Placed(s Save, shard int) error {
 	if err != nil {
 		return fmt.Errorf("placed: %w", err)
 	}
-	err = d.storage.fs.WriteFile(d.paths.marker(s.ID, shard, "placed"), nil)
+	err = d.storage.fs.WriteFile(d.storage.marker(s.ID, shard, "placed"), nil)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("placed: %w", err)
 	}
@@ -298,7 +298,7 @@ func (t Store) complete(d directory, m Manifest, recovered bool) (Manifest, erro
 		last, _ := d.steps.committed(m.Step)
 		return last, err
 	}
-	if err := d.storage.put(d.paths.manifest(m.Step), m); err != nil {
+	if err := d.storage.put(d.storage.manifest(m.Step), m); err != nil {
 		return m, err
 	}
 	if moves {
