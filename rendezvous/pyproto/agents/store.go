@@ -154,17 +154,21 @@ func (h *Host) wrote(ctx context.Context, who caller, key string) error {
 	}
 	number, ours := h.worlds.numbers[a.worked]
 	name, below := strings.CutPrefix(key, prefix(number))
-	mine, leads := ours && below, a.dir.Kind == job.Lead
-	addr, port, err := h.store.meeting(number)
-	ev := rendezvous.Ready{ID: a.node.ID, EpochID: a.worked, Addr: addr, Port: port}
-	h.mu.Unlock()
-	switch {
-	case mine && leads && (name == masterAddr || name == masterPort):
+	if !ours || !below {
+		h.mu.Unlock()
+		return nil
+	}
+	if a.dir.Kind == job.Lead && (name == masterAddr || name == masterPort) {
+		addr, port, err := h.store.meeting(number)
+		ev := rendezvous.Ready{ID: a.node.ID, EpochID: a.worked, Addr: addr, Port: port}
+		h.mu.Unlock()
 		if err != nil || port == 0 {
 			return err
 		}
 		return h.cfg.report(ctx, ev)
-	case mine && (name == numMembers || isArrival(name)):
+	}
+	h.mu.Unlock()
+	if name == numMembers || isArrival(name) {
 		return h.succeeded(ctx, a)
 	}
 	return nil
