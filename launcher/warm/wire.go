@@ -12,9 +12,6 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// version of the protocol, in every message of a prepared process.
-const version = 1
-
 // maxMessage bounds the bytes of one message. A larger message is written to a file in memory, and its descriptor is
 // sent with the message: the fields of the object in that file are the message's as well.
 const (

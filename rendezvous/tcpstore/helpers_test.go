@@ -93,6 +93,13 @@ func send(t testing.TB, nc net.Conn, data string) {
 	require.NoError(t, err)
 }
 
+// serveConn serves one connection until it ends, and closes it.
+func (s *Server) serveConn(nc net.Conn) {
+	if c := s.newConn(nc); s.admit(c) {
+		s.serve(c)
+	}
+}
+
 // pipe connects an in-memory client to s: for tests inside a synctest bubble.
 func pipe(t testing.TB, s *Server) net.Conn {
 	client, server := net.Pipe()

@@ -181,13 +181,6 @@ func isPassing(err error) bool {
 	return false
 }
 
-// serveConn serves one connection until it ends, and closes it.
-func (s *Server) serveConn(nc net.Conn) {
-	if c := s.newConn(nc); s.admit(c) {
-		s.serve(c)
-	}
-}
-
 // Reset starts an empty namespace, but for the keys of Config.Keep, and drops every connection of the old one. A
 // connection that was accepted before Reset belongs to the old one even if it has not sent a byte; the places of silent
 // ones are free again.

@@ -55,8 +55,7 @@ const limits = "the master is DLRover's: it has no spares, counts restarts for e
 	"other nodes' failures, finds no hangs, and takes no token"
 
 // inertParams lists the options in p, as on a command line, that have no effect under a Python master; "" if there are
-// none.
-// Those of a check are in Check.Inert.
+// none. Those of a check are in Check.Inert.
 func inertParams(p rendezvous.Params) string {
 	acting := rendezvous.Params{
 		Min: p.Min, Max: p.Max, Unit: p.Unit, LastCall: p.LastCall, JoinTimeout: p.JoinTimeout, MaxRestarts: p.MaxRestarts,

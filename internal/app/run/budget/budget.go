@@ -15,9 +15,7 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// budgetFeature limits the cost of recovery and decides when the job has succeeded. The rendezvous counts; this
-// launcher only reports the progress of its workers.
-// New is the feature.
+// New is the feature. The rendezvous counts; this launcher only reports the progress of its workers.
 func New() feature.Feature {
 	var b rendezvous.Budget
 	return feature.Feature{

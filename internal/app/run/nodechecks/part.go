@@ -32,7 +32,6 @@ type nodeChecks struct {
 	checker *nodecheck.Checker
 	own     *serve.Hub // under a master of DLRover, which has none
 	log     *slog.Logger
-	shown   bool
 }
 
 func (c *nodeChecks) opened() *feature.Opened {
