@@ -46,7 +46,7 @@ func TestOvertakenSaveIsDropped(t *testing.T) {
 			n.put(single(dir, 10), "seg/l0-0.seg")
 			<-disk.hit
 			next := single(dir, step)
-			next.Saved = time.Now().Add(time.Second)
+			next.Saved = time.Now().Add(time.Minute) // however busy the machine is
 			n.put(next, "seg/l0-1.seg")
 			require.Equal(t, true, n.wait(dir, step)["ok"])
 			left, err := n.control().End(t.Context(), patience)
@@ -71,7 +71,7 @@ func TestOvertakenSaveOfAnEarlierDaemon(t *testing.T) {
 	disk := &picky{FS: fsx.OS{}, step: "10", err: syscall.ENOSPC, hit: make(chan struct{}, 1)}
 	n, dir := newNode(t, withFS(disk)), t.TempDir()
 	next := single(dir, 20)
-	next.Saved = time.Now().Add(time.Second)
+	next.Saved = time.Now().Add(time.Minute) // however busy the machine is
 	n.put(next, "seg/l0-1.seg")
 	require.Equal(t, true, n.wait(dir, 20)["ok"])
 	n.stop()
