@@ -45,7 +45,8 @@ func New() feature.Feature {
 			}
 			h, err := open(path, n.Log())
 			if err != nil {
-				return nil, feature.Unusable(fmt.Errorf("--live-hostfile=%s: %w; give a path that this user may write to", path, err))
+				return nil, feature.Unusable(fmt.Errorf("--live-hostfile=%s: %w; give a path that this user may write to", path,
+					err))
 			}
 			h.fixed = n.Job().Params.Static
 			for _, name := range known {

@@ -299,7 +299,8 @@ func (l *watch) tell(workers []*watchedLog, act func(f logrule.Finding, local in
 		}
 		if skipped {
 			l.unread.Do(func() {
-				l.node.Log().Warn("a worker prints more than its log rules can read in a tenth of the time; some of it goes by unread",
+				l.node.Log().Warn("a worker prints more than its log rules can read in a tenth of the time; "+
+					"some of it goes by unread",
 					"local_rank", local)
 			})
 		}

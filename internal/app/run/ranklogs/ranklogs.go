@@ -54,8 +54,9 @@ func New() feature.Feature {
 func open(want *native.RankLogs, log *slog.Logger) (*files, error) {
 	if dir := filepath.Dir(want.Path(0, 0)); dir != "." {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, feature.Unusable(fmt.Errorf("directory of the workers' logs: %w: give a path that this user may write to",
-				err))
+			return nil,
+				feature.Unusable(fmt.Errorf("directory of the workers' logs: %w: give a path that this user may write to",
+					err))
 		}
 	}
 	return &files{
