@@ -257,6 +257,13 @@ func TestAbandonedRunStartsAfresh(t *testing.T) {
 	require.Equal(t, 0, s.runs["b"].Place.RestartCount)
 }
 
+func TestAnAbandonedRunRemembersWhichNodesHaveLeft(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a")
+	s.must(Leave{ID: "a"})
+	require.ErrorIs(t, s.step(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p}), ErrRefused)
+}
+
 // The first cause of an end stands; but a loss explains whatever else was seen first.
 func TestCauseOfAnEnd(t *testing.T) {
 	failure := func(s *sim) { s.fail("a", RestartFree) }
