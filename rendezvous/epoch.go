@@ -40,7 +40,7 @@ type epoch struct {
 	finishedAt time.Time
 }
 
-// results are the ends of an epoch's workers that do not end the epoch.
+// results count the ends of single workers, which do not end the epoch.
 type results struct {
 	// exhausted is the number of nodes whose workers have all failed, while others go on; decision is that of the newest.
 	exhausted int

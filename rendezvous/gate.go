@@ -143,7 +143,7 @@ func (g *gate) fails(now time.Time) {
 	}
 }
 
-// fate is why a static run ends in which a check has failed, or nil. It ends when no answers are missing, or after
+// fate returns why a static run ends after a check has failed, or nil. It ends when no answers are missing, or after
 // staticPatience.
 func (g *gate) fate(now time.Time) *job.Cause {
 	enough := g.params.fit(g.members.waiting+g.members.checking) >= g.params.Min

@@ -37,7 +37,7 @@ type Service struct {
 	log    *slog.Logger
 }
 
-// Config is of this node.
+// Config describes this node and its master.
 type Config struct {
 	Client *api.Client
 	Where  string // host:port
