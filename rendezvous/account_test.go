@@ -531,6 +531,16 @@ func TestAHoldOutlivesTheDaemon(t *testing.T) {
 }
 
 // TestADaemonWithoutMemoryLearnsWhatIsSpent: it neither forgets nor counts twice.
+// The wait for the first step begins anew when a world is rebuilt: it may have been made without a daemon.
+func TestARebuiltWorldHasAStartDeadline(t *testing.T) {
+	v := world(t, unbounded(2, Budget{BackoffMax: -1, StartDeadline: time.Minute}), "a", "b").revive()
+	v.comeBack("a", "b")
+	v.pass(time.Minute - time.Second)
+	require.Equal(t, running, v.r.epoch.phase)
+	v.pass(time.Second)
+	require.Equal(t, job.CauseNoStep, v.dirs["a"].Cause.Kind)
+}
+
 func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 	b := Budget{BackoffLimit: 5, BackoffMin: time.Second, BackoffMax: time.Minute, Deadline: 3 * time.Hour,
 		SameFailures: -1}
