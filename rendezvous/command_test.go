@@ -48,6 +48,21 @@ func TestAHeldRunMeetsAndWaits(t *testing.T) {
 	require.Equal(t, job.Succeeded, s.r.Evidence().Outcome)
 }
 
+// A hold that an order has ended does not come back with the world of an earlier daemon: its workers are started.
+func TestAnEndedHoldStaysEnded(t *testing.T) {
+	old := held(t, Params{Min: 2, Max: 2, Hold: true}, "a", "b")
+	v := old.revive()
+	v.join("x")
+	v.must(Order{Kind: OrderResume})
+	for _, id := range []string{"a", "b"} {
+		d := old.dirs[id]
+		v.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: able()}, Params: v.p, Seen: d.EpochID,
+			Resume: &Resume{EpochID: d.EpochID, Place: *d.Place, Hold: true}})
+	}
+	require.Nil(t, v.r.Status().Hold)
+	require.Equal(t, "the hold has ended", v.dirs["a"].Cause.Text)
+}
+
 // An older launcher that comes after the end of a held run hears of the end, whatever it could have followed before.
 func TestTheEndOfAHeldRunIsForEveryone(t *testing.T) {
 	s := held(t, Params{Min: 1, Max: 1, Hold: true}, "a")
