@@ -531,6 +531,21 @@ func TestAHoldOutlivesTheDaemon(t *testing.T) {
 }
 
 // TestADaemonWithoutMemoryLearnsWhatIsSpent: it neither forgets nor counts twice.
+func TestAPauseEndsTheBackOff(t *testing.T) {
+	s := newSim(t, unbounded(1, Budget{BackoffMin: time.Minute, BackoffMax: time.Minute, BackoffLimit: -1}))
+	s.join("a")
+	s.obey()
+	for range 2 { // the first restart does not wait
+		s.fail("a", RestartCharged)
+		s.obey()
+	}
+	require.Empty(t, s.runs)
+	s.ordered(OrderPause, "")
+	s.must(Order{Kind: OrderResume})
+	s.obey()
+	require.Len(t, s.runs, 1)
+}
+
 // The wait for the first step begins anew when a world is rebuilt: it may have been made without a daemon.
 func TestARebuiltWorldHasAStartDeadline(t *testing.T) {
 	v := world(t, unbounded(2, Budget{BackoffMax: -1, StartDeadline: time.Minute}), "a", "b").revive()

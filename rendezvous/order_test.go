@@ -660,6 +660,18 @@ func TestBroughtOrdersKeepTheirAge(t *testing.T) {
 	require.Equal(t, []string{"new"}, s.r.Status().Command.Program)
 }
 
+func TestNoLimitOnWaitingCountsInAPause(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, JoinTimeout: time.Minute})
+	s.join("a")
+	s.ordered(OrderPause, "")
+	s.now = s.now.Add(time.Hour) // without a Tick
+	s.must(Order{Kind: OrderResume})
+	s.pass(time.Minute - time.Second)
+	require.Equal(t, job.Wait, s.dirs["a"].Kind)
+	s.pass(time.Second)
+	require.Equal(t, job.Fail, s.dirs["a"].Kind)
+}
+
 // A pause that an order has ended does not come back with a node that had not heard of that, even in a new history.
 func TestAnEndedPauseStaysEnded(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})
