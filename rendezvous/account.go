@@ -39,7 +39,7 @@ func (a *account) ran(now time.Time, held bool) {
 func (a *account) stepped() { a.progress(job.Progress{Step: 1, Stepping: true}) }
 
 // broke books that they are being stopped.
-func (a *account) broke(now time.Time) { a.newest.brokeAt, a.backoffAt = now, time.Time{} }
+func (a *account) broke(now time.Time) { a.newest.brokeAt = now }
 
 // hopeless: the broken epoch cannot be followed by another one.
 func (a *account) hopeless(now time.Time) bool {
