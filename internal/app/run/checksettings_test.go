@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/app/guarded"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/netcheck"
 )
@@ -172,13 +174,15 @@ func TestCheckOnlyNeedsNoScript(t *testing.T) {
 	require.Equal(t, 1, s.size.slots)
 	require.Equal(t, 1, s.node.Slots)
 	require.Equal(t, "--check-only", s.size.why)
-	require.Equal(t, nothing(), s.program)
+	require.Equal(t, []string{guarded.Nothing}, s.program.args)
 	require.Equal(t, policy.Never, s.restarts.policy.Restart)
 	require.False(t, s.params.Always)
 	// The command of the job, with one option more.
 	s, err = resolved(t, twoNodes+"--check-only --rdzv-id=job nothere.py --epochs=3", nil)
 	require.NoError(t, err)
-	require.Equal(t, nothing(), s.program)
+	require.Equal(t, []string{guarded.Nothing}, s.program.args)
+	_, err = s.program.resolve(job.Command{Program: []string{"train.py"}})
+	require.NoError(t, err, "a command that an operator orders")
 }
 
 func TestSwitchboxAloneTestsNoNetwork(t *testing.T) {

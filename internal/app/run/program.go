@@ -61,19 +61,17 @@ func (d workdir) file(path string) string {
 	return filepath.Join(string(d), path)
 }
 
-// find finds the interpreter and the script, and checks them now: a typo must not cost a rendezvous. bare is set for
-// a command without options.
+// find finds the interpreter and the script, and checks them now: a typo must not cost a rendezvous. With --check-only
+// there is nothing to run. bare is set for a command without options.
 func (p *program) find(o *options, bare bool) error {
+	p.python = o.Python // for a command that is ordered
 	if o.Bool("check-only") {
-		dir := p.dir
-		*p = nothing()
-		p.dir = dir
+		p.path, p.args, p.name = "/proc/self/exe", []string{guarded.Nothing}, "--check-only"
 		return nil
 	}
 	args := o.Args()
 	script, rest := args[0], args[1:]
 	module, noPython, runPath := o.Bool("module"), o.Bool("no-python"), o.Bool("run-path")
-	p.python = o.Python // for a command that is ordered
 	switch {
 	case noPython && module:
 		return fmt.Errorf("--no-python and --module contradict each other: use one of them")
@@ -184,9 +182,4 @@ func readable(file string) error {
 func isDir(path string) bool {
 	fi, err := os.Stat(path)
 	return err == nil && fi.IsDir()
-}
-
-// nothing is the program that --check-only runs in place of workers.
-func nothing() program {
-	return program{path: "/proc/self/exe", args: []string{guarded.Nothing}, name: "--check-only"}
 }
