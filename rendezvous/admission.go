@@ -55,10 +55,7 @@ func (a *admission) check(e Join) error {
 	if e.Node.ID == "" || e.Node.Slots < 0 {
 		return fmt.Errorf("node %q needs an id and no fewer than 0 slots, has %d", e.Node.Name, e.Node.Slots)
 	}
-	if err := e.Node.checkNames(); err != nil {
-		return err
-	}
-	if err := e.Node.checkOffers(); err != nil {
+	if err := e.Node.validate(); err != nil {
 		return err
 	}
 	if len(a.members.nodes) > 0 || !a.epoch.fresh() {

@@ -14,6 +14,9 @@ func (r *Round) join(now time.Time, e Join) error {
 		}
 	}
 	if n := r.members.nodes[e.Node.ID]; n != nil {
+		if err := e.Node.validate(); err != nil {
+			return fmt.Errorf("%w: %w", ErrRefused, err)
+		}
 		r.rejoin(now, n, e)
 		return nil
 	}
@@ -69,9 +72,7 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 		r.breakWorld(now, restartedAcross())
 	}
 	r.account.progress(e.Progress)
-	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
-	n.Peer, n.Via = e.Node.Peer, e.Node.Via
-	n.Ports, n.Bases = e.Node.Ports, e.Node.Bases
+	n.Node = n.renewed(e.Node)
 	r.epoch.kept.record(e.Failures)
 	r.checks.queue(now, n)
 }

@@ -72,6 +72,20 @@ func (n Node) can(a Ability) bool { return slices.Contains(n.Can, a) }
 
 func (n Node) machine() string { return cmp.Or(n.Machine, n.Name) }
 
+// renewed is n as it joins for the next epoch: it may have another address and other ports, and the rest stays.
+func (n Node) renewed(o Node) Node {
+	n.Slots, n.Addr, n.Addrs, n.Peer, n.Via, n.Ports, n.Bases = o.Slots, o.Addr, o.Addrs, o.Peer, o.Via, o.Ports, o.Bases
+	return n
+}
+
+// validate checks everything that a node brings against its bound.
+func (n Node) validate() error {
+	if err := n.checkNames(); err != nil {
+		return err
+	}
+	return n.checkOffers()
+}
+
 func (n Node) checkNames() error {
 	for _, name := range []string{n.ID, n.Name, n.Role, n.Machine} {
 		if len(name) > MaxName || !text.Printable(name) {

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A Join for the next epoch renews all of a node but its identity, fields that are still to be invented included.
+// A Join for the next epoch renews a node's slots, addresses and ports. A new field must be in one of the two lists.
 func TestRenewed(t *testing.T) {
 	n := Node{ID: "a", Name: "b", Rank: 1, Generation: 2}
 	o := Node{
@@ -30,4 +30,14 @@ func TestRenewed(t *testing.T) {
 		}
 		require.Equal(t, want.Interface(), got.Field(i).Interface(), name)
 	}
+}
+
+// A node is held to its bounds at every Join.
+func TestRejoinHasBounds(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1, MaxRestarts: 3})
+	s.join("a")
+	s.obey()
+	n := s.r.members.nodes["a"].Node
+	n.Addrs = make([]string, MaxAddrs+1)
+	require.ErrorIs(t, s.step(Join{Node: n, Params: s.p, Stopped: s.runs["a"].EpochID}), ErrRefused)
 }
