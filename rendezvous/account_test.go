@@ -393,7 +393,7 @@ func TestEachThingThatIsSpentIsTold(t *testing.T) {
 	for name, spent := range map[string]Spent{
 		"the deadline": {Since: at}, "a streak": {Streak: 1}, "fruitless": {Fruitless: 1}, "same": {Same: 1, Alike: "x"},
 		"sum":      {Sum: 1},
-		"the best": {Best: job.Progress{Step: 1}}, "recent": {Recent: []Restarted{{At: at, Rank: 1}}}, "held": {Held: true},
+		"the best": {Best: job.Progress{Step: 1}}, "recent": {Recent: []restarted{{At: at, Rank: 1}}}, "held": {Held: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t, Params{Min: 2, Max: 2})
@@ -592,7 +592,7 @@ func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 
 	// Who knows of the newest epoch is believed, whoever comes first.
 	old, newer := Spent{Streak: 4}, Spent{Streak: -1, Same: -1, Fruitless: -1, Sum: -1, Since: next.now.Add(time.Hour),
-		Held: true, Recent: make([]Restarted, 99), Alike: strings.Repeat("x", 999)}
+		Held: true, Recent: make([]restarted, 99), Alike: strings.Repeat("x", 999)}
 	r := New(Config{Term: 9})
 	for i, e := range []Join{
 		{Seen: job.EpochID{Term: 7, Round: 2, Epoch: 1}, Spent: &newer},
@@ -602,7 +602,7 @@ func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 		_, err := r.Step(next.now, e)
 		require.NoError(t, err)
 	}
-	want := Spent{Since: next.now, Recent: make([]Restarted, 32), Alike: strings.Repeat("x", 256)}
+	want := Spent{Since: next.now, Recent: make([]restarted, 32), Alike: strings.Repeat("x", 256)}
 	require.Equal(t, want, r.account.spent)
 }
 
@@ -1039,7 +1039,7 @@ func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.D
 	if d == RestartCharged {
 		charged++
 	}
-	other := func(e Restarted) bool { return !h.window(e, id, rank, failed) }
+	other := func(e restarted) bool { return !h.window(e, id, rank, failed) }
 	recent := slices.DeleteFunc(slices.Clone(before.Recent), other)
 	return wait <= most && (streak == 0 || wait >= most-most/4) && // the back-off is bounded, and there is one
 		h.r.account.restarts == charged && charged <= h.p.MaxRestarts && // and no budget is exceeded
@@ -1049,7 +1049,7 @@ func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.D
 }
 
 // window reports whether the budget's window counts e after a failure.
-func (h *failureHistory) window(e Restarted, node string, rank int, now time.Time) bool {
+func (h *failureHistory) window(e restarted, node string, rank int, now time.Time) bool {
 	for _, w := range h.p.Budget.Windows {
 		if w.Max == 0 || now.Sub(e.At) >= w.Per {
 			continue

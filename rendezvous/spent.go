@@ -25,14 +25,14 @@ type Spent struct {
 	// Best is how far the run has come.
 	Best job.Progress `json:"best,omitzero"`
 	// Recent are the newest restarts, the oldest first, if Windows count them.
-	Recent []Restarted `json:"recent,omitempty"`
+	Recent []restarted `json:"recent,omitempty"`
 	// Held: the run would have failed, and was paused instead, until then; zero is until an order.
 	Held      bool      `json:"held,omitempty"`
 	HeldUntil time.Time `json:"held_until,omitzero"`
 }
 
-// Restarted is one restart, and the failure that has led to it.
-type Restarted struct {
+// restarted is one restart, and the failure that has led to it.
+type restarted struct {
 	At   time.Time `json:"at"`
 	Node string    `json:"node,omitempty"`
 	Rank int       `json:"rank"` // -1: none
@@ -83,8 +83,8 @@ func (s *Spent) remember(now time.Time, windows [MaxWindows]Window, c cost) {
 	for _, w := range windows {
 		longest = max(longest, w.Per)
 	}
-	old := func(e Restarted) bool { return now.Sub(e.At) >= longest }
-	recent := append(slices.DeleteFunc(slices.Clone(s.Recent), old), Restarted{At: now, Node: c.node, Rank: c.rank})
+	old := func(e restarted) bool { return now.Sub(e.At) >= longest }
+	recent := append(slices.DeleteFunc(slices.Clone(s.Recent), old), restarted{At: now, Node: c.node, Rank: c.rank})
 	s.Recent = recent[max(0, len(recent)-maxRecent):]
 }
 
@@ -141,7 +141,7 @@ type BudgetStatus struct {
 	// Deadline is when the run ends at the latest.
 	Deadline time.Time `json:"deadline,omitzero"`
 	// Recent are the restarts that Windows count.
-	Recent []Restarted `json:"recent,omitempty"`
+	Recent []restarted `json:"recent,omitempty"`
 	// HeldUntil is when a failed run that is held ends; zero: there is no such time.
 	HeldUntil time.Time `json:"held_until,omitzero"`
 }

@@ -169,8 +169,8 @@ func (a Action) Word() string {
 	return rule
 }
 
-// ParseAction reads a Word.
-func ParseAction(word string) (Action, error) {
+// parseAction reads a Word.
+func parseAction(word string) (Action, error) {
 	for a := RestartFree; a <= Fail; a++ {
 		if a.Word() == word {
 			return a, nil
@@ -201,8 +201,8 @@ func (c Config) Table() []Rule {
 	return append(rules, rule(RestartCharged))
 }
 
-// ShellCode is the code a shell reports for an exit: 128+n for signal n, which is -n here.
-func ShellCode(code int) int {
+// shellCode is the code a shell reports for an exit: 128+n for signal n, which is -n here.
+func shellCode(code int) int {
 	if code < 0 {
 		return 128 - code
 	}

@@ -22,7 +22,7 @@ type Rule struct {
 	Signal    []int            // the signal that ended the worker itself
 	Exception []string         // Python's class, or the end of its name behind a dot
 	Pattern   *logrule.Pattern // a line of the error or of the end of the output
-	Event     []Event          // one of these has happened
+	Event     []event          // one of these has happened
 	Action    Action
 	Max       int           // how often it decides within Per, on one node; 0: always
 	Per       time.Duration // a window that slides; 0 without Max
@@ -30,16 +30,16 @@ type Rule struct {
 	From      string        // where it was written: "--rule", "site.yaml:12", "nvrx"
 }
 
-// Event is a known fact about a worker's end apart from its exit code and output.
-type Event string
+// event is a known fact about a worker's end apart from its exit code and output.
+type event string
 
 // The events.
 const (
-	EventOOM  Event = "oom"  // the kernel killed it, or a process of its cgroup, for lack of memory
-	EventHang Event = "hang" // a collective timed out, or a timer of torch's expired
+	eventOOM  event = "oom"  // the kernel killed it, or a process of its cgroup, for lack of memory
+	eventHang event = "hang" // a collective timed out, or a timer of torch's expired
 )
 
-func events() []Event { return []Event{EventOOM, EventHang} }
+func events() []event { return []event{eventOOM, eventHang} }
 
 const form = "write CONDITION [and CONDITION]... -> ACTION [max N per DURATION] [because TEXT]"
 
@@ -244,15 +244,15 @@ func parsePattern(expr string) (*logrule.Pattern, error) {
 	return &p, nil
 }
 
-func parseEvent(s string) (Event, error) {
-	if !slices.Contains(events(), Event(s)) {
-		return "", fmt.Errorf("there is no event %q: use %s or %s", s, EventOOM, EventHang)
+func parseEvent(s string) (event, error) {
+	if !slices.Contains(events(), event(s)) {
+		return "", fmt.Errorf("there is no event %q: use %s or %s", s, eventOOM, eventHang)
 	}
-	return Event(s), nil
+	return event(s), nil
 }
 
 func (r *Rule) setAction(text string) (err error) {
-	r.Action, err = ParseAction(text)
+	r.Action, err = parseAction(text)
 	return err
 }
 
@@ -317,7 +317,7 @@ func (r Rule) when() string {
 	if r.Pattern != nil {
 		all = append(all, "pattern /"+escapeSlashes(r.Pattern.String())+"/")
 	}
-	add("event", texts(r.Event, func(e Event) string { return string(e) }))
+	add("event", texts(r.Event, func(e event) string { return string(e) }))
 	if len(all) == 0 {
 		return "any"
 	}
@@ -356,7 +356,7 @@ func (r Rule) tells() bool { return r.Exception != nil || r.Pattern != nil || r.
 
 // matches reports whether all conditions of r hold.
 func (r Rule) matches(e Exit) bool {
-	code := ShellCode(e.Code)
+	code := shellCode(e.Code)
 	return (r.Exit == nil || slices.ContainsFunc(r.Exit, func(c CodeRange) bool { return c.has(code) })) &&
 		(r.Signal == nil || slices.Contains(r.Signal, -e.Code)) &&
 		(r.Exception == nil || slices.ContainsFunc(r.Exception, e.raised)) &&
@@ -379,11 +379,11 @@ func formerNames() map[string]string {
 	return map[string]string{"torch.OutOfMemoryError": "torch.cuda.OutOfMemoryError"} // from PyTorch 2.5 on
 }
 
-func (e Exit) happened(ev Event) bool {
+func (e Exit) happened(ev event) bool {
 	switch ev {
-	case EventOOM:
+	case eventOOM:
 		return e.OOM
-	case EventHang:
+	case eventHang:
 		return e.Hung
 	}
 	return false

@@ -1,4 +1,4 @@
-package policy_test
+package policy
 
 import (
 	"strings"
@@ -6,19 +6,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"dlrover-run/launcher/policy"
 )
 
-func rule(t *testing.T, text string) policy.Rule {
+func rule(t *testing.T, text string) Rule {
 	t.Helper()
-	r, err := policy.ParseRule(text)
+	r, err := ParseRule(text)
 	require.NoError(t, err)
 	r.From = "here"
 	return r
 }
 
-func rules(t *testing.T, texts ...string) (out []policy.Rule) {
+func rules(t *testing.T, texts ...string) (out []Rule) {
 	t.Helper()
 	for _, text := range texts {
 		out = append(out, rule(t, text))
@@ -29,12 +27,12 @@ func rules(t *testing.T, texts ...string) (out []policy.Rule) {
 func TestParseRule(t *testing.T) {
 	r := rule(t, `  exit 1,3-5 and signal kill,SIGTERM,40 and exception ValueError,torch.cuda.Ünï_1 and `+
 		`pattern /a \/ b\\\d -> x/ and event oom,hang  ->  retry-elsewhere max 2 per 90m because it is -> broken max 3 `)
-	require.Equal(t, []policy.CodeRange{{First: 1, Last: 1}, {First: 3, Last: 5}}, r.Exit)
+	require.Equal(t, []CodeRange{{First: 1, Last: 1}, {First: 3, Last: 5}}, r.Exit)
 	require.Equal(t, []int{9, 15, 40}, r.Signal)
 	require.Equal(t, []string{"ValueError", "torch.cuda.Ünï_1"}, r.Exception)
 	require.Equal(t, `a / b\\\d -> x`, r.Pattern.String())
-	require.Equal(t, []policy.Event{policy.EventOOM, policy.EventHang}, r.Event)
-	require.Equal(t, policy.RestartElsewhere, r.Action)
+	require.Equal(t, []event{eventOOM, eventHang}, r.Event)
+	require.Equal(t, RestartElsewhere, r.Action)
 	require.Equal(t, 2, r.Max)
 	require.Equal(t, 90*time.Minute, r.Per)
 	require.Equal(t, "it is -> broken max 3", r.Reason)
@@ -101,7 +99,7 @@ func TestRulesThatCannotBeRead(t *testing.T) {
 		"any -> retry because \u202eevil":      "control characters",
 		"pattern /" + long(4096) + "/ -> hold": "longer than 4096 bytes",
 	} {
-		_, err := policy.ParseRule(text)
+		_, err := ParseRule(text)
 		require.ErrorContains(t, err, want, "%q", text)
 		require.Less(t, len(err.Error()), 10<<10)
 	}
@@ -112,25 +110,25 @@ func TestRulesThatCannotBeRead(t *testing.T) {
 func long(n int) string { return strings.Repeat("x", n) }
 
 func TestConditions(t *testing.T) {
-	oom := policy.Exit{Code: -9, OOM: true}
-	newer := policy.Exit{Code: 1, Exceptions: []string{"torch.OutOfMemoryError"}}
-	cuda := policy.Exit{Code: 1, Exceptions: []string{"torch.cuda.OutOfMemoryError"}, Text: "noise\nCUDA out of memory\n"}
+	oom := Exit{Code: -9, OOM: true}
+	newer := Exit{Code: 1, Exceptions: []string{"torch.OutOfMemoryError"}}
+	cuda := Exit{Code: 1, Exceptions: []string{"torch.cuda.OutOfMemoryError"}, Text: "noise\nCUDA out of memory\n"}
 	for _, tt := range []struct {
 		rule string
-		exit policy.Exit
+		exit Exit
 		want bool
 	}{
 		{"exit 137", oom, true},
 		{"exit 136,138-255", oom, false},
 		{"signal KILL", oom, true},
 		{"signal TERM", oom, false},
-		{"signal KILL", policy.Exit{Code: 137}, false},
-		{"signal KILL", policy.Exit{Code: 9}, false},
+		{"signal KILL", Exit{Code: 137}, false},
+		{"signal KILL", Exit{Code: 9}, false},
 		{"event oom", oom, true},
-		{"event oom", policy.Exit{Code: -9}, false},
+		{"event oom", Exit{Code: -9}, false},
 		{"event hang", oom, false},
-		{"event hang", policy.Exit{Code: 1, Hung: true}, true},
-		{"event oom,hang", policy.Exit{Code: 1, Hung: true}, true},
+		{"event hang", Exit{Code: 1, Hung: true}, true},
+		{"event oom,hang", Exit{Code: 1, Hung: true}, true},
 		{"exception OutOfMemoryError", cuda, true},
 		{"exception cuda.OutOfMemoryError", cuda, true},
 		{"exception torch.cuda.OutOfMemoryError", cuda, true},
@@ -140,54 +138,54 @@ func TestConditions(t *testing.T) {
 		{"exception x.torch.OutOfMemoryError", newer, false},
 		{"exception x.torch.cuda.OutOfMemoryError", cuda, false},
 		{"exception MemoryError,OutOfMemoryError", cuda, true},
-		{"exception ValueError", policy.Exit{Code: 1}, false},
+		{"exception ValueError", Exit{Code: 1}, false},
 		{"pattern /^CUDA .*memory$/", cuda, true},
 		{"pattern /noise.CUDA/", cuda, false},
-		{"pattern /x/", policy.Exit{Code: 1}, false},
+		{"pattern /x/", Exit{Code: 1}, false},
 		{"any", cuda, true},
-		{"any", policy.Exit{Code: -64}, true},
+		{"any", Exit{Code: -64}, true},
 		{"exit 1 and pattern /CUDA/", cuda, true},
 		{"exit 2 and pattern /CUDA/", cuda, false},
 		{"exit 1 and pattern /ROCm/", cuda, false},
 		{"exit 1 and exception OutOfMemoryError and event oom", cuda, false},
 		{"signal KILL and exit 137 and event oom", oom, true},
 	} {
-		c := policy.Config{Rules: rules(t, tt.rule+" -> hold")}
+		c := Config{Rules: rules(t, tt.rule+" -> hold")}
 		require.NoError(t, c.Validate())
-		want := policy.RestartCharged
+		want := RestartCharged
 		if tt.want {
-			want = policy.Hold
+			want = Hold
 		}
 		require.Equal(t, want, c.Decide(tt.exit), "%s for %+v", tt.rule, tt.exit)
 	}
 }
 
 func TestTheFirstRuleThatMatchesDecides(t *testing.T) {
-	c := policy.Config{Restart: policy.ExitCode,
+	c := Config{Restart: ExitCode,
 		Rules: rules(t, "exit 1 -> hold", "exit 1-3 -> shrink", "exit 138 -> stop-job")}
 	require.NoError(t, c.Validate())
-	for code, want := range map[int]policy.Action{
-		0: policy.Succeed, 1: policy.Hold, 2: policy.Shrink, 138: policy.Fail, 137: policy.RestartCharged, 4: policy.Fail,
+	for code, want := range map[int]Action{
+		0: Succeed, 1: Hold, 2: Shrink, 138: Fail, 137: RestartCharged, 4: Fail,
 	} {
-		require.Equal(t, want, c.Decide(policy.Exit{Code: code}), code)
+		require.Equal(t, want, c.Decide(Exit{Code: code}), code)
 	}
-	require.Equal(t, policy.Succeed, policy.Config{Rules: rules(t, "any -> stop-job")}.Decide(policy.Exit{}))
+	require.Equal(t, Succeed, Config{Rules: rules(t, "any -> stop-job")}.Decide(Exit{}))
 }
 
 func TestTableIsWhatDecides(t *testing.T) {
 	for _, tt := range []struct {
-		config policy.Config
+		config Config
 		want   []string
 	}{
-		{policy.Config{}, []string{"any -> retry (--restart-policy=OnFailure)"}},
-		{policy.Config{Restart: policy.Always, Rules: rules(t, "exit 3 -> hold")},
+		{Config{}, []string{"any -> retry (--restart-policy=OnFailure)"}},
+		{Config{Restart: Always, Rules: rules(t, "exit 3 -> hold")},
 			[]string{"exit 3 -> hold (here)", "any -> retry (--restart-policy=Always)"}},
-		{policy.Config{Restart: policy.Never}, []string{"any -> stop-job (--restart-policy=Never)"}},
-		{policy.Config{Restart: policy.ExitCode}, []string{"exit 130,137,143 -> retry (--restart-policy=ExitCode)",
+		{Config{Restart: Never}, []string{"any -> stop-job (--restart-policy=Never)"}},
+		{Config{Restart: ExitCode}, []string{"exit 130,137,143 -> retry (--restart-policy=ExitCode)",
 			"exit 138 -> retry-free (--restart-policy=ExitCode)", "any -> stop-job (--restart-policy=ExitCode)"}},
-		{policy.Config{Rules: rules(t, "exit 3 -> hold", "any -> shrink")},
+		{Config{Rules: rules(t, "exit 3 -> hold", "any -> shrink")},
 			[]string{"exit 3 -> hold (here)", "any -> shrink (here)"}},
-		{policy.Config{Rules: rules(t, "any -> shrink max 1 per 1h")},
+		{Config{Rules: rules(t, "any -> shrink max 1 per 1h")},
 			[]string{"any -> shrink max 1 per 1h (here)", "any -> retry (--restart-policy=OnFailure)"}},
 	} {
 		var got []string
@@ -200,19 +198,19 @@ func TestTableIsWhatDecides(t *testing.T) {
 
 func TestRulesWithoutEffectAreRefused(t *testing.T) {
 	for _, tt := range []struct {
-		config policy.Config
+		config Config
 		want   string
 	}{
-		{policy.Config{Rules: rules(t, "any -> retry", "exit 3 -> hold")},
+		{Config{Rules: rules(t, "any -> retry", "exit 3 -> hold")},
 			`the rule "any -> retry" (here) decides before "exit 3 -> hold" (here) can`},
-		{policy.Config{Restart: policy.Never, Rules: rules(t, "any -> retry")}, "restart policy Never has no effect"},
-		{policy.Config{Restart: policy.ExitCode, Rules: rules(t, "exit 1 -> hold", "any -> retry")},
+		{Config{Restart: Never, Rules: rules(t, "any -> retry")}, "restart policy Never has no effect"},
+		{Config{Restart: ExitCode, Rules: rules(t, "exit 1 -> hold", "any -> retry")},
 			"restart policy ExitCode has no effect"},
-		{policy.Config{Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 1, Last: 9}},
+		{Config{Restart: ExitCode, Retryable: []CodeRange{{First: 1, Last: 9}},
 			Rules: rules(t, "any -> retry")}, "no effect"},
-		{policy.Config{Restart: policy.Always, Rules: rules(t, "any -> retry")}, ""},
-		{policy.Config{Restart: policy.Never, Rules: rules(t, "any -> retry max 1 per 1h")}, ""},
-		{policy.Config{Rules: rules(t, "any -> retry max 1 per 1h", "exit 3 -> hold", "any -> shrink")}, ""},
+		{Config{Restart: Always, Rules: rules(t, "any -> retry")}, ""},
+		{Config{Restart: Never, Rules: rules(t, "any -> retry max 1 per 1h")}, ""},
+		{Config{Rules: rules(t, "any -> retry max 1 per 1h", "exit 3 -> hold", "any -> shrink")}, ""},
 	} {
 		if err := tt.config.Validate(); tt.want == "" {
 			require.NoError(t, err)
@@ -220,120 +218,120 @@ func TestRulesWithoutEffectAreRefused(t *testing.T) {
 			require.ErrorContains(t, err, tt.want)
 		}
 	}
-	require.NoError(t, policy.Check(nil))
-	require.NoError(t, policy.Check(rules(t, "exit 1 -> retry max 1 per 1h", "exit 1 -> hold", "any -> hold")))
-	require.ErrorContains(t, policy.Check(rules(t, "exit 1 -> retry", "exit 2 -> retry", "exit 1 -> hold max 1 per 1h")),
+	require.NoError(t, Check(nil))
+	require.NoError(t, Check(rules(t, "exit 1 -> retry max 1 per 1h", "exit 1 -> hold", "any -> hold")))
+	require.ErrorContains(t, Check(rules(t, "exit 1 -> retry", "exit 2 -> retry", "exit 1 -> hold max 1 per 1h")),
 		`here: the rule "exit 1 -> hold max 1 per 1h" never decides anything, because "exit 1 -> retry" stands before it`)
-	require.ErrorContains(t, policy.Check(rules(t, "any -> retry", "exit 1 -> hold")), "never decides anything")
-	many := make([]policy.Rule, 257)
+	require.ErrorContains(t, Check(rules(t, "any -> retry", "exit 1 -> hold")), "never decides anything")
+	many := make([]Rule, 257)
 	for i := range many {
 		many[i] = rule(t, "any -> retry max 1 per 1h")
 	}
-	require.NoError(t, policy.Check(many[:256]))
-	require.ErrorContains(t, policy.Check(many), "257 rules; at most 256")
+	require.NoError(t, Check(many[:256]))
+	require.ErrorContains(t, Check(many), "257 rules; at most 256")
 }
 
 func TestShrinkNeedsASizeToShrinkTo(t *testing.T) {
-	c := policy.Config{Rules: rules(t, "exit 1 -> hold", "exit 3 -> shrink")}
+	c := Config{Rules: rules(t, "exit 1 -> hold", "exit 3 -> shrink")}
 	require.NoError(t, c.CheckSize(1, 2))
 	require.ErrorContains(t, c.CheckSize(2, 2),
 		`here: the rule "exit 3 -> shrink" shrinks a job that needs all of its 2 nodes: use --nnodes=MIN:MAX`)
-	require.NoError(t, policy.Config{Rules: rules(t, "exit 1 -> hold")}.CheckSize(2, 2))
+	require.NoError(t, Config{Rules: rules(t, "exit 1 -> hold")}.CheckSize(2, 2))
 }
 
 func TestAloneThereIsNoElsewhere(t *testing.T) {
-	c := policy.Config{Rules: rules(t, "exit 1 -> retry-elsewhere", "exit 2 -> hold")}
-	require.Equal(t, policy.RestartElsewhere, c.Decide(policy.Exit{Code: 1}))
+	c := Config{Rules: rules(t, "exit 1 -> retry-elsewhere", "exit 2 -> hold")}
+	require.Equal(t, RestartElsewhere, c.Decide(Exit{Code: 1}))
 	c.Alone = true
-	require.Equal(t, policy.RestartCharged, c.Decide(policy.Exit{Code: 1}))
-	require.Equal(t, policy.Hold, c.Decide(policy.Exit{Code: 2}))
+	require.Equal(t, RestartCharged, c.Decide(Exit{Code: 1}))
+	require.Equal(t, Hold, c.Decide(Exit{Code: 2}))
 }
 
 func TestNeedsText(t *testing.T) {
-	require.False(t, policy.Config{}.NeedsText())
-	require.False(t, policy.Config{Rules: rules(t, "exit 1 -> hold")}.NeedsText())
-	require.True(t, policy.Config{Rules: rules(t, "exit 1 -> hold", "pattern /x/ -> hold")}.NeedsText())
+	require.False(t, Config{}.NeedsText())
+	require.False(t, Config{Rules: rules(t, "exit 1 -> hold")}.NeedsText())
+	require.True(t, Config{Rules: rules(t, "exit 1 -> hold", "pattern /x/ -> hold")}.NeedsText())
 }
 
 // A failure that only followed another one asks for no more than a restart by its exit code.
 func TestFollowersAskForARestartOnly(t *testing.T) {
-	reset := policy.Exit{Code: 1, Exceptions: []string{"RuntimeError"}, Text: "Connection reset by peer", Follows: true}
+	reset := Exit{Code: 1, Exceptions: []string{"RuntimeError"}, Text: "Connection reset by peer", Follows: true}
 	for _, tt := range []struct {
-		config policy.Config
-		want   policy.Action
+		config Config
+		want   Action
 	}{
-		{policy.Config{}, policy.RestartCharged},
-		{policy.Config{Restart: policy.ExitCode}, policy.RestartCharged},
-		{policy.Config{Restart: policy.Never}, policy.Fail},
-		{policy.Config{Rules: rules(t, "exit 1 -> stop-job")}, policy.RestartCharged},
-		{policy.Config{Rules: rules(t, "exit 1 -> retry-elsewhere")}, policy.RestartCharged},
-		{policy.Config{Rules: rules(t, "exit 1 -> shrink")}, policy.RestartCharged},
-		{policy.Config{Rules: rules(t, "any -> hold")}, policy.RestartCharged},
-		{policy.Config{Rules: rules(t, "any -> retry-free")}, policy.RestartFree},
-		{policy.Config{Rules: rules(t, "exception RuntimeError -> hold")}, policy.Hold},
-		{policy.Config{Rules: rules(t, "exit 1 and pattern /reset/ -> stop-job")}, policy.Fail},
+		{Config{}, RestartCharged},
+		{Config{Restart: ExitCode}, RestartCharged},
+		{Config{Restart: Never}, Fail},
+		{Config{Rules: rules(t, "exit 1 -> stop-job")}, RestartCharged},
+		{Config{Rules: rules(t, "exit 1 -> retry-elsewhere")}, RestartCharged},
+		{Config{Rules: rules(t, "exit 1 -> shrink")}, RestartCharged},
+		{Config{Rules: rules(t, "any -> hold")}, RestartCharged},
+		{Config{Rules: rules(t, "any -> retry-free")}, RestartFree},
+		{Config{Rules: rules(t, "exception RuntimeError -> hold")}, Hold},
+		{Config{Rules: rules(t, "exit 1 and pattern /reset/ -> stop-job")}, Fail},
 	} {
 		require.Equal(t, tt.want, tt.config.Decide(reset), "%+v", tt.config)
 	}
-	hung := policy.Exit{Code: 1, Hung: true, Follows: true}
-	require.Equal(t, policy.Hold, policy.Config{Rules: rules(t, "event hang -> hold")}.Decide(hung))
-	d := policy.NewDecider(policy.Config{Rules: rules(t, "exit 1 -> hold")}).Decide(time.Time{}, reset)
+	hung := Exit{Code: 1, Hung: true, Follows: true}
+	require.Equal(t, Hold, Config{Rules: rules(t, "event hang -> hold")}.Decide(hung))
+	d := NewDecider(Config{Rules: rules(t, "exit 1 -> hold")}).Decide(time.Time{}, reset)
 	require.True(t, d.Yielded)
 	require.Equal(t, "rule exit 1 -> hold (here), but the failure followed that of another process", d.Why())
 }
 
 func TestMaxSlides(t *testing.T) {
-	d := policy.NewDecider(policy.Config{Rules: rules(t, "exit 14 -> retry max 2 per 1h",
+	d := NewDecider(Config{Rules: rules(t, "exit 14 -> retry max 2 per 1h",
 		"exit 14 -> retry-elsewhere max 1 per 24h", "exit 3 -> hold max 1 per 1s", "exit 4 -> retry")})
 	start := time.Unix(1_000_000, 0)
-	decide := func(after time.Duration, code int) policy.Decision {
-		return d.Decide(start.Add(after), policy.Exit{Code: code})
+	decide := func(after time.Duration, code int) Decision {
+		return d.Decide(start.Add(after), Exit{Code: code})
 	}
-	require.Equal(t, policy.RestartCharged, decide(0, 14).Action)
-	require.Equal(t, policy.RestartCharged, decide(30*time.Minute, 14).Action)
+	require.Equal(t, RestartCharged, decide(0, 14).Action)
+	require.Equal(t, RestartCharged, decide(30*time.Minute, 14).Action)
 	got := decide(59*time.Minute, 14)
-	require.Equal(t, policy.RestartElsewhere, got.Action)
+	require.Equal(t, RestartElsewhere, got.Action)
 	require.Equal(t, "rule exit 14 -> retry max 2 per 1h (here) is used up, so "+
 		"rule exit 14 -> retry-elsewhere max 1 per 24h (here)", got.Why())
-	require.Equal(t, policy.RestartCharged, decide(time.Hour, 14).Action, "the first one has left the window")
+	require.Equal(t, RestartCharged, decide(time.Hour, 14).Action, "the first one has left the window")
 	got = decide(time.Hour+time.Second, 14)
-	require.Equal(t, policy.Fail, got.Action, "the restart policy does not step in")
+	require.Equal(t, Fail, got.Action, "the restart policy does not step in")
 	require.Nil(t, got.Rule)
 	require.Equal(t, "rule exit 14 -> retry max 2 per 1h (here) is used up", got.Why())
-	require.Equal(t, policy.RestartCharged, decide(90*time.Minute, 14).Action)
-	require.Equal(t, policy.Hold, decide(2*time.Hour, 3).Action)
-	require.Equal(t, policy.Fail, decide(2*time.Hour+time.Second-1, 3).Action)
-	require.Equal(t, policy.Hold, decide(2*time.Hour+time.Second, 3).Action)
+	require.Equal(t, RestartCharged, decide(90*time.Minute, 14).Action)
+	require.Equal(t, Hold, decide(2*time.Hour, 3).Action)
+	require.Equal(t, Fail, decide(2*time.Hour+time.Second-1, 3).Action)
+	require.Equal(t, Hold, decide(2*time.Hour+time.Second, 3).Action)
 	for range 100 {
-		require.Equal(t, policy.RestartCharged, decide(3*time.Hour, 4).Action, "without max")
+		require.Equal(t, RestartCharged, decide(3*time.Hour, 4).Action, "without max")
 	}
 	require.Empty(t, decide(3*time.Hour, 5).Why(), "no rule has decided")
-	require.Equal(t, policy.RestartCharged, decide(3*time.Hour, 5).Action)
+	require.Equal(t, RestartCharged, decide(3*time.Hour, 5).Action)
 	require.Equal(t, "rule exit 4 -> retry (here)", decide(3*time.Hour, 4).Why())
-	require.Equal(t, policy.Succeed, decide(3*time.Hour, 0).Action)
+	require.Equal(t, Succeed, decide(3*time.Hour, 0).Action)
 }
 
 // A rule that is used up, and one behind it that decides, ask a follower for no more either.
 func TestFollowersOfRulesThatAreUsedUp(t *testing.T) {
-	d := policy.NewDecider(policy.Config{Rules: rules(t, "exit 1 -> retry max 1 per 1h")})
-	e := policy.Exit{Code: 1, Follows: true}
+	d := NewDecider(Config{Rules: rules(t, "exit 1 -> retry max 1 per 1h")})
+	e := Exit{Code: 1, Follows: true}
 	require.False(t, d.Decide(time.Time{}, e).Yielded)
 	got := d.Decide(time.Time{}, e)
 	require.True(t, got.Yielded)
-	require.Equal(t, policy.RestartCharged, got.Action)
+	require.Equal(t, RestartCharged, got.Action)
 }
 
 func TestActionsHaveWords(t *testing.T) {
-	for a := policy.RestartFree; a <= policy.Fail; a++ {
-		got, err := policy.ParseAction(a.Word())
+	for a := RestartFree; a <= Fail; a++ {
+		got, err := parseAction(a.Word())
 		require.NoError(t, err)
 		require.Equal(t, a, got)
 		require.NotContains(t, a.String(), "action ")
 	}
-	require.Empty(t, policy.Succeed.Word())
-	require.Equal(t, "succeed", policy.Succeed.String())
-	require.Equal(t, "action 7", (policy.Fail + 1).String())
-	_, err := policy.ParseAction("")
+	require.Empty(t, Succeed.Word())
+	require.Equal(t, "succeed", Succeed.String())
+	require.Equal(t, "action 7", (Fail + 1).String())
+	_, err := parseAction("")
 	require.Error(t, err)
 }
 
@@ -344,15 +342,15 @@ func FuzzParseRule(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		r, err := policy.ParseRule(s)
+		r, err := ParseRule(s)
 		if err != nil {
 			return
 		}
-		again, err := policy.ParseRule(r.String())
+		again, err := ParseRule(r.String())
 		require.NoError(t, err, "%q of %q", r, s)
 		require.Equal(t, r.String(), again.String())
 		require.Equal(t, []any{r.Exit, r.Signal, r.Exception, r.Event, r.Action, r.Max, r.Per, r.Reason},
 			[]any{again.Exit, again.Signal, again.Exception, again.Event, again.Action, again.Max, again.Per, again.Reason})
-		policy.Config{Rules: []policy.Rule{r}}.Decide(policy.Exit{Code: 1, Text: s})
+		Config{Rules: []Rule{r}}.Decide(Exit{Code: 1, Text: s})
 	})
 }

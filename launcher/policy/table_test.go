@@ -1,4 +1,4 @@
-package policy_test
+package policy
 
 import (
 	"fmt"
@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	printable "dlrover-run/internal/text"
-	"dlrover-run/launcher/policy"
 )
 
 const site = `# the site's
@@ -41,7 +40,7 @@ func TestParseTable(t *testing.T) {
 		"without indentation":  strings.ReplaceAll(site, "\n  ", "\n"), "without an end": strings.TrimSuffix(site, "\n"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			table, err := policy.ParseTable("site.yaml", text)
+			table, err := ParseTable("site.yaml", text)
 			require.NoError(t, err)
 			require.Equal(t, "all", table.Success)
 			require.Equal(t, "site.yaml", table.Name)
@@ -58,34 +57,34 @@ func TestParseTable(t *testing.T) {
 				`pattern /x: y/ -> retry`,
 				`exit 9 -> stop-job`,
 			}, got)
-			require.Equal(t, policy.ExitCode, table.Restart)
+			require.Equal(t, ExitCode, table.Restart)
 			require.True(t, table.Sum)
 		})
 	}
-	table, err := policy.ParseTable("a", site)
+	table, err := ParseTable("a", site)
 	require.NoError(t, err)
 	require.Equal(t, "a:5", table.Rules[0].From)
 	require.Equal(t, "a:18", table.Rules[3].From)
 
-	table, err = policy.ParseTable("a", "default: hold\nrules:\n- exit 1 -> retry")
+	table, err = ParseTable("a", "default: hold\nrules:\n- exit 1 -> retry")
 	require.NoError(t, err)
 	require.Equal(t, "exit 1 -> retry", table.Rules[0].String())
 	require.Equal(t, "any -> hold", table.Rules[1].String())
 	require.Equal(t, "a:1", table.Rules[1].From)
 	require.Empty(t, table.Success)
 
-	table, err = policy.ParseTable("a", "default: hold\nbase: nvrx")
+	table, err = ParseTable("a", "default: hold\nbase: nvrx")
 	require.ErrorContains(t, err, `the rule "any -> retry" (nvrx) decides before "any -> hold" (a:1) can: leave one out`)
-	table, err = policy.ParseTable("a", "base: t9k\ndefault: hold")
+	table, err = ParseTable("a", "base: t9k\ndefault: hold")
 	require.ErrorContains(t, err, `"any -> hold" (a:2) decides before --restart-policy=ExitCode can, which base brings`)
-	table, err = policy.ParseTable("a", "base: nvrx\nrules:\n- exit 7 -> hold")
+	table, err = ParseTable("a", "base: nvrx\nrules:\n- exit 7 -> hold")
 	require.NoError(t, err)
 	require.Equal(t, "nvrx", table.Rules[1].From)
 	require.Empty(t, table.Restart)
 	require.False(t, table.Sum)
-	table, err = policy.ParseTable("a", "base: t9k")
+	table, err = ParseTable("a", "base: t9k")
 	require.NoError(t, err, "it has no rules of its own")
-	table, err = policy.ParseTable("a", "success-rule: any\nbase: ms-operator")
+	table, err = ParseTable("a", "success-rule: any\nbase: ms-operator")
 	require.NoError(t, err)
 	require.Equal(t, "any", table.Success)
 }
@@ -190,39 +189,39 @@ func TestTablesThatCannotBeRead(t *testing.T) {
 		"base: " + long(5000):                                               "line 1: longer than 4096 bytes",
 		"rules:\n" + strings.Repeat("- exit 1 -> hold max 1 per 1s\n", 257): "line 258: more than 256 rules",
 	} {
-		_, err := policy.ParseTable("a", text)
+		_, err := ParseTable("a", text)
 		require.ErrorContains(t, err, want, "%q", text)
 		require.Less(t, len(err.Error()), 16<<10, "%q", text)
 	}
-	_, err := policy.ParseTable("a", strings.Repeat("#\n", (64<<10-len("base: t9k\n"))/2)+"base: t9k\n")
+	_, err := ParseTable("a", strings.Repeat("#\n", (64<<10-len("base: t9k\n"))/2)+"base: t9k\n")
 	require.NoError(t, err)
-	_, err = policy.ParseTable("a", "rules:\n"+strings.Repeat("- exit 1 -> hold max 1 per 1s\n", 256))
+	_, err = ParseTable("a", "rules:\n"+strings.Repeat("- exit 1 -> hold max 1 per 1s\n", 256))
 	require.NoError(t, err)
 }
 
 // The built-in tables, code by code.
 func TestBuiltinTables(t *testing.T) {
-	const free, retry, elsewhere, stop = policy.RestartFree, policy.RestartCharged, policy.RestartElsewhere, policy.Fail
-	most := map[string]policy.Action{"t9k": stop, "nvrx": retry, "paddle": retry, "dlrover": retry}
-	codes := map[string]map[int]policy.Action{
+	const free, retry, elsewhere, stop = RestartFree, RestartCharged, RestartElsewhere, Fail
+	most := map[string]Action{"t9k": stop, "nvrx": retry, "paddle": retry, "dlrover": retry}
+	codes := map[string]map[int]Action{
 		"t9k":     {130: retry, 137: retry, 143: retry, 138: free},
 		"nvrx":    {93: stop},
 		"paddle":  {101: free, 102: free},
 		"dlrover": {247: stop, 14: elsewhere, 201: elsewhere, 202: elsewhere, 137: free, 143: free},
 	}
 	success := map[string]string{"t9k": "node0", "ms-operator": "node0"}
-	require.Len(t, policy.Names(), 6)
-	for _, name := range policy.Names() {
-		table, ok := policy.Named(name)
+	require.Len(t, Names(), 6)
+	for _, name := range Names() {
+		table, ok := Named(name)
 		require.True(t, ok)
 		require.Equal(t, name, table.Name)
 		require.Equal(t, success[name], table.Success)
 		require.Equal(t, name == "t9k", table.Sum)
-		c := policy.Config{MaxRestarts: 3, Rules: table.Rules, Restart: table.Restart}
+		c := Config{MaxRestarts: 3, Rules: table.Rules, Restart: table.Restart}
 		require.NoError(t, c.Validate())
-		require.NoError(t, policy.Check(table.Rules))
+		require.NoError(t, Check(table.Rules))
 		require.NoError(t, c.CheckSize(1, 1))
-		require.Equal(t, policy.Succeed, c.Decide(policy.Exit{}))
+		require.Equal(t, Succeed, c.Decide(Exit{}))
 		for code := 1; code <= 255; code++ {
 			want, ok := codes[name][code]
 			if !ok {
@@ -233,18 +232,18 @@ func TestBuiltinTables(t *testing.T) {
 					want = retry
 				}
 			}
-			require.Equal(t, want, c.Decide(policy.Exit{Code: code}), "%s: exit code %d", name, code)
+			require.Equal(t, want, c.Decide(Exit{Code: code}), "%s: exit code %d", name, code)
 			if signal := code - 128; signal > 0 && signal <= 64 {
-				require.Equal(t, want, c.Decide(policy.Exit{Code: -signal}), "%s: signal %d", name, signal)
+				require.Equal(t, want, c.Decide(Exit{Code: -signal}), "%s: signal %d", name, signal)
 			}
 		}
 		for _, r := range table.Rules {
 			require.Equal(t, name, r.From)
 		}
 	}
-	dlrover, _ := policy.Named("dlrover")
-	require.Equal(t, stop, policy.Config{Rules: dlrover.Rules}.Decide(policy.Exit{Code: -9, OOM: true}))
-	_, ok := policy.Named("T9K")
+	dlrover, _ := Named("dlrover")
+	require.Equal(t, stop, Config{Rules: dlrover.Rules}.Decide(Exit{Code: -9, OOM: true}))
+	_, ok := Named("T9K")
 	require.False(t, ok)
 }
 
@@ -263,7 +262,7 @@ func TestOrdinaryYAML(t *testing.T) {
 		"escapes":              "\"rules\":\n- \"exit 3,10-12 -> hold because the \\x66abric is down\"\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			table, err := policy.ParseTable("a", text)
+			table, err := ParseTable("a", text)
 			require.NoError(t, err)
 			require.Equal(t, "exit 3,10-12 -> hold because the fabric is down", table.Rules[0].String())
 		})
@@ -276,7 +275,7 @@ func TestAliasesDoNotGrow(t *testing.T) {
 	for c := 'b'; c < 'z'; c++ {
 		bomb += fmt.Sprintf("%c: &%c [%s]\n", c, c, strings.Repeat(fmt.Sprintf("*%c, ", c-1), 8))
 	}
-	_, err := policy.ParseTable("a", bomb)
+	_, err := ParseTable("a", bomb)
 	require.ErrorContains(t, err, "line 2: b: a list has words")
 }
 
@@ -296,8 +295,8 @@ func FuzzParseTable(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		_, _ = policy.ParseTable("a", text)
-		fields, items, err := policy.ReadYAML(text)
+		_, _ = ParseTable("a", text)
+		fields, items, err := ReadYAML(text)
 		if err != nil {
 			require.Less(t, len(err.Error()), 16<<10)
 			return

@@ -1,4 +1,4 @@
-package preset_test
+package preset
 
 import (
 	"slices"
@@ -6,19 +6,17 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"dlrover-run/launcher/preset"
 )
 
-func mindsporeVars(parent map[string]string) preset.Vars {
+func mindsporeVars(parent map[string]string) Vars {
 	v := worker()
-	v.World = []preset.Node{{Addr: "10.0.0.1", Slots: 2, Ports: []int{4001}}}
+	v.World = []Node{{Addr: "10.0.0.1", Slots: 2, Ports: []int{4001}}}
 	v.LogDir, v.Attempt, v.Parent = "/logs/attempt_0", "job-1-7-1-0", lookupIn(parent)
 	return v
 }
 
 func TestMindSporeSides(t *testing.T) {
-	p, err := preset.Lookup("mindspore")
+	p, err := Lookup("mindspore")
 	require.NoError(t, err)
 	v := mindsporeVars(map[string]string{"MS_TOPO_TIMEOUT": "30", "MS_ENABLE_RECOVERY": "1", "MS_RECOVERY_PATH": "/r"})
 	v.Servers = 1
@@ -40,7 +38,7 @@ func TestMindSporeSides(t *testing.T) {
 
 // Where processes have nodes of their own, each has one side or none; else the first node has all of them.
 func TestMindSporeSidesOfANode(t *testing.T) {
-	p, err := preset.Lookup("mindspore")
+	p, err := Lookup("mindspore")
 	require.NoError(t, err)
 	for _, c := range []struct {
 		share     string
@@ -48,7 +46,7 @@ func TestMindSporeSidesOfANode(t *testing.T) {
 		want      string
 	}{
 		{"", 0, "scheduler pserver-0 pserver-1 "}, {"", 1, ""}, {"scheduler", 0, "scheduler "},
-		{"pserver-1", 2, "pserver-1 "}, {preset.Workers, 0, ""}, {preset.Workers, 3, ""},
+		{"pserver-1", 2, "pserver-1 "}, {Workers, 0, ""}, {Workers, 3, ""},
 	} {
 		v := mindsporeVars(nil)
 		v.Servers, v.Share, v.GroupRank = 2, c.share, c.groupRank
@@ -64,7 +62,7 @@ func TestMindSporeSidesOfANode(t *testing.T) {
 }
 
 func TestMindSporeInheritedSettingsCount(t *testing.T) {
-	p, err := preset.Lookup("mindspore")
+	p, err := Lookup("mindspore")
 	require.NoError(t, err)
 	v := mindsporeVars(map[string]string{"GLOG_log_dir": "/mine", "MS_RECOVERY_PATH": "/r"})
 	v.ServicePort = 8118

@@ -134,8 +134,8 @@ type variable struct {
 	value func(Vars) (string, bool, error)
 }
 
-// Names lists the presets.
-func Names() []string {
+// presetNames lists the presets.
+func presetNames() []string {
 	var names []string
 	for _, p := range presets() {
 		names = append(names, p.Name)
@@ -150,7 +150,7 @@ func Lookup(name string) (Preset, error) {
 			return p, nil
 		}
 	}
-	return Preset{}, fmt.Errorf("preset %q is unknown: use %s or auto", name, strings.Join(Names(), ", "))
+	return Preset{}, fmt.Errorf("preset %q is unknown: use %s or auto", name, strings.Join(presetNames(), ", "))
 }
 
 func presets() []Preset {

@@ -1,4 +1,4 @@
-package preset_test
+package preset
 
 import (
 	"flag"
@@ -9,8 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-
-	"dlrover-run/launcher/preset"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -21,29 +19,29 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var workers = []struct {
 	name   string
 	parent map[string]string
-	change func(*preset.Vars)
+	change func(*Vars)
 }{
-	{"nothing inherited", nil, func(*preset.Vars) {}},
+	{"nothing inherited", nil, func(*Vars) {}},
 	{"everything inherited", map[string]string{
 		"NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
 		"OMP_NUM_THREADS": "", "PYTHONUNBUFFERED": "",
 		"PYTHONFAULTHANDLER": "", "CUDA_VISIBLE_DEVICES": "4,5,6,7", "RANK": "77",
 		"MASTER_ADDR": "elsewhere", "LOCAL_RANK": "9",
-	}, func(*preset.Vars) {}},
-	{"torch before 2.2", nil, func(v *preset.Vars) { v.OldTorch = true }},
-	{"one worker on the node", nil, func(v *preset.Vars) { v.LocalWorldSize = 1 }},
-	{"no agent store, no error file", nil, func(v *preset.Vars) { v.AgentStore, v.ErrorFile = false, "" }},
-	{"virtual local rank", nil, func(v *preset.Vars) { v.VirtualLocalRank = true }},
+	}, func(*Vars) {}},
+	{"torch before 2.2", nil, func(v *Vars) { v.OldTorch = true }},
+	{"one worker on the node", nil, func(v *Vars) { v.LocalWorldSize = 1 }},
+	{"no agent store, no error file", nil, func(v *Vars) { v.AgentStore, v.ErrorFile = false, "" }},
+	{"virtual local rank", nil, func(v *Vars) { v.VirtualLocalRank = true }},
 	{"virtual local rank in CUDA_VISIBLE_DEVICES",
 		map[string]string{"CUDA_VISIBLE_DEVICES": " 4, GPU-8f2e ,MIG-1", "HIP_VISIBLE_DEVICES": ""},
-		func(v *preset.Vars) { v.VirtualLocalRank = true }},
+		func(v *Vars) { v.VirtualLocalRank = true }},
 	{"virtual local rank in HIP_VISIBLE_DEVICES",
 		map[string]string{"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "6,7"},
-		func(v *preset.Vars) { v.VirtualLocalRank = true }},
+		func(v *Vars) { v.VirtualLocalRank = true }},
 }
 
-func worker() preset.Vars {
-	return preset.Vars{
+func worker() Vars {
+	return Vars{
 		LocalRank: 1, Rank: 5, GroupRank: 2, RoleRank: 3, LocalWorldSize: 2, WorldSize: 8,
 		GroupWorldSize: 4, RoleWorldSize: 6,
 		Role: "trainer", MasterAddr: "10.0.0.1", MasterPort: 29500, RestartCount: 1, MaxRestarts: 3,
@@ -52,7 +50,7 @@ func worker() preset.Vars {
 	}
 }
 
-func lookupIn(env map[string]string) preset.LookupEnv {
+func lookupIn(env map[string]string) LookupEnv {
 	return func(name string) (string, bool) {
 		value, ok := env[name]
 		return value, ok
@@ -60,9 +58,9 @@ func lookupIn(env map[string]string) preset.LookupEnv {
 }
 
 func TestGolden(t *testing.T) {
-	for _, name := range preset.Names() {
+	for _, name := range presetNames() {
 		t.Run(name, func(t *testing.T) {
-			p, err := preset.Lookup(name)
+			p, err := Lookup(name)
 			require.NoError(t, err)
 			var got strings.Builder
 			got.WriteString(goldenWorlds(t, p))
@@ -89,16 +87,16 @@ func TestGolden(t *testing.T) {
 }
 
 func TestLookup(t *testing.T) {
-	p, err := preset.Lookup("torch")
+	p, err := Lookup("torch")
 	require.NoError(t, err)
 	require.Equal(t, "torch", p.Name)
-	_, err = preset.Lookup("Torch")
+	_, err = Lookup("Torch")
 	require.EqualError(t, err, `preset "Torch" is unknown: use torch, deepspeed, `+
 		`mindspore, jax, tensorflow, paddle, mpi, torchft or auto`)
 }
 
 func TestNoParentIsAnEmptyEnvironment(t *testing.T) {
-	p, err := preset.Lookup("torch")
+	p, err := Lookup("torch")
 	require.NoError(t, err)
 	v := worker()
 	got, err := p.Environ(v)
@@ -110,7 +108,7 @@ func TestNoParentIsAnEmptyEnvironment(t *testing.T) {
 }
 
 func TestTooFewVirtualDevices(t *testing.T) {
-	p, err := preset.Lookup("torch")
+	p, err := Lookup("torch")
 	require.NoError(t, err)
 	for name, parent := range map[string]map[string]string{
 		`CUDA_VISIBLE_DEVICES="5" has 1`: {"CUDA_VISIBLE_DEVICES": "5"},
@@ -130,9 +128,9 @@ func TestTooFewVirtualDevices(t *testing.T) {
 }
 
 func TestOMPWarning(t *testing.T) {
-	require.Contains(t, preset.OMPWarning(8, nil), "every one of the 8 workers gets OMP_NUM_THREADS=1")
-	require.Empty(t, preset.OMPWarning(1, nil))
-	require.Empty(t, preset.OMPWarning(8, lookupIn(map[string]string{"OMP_NUM_THREADS": ""})))
+	require.Contains(t, OMPWarning(8, nil), "every one of the 8 workers gets OMP_NUM_THREADS=1")
+	require.Empty(t, OMPWarning(1, nil))
+	require.Empty(t, OMPWarning(8, lookupIn(map[string]string{"OMP_NUM_THREADS": ""})))
 }
 
 func TestMergeEnv(t *testing.T) {
@@ -148,7 +146,7 @@ func TestMergeEnv(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parent, overlay := append([]string{}, tt.parent...), append([]string{}, tt.overlay...)
-			require.Equal(t, tt.want, preset.MergeEnv(parent, overlay))
+			require.Equal(t, tt.want, MergeEnv(parent, overlay))
 			require.Equal(t, append([]string{}, tt.parent...), parent, "the arguments are left alone")
 			require.Equal(t, append([]string{}, tt.overlay...), overlay)
 		})

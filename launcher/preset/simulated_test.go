@@ -1,18 +1,16 @@
-package preset_test
+package preset
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"dlrover-run/launcher/preset"
 )
 
 // A worker that simulates a rank of a larger MindSpore job has no scheduler and no role.
 func TestSimulatedMindSpore(t *testing.T) {
-	p, err := preset.Lookup("mindspore")
+	p, err := Lookup("mindspore")
 	require.NoError(t, err)
-	v := preset.Vars{Rank: 1, LocalRank: 1, LocalWorldSize: 2, WorldSize: 2, Parent: lookupIn(map[string]string{
+	v := Vars{Rank: 1, LocalRank: 1, LocalWorldSize: 2, WorldSize: 2, Parent: lookupIn(map[string]string{
 		"MS_SIMULATION_LEVEL": "1", "RANK_SIZE": "1024",
 	})}
 	env, err := p.Environ(v)

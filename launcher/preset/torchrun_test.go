@@ -1,4 +1,4 @@
-package preset_test
+package preset
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/torchpython"
 )
 
@@ -34,18 +33,18 @@ func TestTorchIsTorchruns(t *testing.T) {
 		name   string
 		option string
 		parent map[string]string
-		want   preset.Vars // what is not read from torchrun's own choice
+		want   Vars // what is not read from torchrun's own choice
 	}{
-		{"defaults", "--max_restarts=0", nil, preset.Vars{Role: "default"}},
+		{"defaults", "--max_restarts=0", nil, Vars{Role: "default"}},
 		{"inherited", "--max_restarts=2",
 			map[string]string{"OMP_NUM_THREADS": "3", "NCCL_ASYNC_ERROR_HANDLING": "0",
 				"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "PET_ROLE": "t"},
-			preset.Vars{MaxRestarts: 2, Role: "t"}},
+			Vars{MaxRestarts: 2, Role: "t"}},
 		{"virtual local rank", "--virtual_local_rank", map[string]string{"CUDA_VISIBLE_DEVICES": " 5, 7 "},
-			preset.Vars{VirtualLocalRank: true, Role: "default"}},
+			Vars{VirtualLocalRank: true, Role: "default"}},
 		{"virtual local rank on ROCm", "--virtual_local_rank",
 			map[string]string{"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "6,7"},
-			preset.Vars{VirtualLocalRank: true, Role: "default"}},
+			Vars{VirtualLocalRank: true, Role: "default"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parent := map[string]string{
@@ -76,9 +75,9 @@ func TestTorchIsTorchruns(t *testing.T) {
 }
 
 // requireEqual demands that v's environment is theirs and the documented additions.
-func requireEqual(t *testing.T, parent map[string]string, v preset.Vars, theirs map[string]string) {
+func requireEqual(t *testing.T, parent map[string]string, v Vars, theirs map[string]string) {
 	t.Helper()
-	p, err := preset.Lookup("torch")
+	p, err := Lookup("torch")
 	require.NoError(t, err)
 	overlay, err := p.Environ(v)
 	require.NoError(t, err)
@@ -86,7 +85,7 @@ func requireEqual(t *testing.T, parent map[string]string, v preset.Vars, theirs 
 	for name, value := range parent {
 		inherited = append(inherited, name+"="+value)
 	}
-	ours := toMap(preset.MergeEnv(inherited, overlay))
+	ours := toMap(MergeEnv(inherited, overlay))
 	require.Contains(t, theirs, "TORCHELASTIC_RESTART_COUNT", "not started by torchrun")
 	for name, value := range theirs {
 		switch name {

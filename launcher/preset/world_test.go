@@ -1,4 +1,4 @@
-package preset_test
+package preset
 
 import (
 	"fmt"
@@ -6,28 +6,26 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"dlrover-run/launcher/preset"
 )
 
 // worlds are the cases of every preset's golden file, all ranks of each.
 var worlds = []struct {
 	name   string
 	slots  []int // of each node
-	change func(*preset.Vars)
+	change func(*Vars)
 }{
-	{"2 nodes with 2 workers", []int{2, 2}, func(*preset.Vars) {}},
-	{"nodes with 1 and 2 workers, after a restart", []int{1, 2}, func(v *preset.Vars) {
+	{"2 nodes with 2 workers", []int{2, 2}, func(*Vars) {}},
+	{"nodes with 1 and 2 workers, after a restart", []int{1, 2}, func(v *Vars) {
 		v.RestartCount = 1
 		v.World[0].Ports = []int{5555} // somebody has the first one
 	}},
 }
 
 // nodes of a world offer the ports from 4000 on, and one that nobody needs.
-func nodes(slots ...int) (world []preset.Node) {
+func nodes(slots ...int) (world []Node) {
 	ranks := 0
 	for i, n := range slots {
-		node := preset.Node{GroupRank: i, Addr: fmt.Sprintf("10.0.0.%d", i+1), RankBase: ranks, Slots: n}
+		node := Node{GroupRank: i, Addr: fmt.Sprintf("10.0.0.%d", i+1), RankBase: ranks, Slots: n}
 		for p := range n + 1 {
 			node.Ports = append(node.Ports, 4000+100*i+p)
 		}
@@ -37,7 +35,7 @@ func nodes(slots ...int) (world []preset.Node) {
 }
 
 // workersOf describes each worker of a world.
-func workersOf(world []preset.Node) (all []preset.Vars) {
+func workersOf(world []Node) (all []Vars) {
 	last := world[len(world)-1]
 	for _, n := range world {
 		for i := range n.Slots {
@@ -53,7 +51,7 @@ func workersOf(world []preset.Node) (all []preset.Vars) {
 	return all
 }
 
-func goldenWorlds(t *testing.T, p preset.Preset) string {
+func goldenWorlds(t *testing.T, p Preset) string {
 	var got strings.Builder
 	for _, w := range worlds {
 		for _, v := range workersOf(nodes(w.slots...)) {
@@ -67,9 +65,9 @@ func goldenWorlds(t *testing.T, p preset.Preset) string {
 }
 
 // ofRank is a worker of a world of so many slots, and its environment.
-func ofRank(t *testing.T, name string, rank int, change func(*preset.Vars), slots ...int) map[string]string {
+func ofRank(t *testing.T, name string, rank int, change func(*Vars), slots ...int) map[string]string {
 	t.Helper()
-	p, err := preset.Lookup(name)
+	p, err := Lookup(name)
 	require.NoError(t, err)
 	v := workersOf(nodes(slots...))[rank]
 	change(&v)
@@ -85,7 +83,7 @@ func TestInheritedVariablesOfFrameworks(t *testing.T) {
 		"PADDLE_DISTRI_BACKEND": "", "FLAGS_selected_gpus": "7", "TF_CONFIG": "{}",
 	}
 	env := func(name string, devices int) map[string]string {
-		return ofRank(t, name, 1, func(v *preset.Vars) {
+		return ofRank(t, name, 1, func(v *Vars) {
 			v.Parent, v.Devices, v.Device = lookupIn(parent), devices, "cuda"
 		}, 2)
 	}
@@ -105,7 +103,7 @@ func TestInheritedVariablesOfFrameworks(t *testing.T) {
 
 func TestDevices(t *testing.T) {
 	env := func(name, kind string, slots, devices int) map[string]string {
-		return ofRank(t, name, slots-1, func(v *preset.Vars) { v.Devices, v.Device = devices, kind }, slots)
+		return ofRank(t, name, slots-1, func(v *Vars) { v.Devices, v.Device = devices, kind }, slots)
 	}
 	require.Equal(t, "0,1,2,3", env("jax", "cuda", 1, 4)["JAX_LOCAL_DEVICE_IDS"], "one process has them all")
 	require.NotContains(t, env("jax", "cuda", 4, 4), "JAX_LOCAL_DEVICE_IDS")
@@ -121,13 +119,13 @@ func TestDevices(t *testing.T) {
 }
 
 func TestServicePort(t *testing.T) {
-	env := ofRank(t, "mindspore", 2, func(v *preset.Vars) { v.ServicePort = 8118 }, 2, 2)
+	env := ofRank(t, "mindspore", 2, func(v *Vars) { v.ServicePort = 8118 }, 2, 2)
 	require.Equal(t, "10.0.0.1", env["MS_SCHED_HOST"])
 	require.Equal(t, "8118", env["MS_SCHED_PORT"])
 }
 
 func TestIPv6(t *testing.T) {
-	change := func(v *preset.Vars) { v.World[0].Addr = "fd00::1" }
+	change := func(v *Vars) { v.World[0].Addr = "fd00::1" }
 	require.Equal(t, "[fd00::1]:4000", ofRank(t, "jax", 1, change, 2)["JAX_COORDINATOR_ADDRESS"])
 	require.Equal(t, "0.0;tcp6://[fd00::1]:4000", ofRank(t, "jax", 1, change, 2)["OMPI_MCA_orte_hnp_uri"])
 	require.Contains(t, ofRank(t, "tensorflow", 1, change, 2)["TF_CONFIG"], `["[fd00::1]:4000","[fd00::1]:4001"]`)
@@ -136,34 +134,34 @@ func TestIPv6(t *testing.T) {
 // What nobody knows before the nodes have met is said so.
 func TestUndecided(t *testing.T) {
 	for _, name := range []string{"mindspore", "jax", "tensorflow", "paddle"} {
-		env := ofRank(t, name, 1, func(v *preset.Vars) {
+		env := ofRank(t, name, 1, func(v *Vars) {
 			for i := range v.World {
-				v.World[i].Addr, v.World[i].Ports = preset.Undecided, make([]int, v.World[i].Slots)
+				v.World[i].Addr, v.World[i].Ports = Undecided, make([]int, v.World[i].Slots)
 			}
 		}, 2)
 		for key, value := range env {
 			require.NotContains(t, value, ":0", "%s %s", name, key)
 		}
-		require.Contains(t, fmt.Sprint(env), preset.Undecided)
+		require.Contains(t, fmt.Sprint(env), Undecided)
 	}
 }
 
 func TestWorldsThatDoNotServe(t *testing.T) {
 	for _, tt := range []struct {
 		preset string
-		change func(*preset.Vars)
+		change func(*Vars)
 		want   string
 	}{
-		{"jax", func(v *preset.Vars) { v.World = nil },
+		{"jax", func(v *Vars) { v.World = nil },
 			"preset jax: JAX_COORDINATOR_ADDRESS for local rank 1: the addresses of the nodes are not known"},
-		{"tensorflow", func(v *preset.Vars) { v.World = nil }, "the addresses of the nodes are not known"},
-		{"mindspore", func(v *preset.Vars) { v.World[0].Ports = nil },
+		{"tensorflow", func(v *Vars) { v.World = nil }, "the addresses of the nodes are not known"},
+		{"mindspore", func(v *Vars) { v.World[0].Ports = nil },
 			"node 0 (10.0.0.1) offers 0 ports and needs 1: give every node the same --preset"},
-		{"paddle", func(v *preset.Vars) { v.World[1].Ports = []int{1} },
+		{"paddle", func(v *Vars) { v.World[1].Ports = []int{1} },
 			"node 1 (10.0.0.2) offers 1 ports and needs 2: give every node the same --preset"},
-		{"paddle", func(v *preset.Vars) { v.Rank = 4 }, "rank 4 is not among the 4 of the nodes"},
+		{"paddle", func(v *Vars) { v.Rank = 4 }, "rank 4 is not among the 4 of the nodes"},
 	} {
-		p, err := preset.Lookup(tt.preset)
+		p, err := Lookup(tt.preset)
 		require.NoError(t, err)
 		v := workersOf(nodes(2, 2))[1]
 		tt.change(&v)
@@ -175,7 +173,7 @@ func TestWorldsThatDoNotServe(t *testing.T) {
 func TestPorts(t *testing.T) {
 	for name, want := range map[string]int{"torch": 0, "deepspeed": 0, "mpi": 0, "torchft": 0, "mindspore": 1, "jax": 1,
 		"tensorflow": 3, "paddle": 3} {
-		p, err := preset.Lookup(name)
+		p, err := Lookup(name)
 		require.NoError(t, err)
 		require.Equal(t, want, p.PortsOf(3), name)
 		require.Equal(t, want > 0, p.World, name)

@@ -1,11 +1,9 @@
-package verdict_test
+package verdict
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"dlrover-run/launcher/verdict"
 )
 
 // trace is the output of a worker that an exception has ended.
@@ -36,102 +34,102 @@ func TestClass(t *testing.T) {
 	unrelated.Traceback = trace("OSError: [Errno 28] No space left on device") + trace("RuntimeError: step 3 failed")
 	for _, tt := range []struct {
 		name string
-		f    verdict.Failure
-		want verdict.Class
+		f    Failure
+		want Class
 	}{
-		{"killed by the kernel", oomKilled(exit(0, -9, 1)), verdict.OOMKernel},
-		{"a child killed by the kernel", oomKilled(said(exit(0, 1, 1), trace("RuntimeError: x"))), verdict.OOMKernel},
-		{"a timer", timed, verdict.Hang},
-		{"SIGSEGV", exit(0, -11, 1), verdict.Segfault},
-		{"a signal before what was said", said(exit(0, -11, 1), trace("ValueError: x")), verdict.Segfault},
-		{"SIGBUS", exit(0, -7, 1), verdict.SIGBUSShm},
-		{"SIGILL", exit(0, -4, 1), verdict.IllegalInstruction},
-		{"SIGFPE", exit(0, -8, 1), verdict.IllegalInstruction},
-		{"SIGTRAP", exit(0, -5, 1), verdict.IllegalInstruction},
-		{"SIGINT", exit(0, -2, 1), verdict.Interrupted},
-		{"SIGKILL", exit(0, -9, 1), verdict.Killed},
-		{"a signal without a name", exit(0, -35, 1), verdict.Killed},
-		{"SIGABRT", exit(0, -6, 1), verdict.Abort},
-		{"a C++ exception", said(exit(0, -6, 1), "terminate called after\n  what():  bad vocabulary\n"), verdict.Abort},
-		{"a C++ exception with a class", said(exit(0, -6, 1), "  what():  std::bad_alloc\n"), verdict.OOMPython},
-		{"assert in C", said(exit(0, -6, 1), "t: t.cc:3: void f(int): Assertion `n > 0' failed.\n"), verdict.Assertion},
-		{"nothing said", exit(0, 1, 1), verdict.Unknown},
-		{"something said", said(exit(0, 3, 1), "the data set is empty"), verdict.Unknown},
-		{"stopped without a word", stopped(exit(0, -15, 1)), verdict.Unknown},
-		{"stopped by SIGKILL, without a word", stopped(exit(0, -9, 1)), verdict.Unknown},
-		{"stopped after an error", stopped(said(exit(0, -15, 1), trace("ValueError: x"))), verdict.UserException},
-		{"stopped after an error with a class", stopped(said(exit(0, -15, 1), trace("MemoryError"))), verdict.OOMPython},
-		{"an exception", said(exit(0, 1, 1), trace("ValueError: x")), verdict.UserException},
-		{"what it came of", fromFile, verdict.DiskFull},
-		{"what it did not come of", unrelated, verdict.UserException},
+		{"killed by the kernel", oomKilled(exit(0, -9, 1)), OOMKernel},
+		{"a child killed by the kernel", oomKilled(said(exit(0, 1, 1), trace("RuntimeError: x"))), OOMKernel},
+		{"a timer", timed, Hang},
+		{"SIGSEGV", exit(0, -11, 1), Segfault},
+		{"a signal before what was said", said(exit(0, -11, 1), trace("ValueError: x")), Segfault},
+		{"SIGBUS", exit(0, -7, 1), SIGBUSShm},
+		{"SIGILL", exit(0, -4, 1), IllegalInstruction},
+		{"SIGFPE", exit(0, -8, 1), IllegalInstruction},
+		{"SIGTRAP", exit(0, -5, 1), IllegalInstruction},
+		{"SIGINT", exit(0, -2, 1), Interrupted},
+		{"SIGKILL", exit(0, -9, 1), Killed},
+		{"a signal without a name", exit(0, -35, 1), Killed},
+		{"SIGABRT", exit(0, -6, 1), Abort},
+		{"a C++ exception", said(exit(0, -6, 1), "terminate called after\n  what():  bad vocabulary\n"), Abort},
+		{"a C++ exception with a class", said(exit(0, -6, 1), "  what():  std::bad_alloc\n"), OOMPython},
+		{"assert in C", said(exit(0, -6, 1), "t: t.cc:3: void f(int): Assertion `n > 0' failed.\n"), Assertion},
+		{"nothing said", exit(0, 1, 1), Unknown},
+		{"something said", said(exit(0, 3, 1), "the data set is empty"), Unknown},
+		{"stopped without a word", stopped(exit(0, -15, 1)), Unknown},
+		{"stopped by SIGKILL, without a word", stopped(exit(0, -9, 1)), Unknown},
+		{"stopped after an error", stopped(said(exit(0, -15, 1), trace("ValueError: x"))), UserException},
+		{"stopped after an error with a class", stopped(said(exit(0, -15, 1), trace("MemoryError"))), OOMPython},
+		{"an exception", said(exit(0, 1, 1), trace("ValueError: x")), UserException},
+		{"what it came of", fromFile, DiskFull},
+		{"what it did not come of", unrelated, UserException},
 		{"printed and survived", said(exit(0, 1, 1), "s3: Connection reset by peer, retrying\n"+trace("ValueError: x")),
-			verdict.UserException},
+			UserException},
 		{"long survived",
-			said(exit(0, 3, 1), "OSError: [Errno 28] No space left on device\ngoing on\n1\n2\n3\n4\n"), verdict.Unknown},
-		{"argparse", said(exit(0, 2, 1), "usage: t.py [-h] --lr LR\nt.py: error: argument --lr\n"), verdict.UsageError},
-		{"not argparse", said(exit(0, 1, 1), "usage: t.py [-h] --lr LR\nt.py: error: argument --lr\n"), verdict.Unknown},
-		{"exit code 2 alone", said(exit(0, 2, 1), "error: nothing to do\n"), verdict.Unknown},
-		{"usage alone", said(exit(0, 2, 1), "usage: t.py\n"), verdict.Unknown},
+			said(exit(0, 3, 1), "OSError: [Errno 28] No space left on device\ngoing on\n1\n2\n3\n4\n"), Unknown},
+		{"argparse", said(exit(0, 2, 1), "usage: t.py [-h] --lr LR\nt.py: error: argument --lr\n"), UsageError},
+		{"not argparse", said(exit(0, 1, 1), "usage: t.py [-h] --lr LR\nt.py: error: argument --lr\n"), Unknown},
+		{"exit code 2 alone", said(exit(0, 2, 1), "error: nothing to do\n"), Unknown},
+		{"usage alone", said(exit(0, 2, 1), "usage: t.py\n"), Unknown},
 		{"no script", said(exit(0, 2, 1), "python3: can't open file '/x.py': [Errno 2] No such file or directory\n"),
-			verdict.FileNotFound},
-		{"no module", said(exit(0, 1, 1), "/usr/bin/python3: No module named train\n"), verdict.ImportError},
+			FileNotFound},
+		{"no module", said(exit(0, 1, 1), "/usr/bin/python3: No module named train\n"), ImportError},
 		{"a syntax error", said(exit(0, 1, 1), "  File \"t.py\", line 1\n    f(\n     ^\nSyntaxError: never closed\n"),
-			verdict.ImportError},
+			ImportError},
 		{"no library", said(exit(0, 1, 1), trace("OSError: libx.so.9: cannot open shared object file: No such file or "+
-			"directory")), verdict.ImportError},
+			"directory")), ImportError},
 		{"CUDA's memory", said(exit(0, 1, 1), trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")),
-			verdict.OOMDevice},
+			OOMDevice},
 		{"CUDA's error", said(exit(0, 1, 1), trace("RuntimeError: CUDA error: unspecified launch failure")),
-			verdict.DeviceError},
+			DeviceError},
 		{"an ECC error", said(exit(0, 1, 1), trace("RuntimeError: CUDA error: uncorrectable ECC error encountered")),
-			verdict.Hardware},
+			Hardware},
 		{"an ECC error in a C++ thread", said(exit(0, -6, 1), "  what():  CUDA error: uncorrectable ECC error\n"),
-			verdict.Hardware},
+			Hardware},
 		{"an Xid and nothing else", said(exit(0, 1, 1), "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the "+
-			"bus.\n1\n2\n3\n4\n5\n"), verdict.Hardware},
-		{"an Xid and SIGSEGV", said(exit(0, -11, 1), "Xid 48\n"), verdict.Hardware},
-		{"an Xid and SIGKILL", said(exit(0, -9, 1), "Xid 48\n"), verdict.Killed},
+			"bus.\n1\n2\n3\n4\n5\n"), Hardware},
+		{"an Xid and SIGSEGV", said(exit(0, -11, 1), "Xid 48\n"), Hardware},
+		{"an Xid and SIGKILL", said(exit(0, -9, 1), "Xid 48\n"), Killed},
 		{"an Xid and CUDA's error", said(exit(0, 1, 1), "NVRM: Xid (PCI:0000:3b:00): 95, pid=7\n"+
-			trace("RuntimeError: CUDA error: unspecified launch failure")), verdict.Hardware},
-		{"an Xid and an exception", said(exit(0, 1, 1), "Xid: 79\n"+trace("ValueError: x")), verdict.UserException},
-		{"a program's Xid", said(exit(0, 1, 1), "NVRM: Xid (PCI:0000:3b:00): 31, pid=7\n"), verdict.Unknown},
+			trace("RuntimeError: CUDA error: unspecified launch failure")), Hardware},
+		{"an Xid and an exception", said(exit(0, 1, 1), "Xid: 79\n"+trace("ValueError: x")), UserException},
+		{"a program's Xid", said(exit(0, 1, 1), "NVRM: Xid (PCI:0000:3b:00): 31, pid=7\n"), Unknown},
 		{"a lost GPU", said(exit(0, 1, 1), "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.\n"),
-			verdict.Hardware},
-		{"NCCL", said(exit(0, 1, 1), trace("DistBackendError: NCCL error in: x, unhandled system error")), verdict.NCCLError},
+			Hardware},
+		{"NCCL", said(exit(0, 1, 1), trace("DistBackendError: NCCL error in: x, unhandled system error")), NCCLError},
 		{"NCCL's peer", raised(exit(0, 1, 1), "DistBackendError: NCCL error in: x, remote process exited or there was a "+
-			"network error", 1), verdict.PeerLost},
+			"network error", 1), PeerLost},
 		{"a collective", said(exit(0, 1, 1), trace("RuntimeError: Timed out waiting 3000ms for recv operation to complete")),
-			verdict.CollectiveTimeout},
+			CollectiveTimeout},
 		{"a store", said(exit(0, 1, 1), trace("torch.distributed.DistStoreError: wait timeout after 3000ms, keys: /a")),
-			verdict.StoreTimeout},
+			StoreTimeout},
 		{"a loader", said(exit(0, 1, 1), trace("RuntimeError: DataLoader worker (pid 1) is killed by signal: Killed. ")),
-			verdict.DataLoader},
+			DataLoader},
 		{"a loader that timed out", said(exit(0, 1, 1), trace("RuntimeError: DataLoader timed out after 1 seconds")),
-			verdict.DataLoader},
+			DataLoader},
 		{"a loader and /dev/shm", said(exit(0, 1, 1), "ERROR: Unexpected bus error encountered in worker. This might be "+
 			"caused by insufficient shared memory (shm).\n"+trace("RuntimeError: DataLoader worker (pid 1) exited")),
-			verdict.SIGBUSShm},
+			SIGBUSShm},
 		{"an error in a loader", said(exit(0, 1, 1), trace("ValueError: Caught ValueError in DataLoader worker process 0.\n"+
-			"Original Traceback (most recent call last):\n  x\nValueError: cannot decode")), verdict.DataLoader},
+			"Original Traceback (most recent call last):\n  x\nValueError: cannot decode")), DataLoader},
 		{"a file missing in a loader", said(exit(0, 1, 1), trace("FileNotFoundError: Caught FileNotFoundError in DataLoader "+
 			"worker process 0.\nOriginal Traceback (most recent call last):\n  x\nFileNotFoundError: [Errno 2] x")),
-			verdict.FileNotFound},
+			FileNotFound},
 		{"a loader that is none of its children", said(exit(0, 1, 1), sharing("resource_sharer", reset)),
-			verdict.DataLoader},
+			DataLoader},
 		{"the same of an older socket", said(exit(0, 1, 1), sharing("resource_sharer",
-			"FileNotFoundError: [Errno 2] No such file or directory")), verdict.DataLoader},
-		{"a manager elsewhere", said(exit(0, 1, 1), sharing("managers", reset)), verdict.PeerLost},
+			"FileNotFoundError: [Errno 2] No such file or directory")), DataLoader},
+		{"a manager elsewhere", said(exit(0, 1, 1), sharing("managers", reset)), PeerLost},
 		{"a spawned process", said(exit(0, 1, 1), trace("ProcessExitedException: process 0 terminated with signal SIGSEGV")),
-			verdict.Segfault},
-		{"KeyboardInterrupt", said(exit(0, 1, 1), trace("KeyboardInterrupt")), verdict.Interrupted},
+			Segfault},
+		{"KeyboardInterrupt", said(exit(0, 1, 1), trace("KeyboardInterrupt")), Interrupted},
 		{"no permission", said(exit(0, 1, 1), trace("PermissionError: [Errno 13] Permission denied: '/x'")),
-			verdict.Permission},
-		{"a port", said(exit(0, 1, 1), trace("OSError: [Errno 98] Address already in use")), verdict.AddressInUse},
-		{"assert", said(exit(0, 1, 1), trace("AssertionError")), verdict.Assertion},
+			Permission},
+		{"a port", said(exit(0, 1, 1), trace("OSError: [Errno 98] Address already in use")), AddressInUse},
+		{"assert", said(exit(0, 1, 1), trace("AssertionError")), Assertion},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			require.Equal(t, tt.want, tt.f.Class())
-			v := verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{tt.f}})
+			v := Judge(Evidence{Failures: []Failure{tt.f}})
 			if !tt.f.Stopped {
 				require.Equal(t, tt.want, v.Class)
 			}
@@ -143,25 +141,25 @@ func TestClass(t *testing.T) {
 func TestJudgeBelievesTheOutputOfAStoppedWorker(t *testing.T) {
 	victim := raised(exit(0, 1, 1), peerGone, 1)
 	slow := stopped(said(exit(1, -15, 31), trace("ValueError: a")))
-	all := func(fs ...verdict.Failure) verdict.Evidence { return verdict.Evidence{Failures: fs} }
+	all := func(fs ...Failure) Evidence { return Evidence{Failures: fs} }
 
-	v := verdict.Judge(all(victim, slow))
-	require.Equal(t, verdict.FirstExit, v.Rule)
-	require.Equal(t, [2]any{1, verdict.UserException}, [2]any{v.Root.Rank, v.Class})
+	v := Judge(all(victim, slow))
+	require.Equal(t, FirstExit, v.Rule)
+	require.Equal(t, [2]any{1, UserException}, [2]any{v.Root.Rank, v.Class})
 
-	require.Equal(t, 2, verdict.Judge(all(victim, slow, exit(2, -11, 2))).Root.Rank, "another failure comes first")
-	require.Nil(t, verdict.Judge(all(slow)).Root, "all were stopped")
+	require.Equal(t, 2, Judge(all(victim, slow, exit(2, -11, 2))).Root.Rank, "another failure comes first")
+	require.Nil(t, Judge(all(slow)).Root, "all were stopped")
 	e := all(victim, slow)
-	e.Losses = []verdict.Loss{lossOf(4, 16)}
-	require.Equal(t, verdict.NodeLost, verdict.Judge(e).Rule, "what has no date yields to a loss")
+	e.Losses = []Loss{lossOf(4, 16)}
+	require.Equal(t, NodeLost, Judge(e).Rule, "what has no date yields to a loss")
 
 	later := raised(slow, "ValueError: a", 20)
-	require.Equal(t, 0, verdict.Judge(all(victim, later)).Root.Rank, "its error file says that it failed afterwards")
+	require.Equal(t, 0, Judge(all(victim, later)).Root.Rank, "its error file says that it failed afterwards")
 	for _, reaction := range []string{"KeyboardInterrupt", "SystemExit: 15", peerGone,
 		"RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
 		"torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"} {
 		f := stopped(said(exit(1, 1, 3), trace(reaction)))
-		require.Equal(t, 0, verdict.Judge(all(victim, f)).Root.Rank, reaction)
+		require.Equal(t, 0, Judge(all(victim, f)).Root.Rank, reaction)
 		require.False(t, f.Explains(), reaction)
 	}
 	require.False(t, stopped(said(exit(1, 1, 3), sharing("resource_sharer",
@@ -200,13 +198,13 @@ func TestLostChild(t *testing.T) {
 	require.True(t, lost.LostChild())
 	require.False(t, other.LostChild())
 	victim := raised(exit(1, 1, 1), peerGone, 1)
-	require.Equal(t, 0, verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{victim, lost}}).Root.Rank)
+	require.Equal(t, 0, Judge(Evidence{Failures: []Failure{victim, lost}}).Root.Rank)
 }
 
 func TestJudgeOfAHang(t *testing.T) {
-	v := verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{exit(0, 1, 1)}, Hung: "rank 1 hung for 22 s: asleep",
-		Losses: []verdict.Loss{lossOf(1, 1)}, MaxRestarts: 3})
-	require.Equal(t, [2]any{verdict.WasHung, verdict.Hang}, [2]any{v.Rule, v.Class})
+	v := Judge(Evidence{Failures: []Failure{exit(0, 1, 1)}, Hung: "rank 1 hung for 22 s: asleep",
+		Losses: []Loss{lossOf(1, 1)}, MaxRestarts: 3})
+	require.Equal(t, [2]any{WasHung, Hang}, [2]any{v.Rule, v.Class})
 	require.Nil(t, v.Root)
 	require.Nil(t, v.Loss)
 	require.Equal(t, "rank 1 hung for 22 s: asleep; 1 rank followed: 1 with exit code 1; class hang; restarts used 0 of 3",
@@ -217,9 +215,9 @@ func TestJudgeOfAHang(t *testing.T) {
 func TestJudgeOfBrokenHardware(t *testing.T) {
 	victim := raised(exit(0, 1, 1), peerGone, 1)
 	broken := said(exit(1, 1, 2), "NVRM: Xid (PCI:0000:3b:00): 79, pid=7\n"+trace(peerGone))
-	v := verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{victim, broken}})
+	v := Judge(Evidence{Failures: []Failure{victim, broken}})
 	require.Equal(t, 1, v.Root.Rank)
-	require.Equal(t, [2]any{verdict.FirstExit, verdict.Hardware}, [2]any{v.Rule, v.Class})
+	require.Equal(t, [2]any{FirstExit, Hardware}, [2]any{v.Rule, v.Class})
 	require.Contains(t, v.Line(), "; class hardware; ")
 }
 
@@ -243,9 +241,9 @@ func TestNCCLSaysWhy(t *testing.T) {
 		text + warning: line,
 		text:           line,
 	} {
-		require.Equal(t, want+" (exit code 1)", verdict.Failure{ExitCode: 1, LastLines: said}.Reason())
+		require.Equal(t, want+" (exit code 1)", Failure{ExitCode: 1, LastLines: said}.Reason())
 	}
 	message := "DistBackendError: NCCL error in: x, invalid usage\nLast error:\n" + last
 	require.Equal(t, "DistBackendError: NCCL error in: x, invalid usage: "+last+" (exit code 1)",
-		verdict.Failure{ExitCode: 1, Message: message}.Reason())
+		Failure{ExitCode: 1, Message: message}.Reason())
 }

@@ -13,8 +13,8 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// MaxErrorFile is the largest error file, in bytes, that is read.
-const MaxErrorFile = 16 << 20
+// maxErrorFile is the largest error file, in bytes, that is read.
+const maxErrorFile = 16 << 20
 
 // maxReport bounds the texts taken from an error file, in bytes.
 const maxReport = 64 << 10
@@ -104,8 +104,8 @@ func errorObject(data []byte) (map[string]json.RawMessage, error) {
 	switch {
 	case len(bytes.TrimSpace(data)) == 0:
 		return nil, errors.New("error file is empty")
-	case len(data) > MaxErrorFile:
-		return nil, fmt.Errorf("error file has %d bytes; at most %d are read", len(data), MaxErrorFile)
+	case len(data) > maxErrorFile:
+		return nil, fmt.Errorf("error file has %d bytes; at most %d are read", len(data), maxErrorFile)
 	}
 	var top map[string]json.RawMessage
 	if err := json.Unmarshal(data, &top); err != nil {

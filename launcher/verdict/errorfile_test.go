@@ -1,4 +1,4 @@
-package verdict_test
+package verdict
 
 import (
 	"encoding/json"
@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"dlrover-run/launcher/verdict"
 )
 
 const recorded = `{"message": {"message": "ValueError: <b>", "extraInfo": {"py_callstack": "Traceback\n  x\n", ` +
@@ -20,44 +18,44 @@ func TestParseErrorFile(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		data string
-		want verdict.ErrorReport
+		want ErrorReport
 		err  string
 	}{
-		{"@record", recorded, verdict.ErrorReport{Message: "ValueError: <b>", Traceback: "Traceback\n  x\n", Time: when}, ""},
+		{"@record", recorded, ErrorReport{Message: "ValueError: <b>", Traceback: "Traceback\n  x\n", Time: when}, ""},
 		{"passed on by an inner launcher",
 			`{"message": {"message": "E", "extraInfo": {"timestamp": 1700000001}, "errorCode": 7}}`,
-			verdict.ErrorReport{Message: "E", Time: when, ExitCode: &seven}, ""},
-		{"plain, number", `{"message": "E", "timestamp": 1700000001}`, verdict.ErrorReport{Message: "E", Time: when}, ""},
-		{"plain, string", `{"message": "E", "timestamp": " 1700000001 "}`, verdict.ErrorReport{Message: "E", Time: when}, ""},
-		{"plain, fraction", `{"message": "E", "timestamp": 1700000001.9}`, verdict.ErrorReport{Message: "E", Time: when}, ""},
-		{"plain, no time", `{"message": "E"}`, verdict.ErrorReport{Message: "E"}, ""},
-		{"a time that is none", `{"message": "E", "timestamp": "yesterday"}`, verdict.ErrorReport{Message: "E"}, ""},
-		{"a time out of range", `{"message": "E", "timestamp": 1e30}`, verdict.ErrorReport{Message: "E"}, ""},
-		{"a time before all times", `{"message": "E", "timestamp": -5}`, verdict.ErrorReport{Message: "E"}, ""},
-		{"NaN as a string", `{"message": "E", "timestamp": "nan"}`, verdict.ErrorReport{Message: "E"}, ""},
-		{"no extraInfo", `{"message": {"message": "E"}}`, verdict.ErrorReport{Message: "E"}, ""},
+			ErrorReport{Message: "E", Time: when, ExitCode: &seven}, ""},
+		{"plain, number", `{"message": "E", "timestamp": 1700000001}`, ErrorReport{Message: "E", Time: when}, ""},
+		{"plain, string", `{"message": "E", "timestamp": " 1700000001 "}`, ErrorReport{Message: "E", Time: when}, ""},
+		{"plain, fraction", `{"message": "E", "timestamp": 1700000001.9}`, ErrorReport{Message: "E", Time: when}, ""},
+		{"plain, no time", `{"message": "E"}`, ErrorReport{Message: "E"}, ""},
+		{"a time that is none", `{"message": "E", "timestamp": "yesterday"}`, ErrorReport{Message: "E"}, ""},
+		{"a time out of range", `{"message": "E", "timestamp": 1e30}`, ErrorReport{Message: "E"}, ""},
+		{"a time before all times", `{"message": "E", "timestamp": -5}`, ErrorReport{Message: "E"}, ""},
+		{"NaN as a string", `{"message": "E", "timestamp": "nan"}`, ErrorReport{Message: "E"}, ""},
+		{"no extraInfo", `{"message": {"message": "E"}}`, ErrorReport{Message: "E"}, ""},
 		{"extraInfo of another type", `{"message": {"message": "E", "extraInfo": []}}`,
-			verdict.ErrorReport{Message: "E"}, ""},
-		{"message of another type", `{"message": {"message": {"a": 1}}}`, verdict.ErrorReport{Message: `{"a": 1}`}, ""},
-		{"outer message of another type", `{"message": [1]}`, verdict.ErrorReport{Message: `[1]`}, ""},
-		{"null", `{"message": null}`, verdict.ErrorReport{}, ""},
+			ErrorReport{Message: "E"}, ""},
+		{"message of another type", `{"message": {"message": {"a": 1}}}`, ErrorReport{Message: `{"a": 1}`}, ""},
+		{"outer message of another type", `{"message": [1]}`, ErrorReport{Message: `[1]`}, ""},
+		{"null", `{"message": null}`, ErrorReport{}, ""},
 		{"exit code of another type", `{"message": {"message": "E", "errorCode": "x"}}`,
-			verdict.ErrorReport{Message: "E"}, ""},
-		{"lone surrogate", `{"message": "\ud800"}`, verdict.ErrorReport{Message: "\uFFFD"}, ""},
+			ErrorReport{Message: "E"}, ""},
+		{"lone surrogate", `{"message": "\ud800"}`, ErrorReport{Message: "\uFFFD"}, ""},
 
-		{"empty", " \n", verdict.ErrorReport{}, "error file is empty"},
-		{"cut off", recorded[:40], verdict.ErrorReport{}, "error file is not a JSON object"},
-		{"two files in one", recorded + recorded, verdict.ErrorReport{}, "error file is not a JSON object"},
-		{"array", `[]`, verdict.ErrorReport{}, "error file is not a JSON object"},
-		{"null file", `null`, verdict.ErrorReport{}, "error file is not a JSON object"},
-		{"no message", `{"Message": "E"}`, verdict.ErrorReport{}, `error file has no "message"`},
-		{"too large", strings.Repeat(" ", verdict.MaxErrorFile) + recorded,
-			verdict.ErrorReport{}, "at most 16777216 are read"},
+		{"empty", " \n", ErrorReport{}, "error file is empty"},
+		{"cut off", recorded[:40], ErrorReport{}, "error file is not a JSON object"},
+		{"two files in one", recorded + recorded, ErrorReport{}, "error file is not a JSON object"},
+		{"array", `[]`, ErrorReport{}, "error file is not a JSON object"},
+		{"null file", `null`, ErrorReport{}, "error file is not a JSON object"},
+		{"no message", `{"Message": "E"}`, ErrorReport{}, `error file has no "message"`},
+		{"too large", strings.Repeat(" ", maxErrorFile) + recorded,
+			ErrorReport{}, "at most 16777216 are read"},
 		{"nested without end", `{"message":` + strings.Repeat("[", 1<<20),
-			verdict.ErrorReport{}, "error file is not a JSON object"},
+			ErrorReport{}, "error file is not a JSON object"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := verdict.ParseErrorFile([]byte(tt.data))
+			got, err := ParseErrorFile([]byte(tt.data))
 			if tt.err != "" {
 				require.ErrorContains(t, err, tt.err)
 			} else {
@@ -70,7 +68,7 @@ func TestParseErrorFile(t *testing.T) {
 
 func TestParseErrorFileIsBounded(t *testing.T) {
 	long := strings.Repeat("a", 1<<20)
-	got, err := verdict.ParseErrorFile([]byte(`{"message": {"message": "begin` + long +
+	got, err := ParseErrorFile([]byte(`{"message": {"message": "begin` + long +
 		`", "extraInfo": {"py_callstack": "` + long + `end"}}}`))
 	require.NoError(t, err)
 	require.LessOrEqual(t, len(got.Message), 64<<10)
@@ -97,7 +95,7 @@ func TestAmendErrorFile(t *testing.T) {
 		{"code 0", recorded, 0, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := verdict.AmendErrorFile([]byte(tt.data), tt.code)
+			got, err := AmendErrorFile([]byte(tt.data), tt.code)
 			require.NoError(t, err)
 			if tt.want == "" {
 				require.Equal(t, tt.data, string(got))
@@ -111,7 +109,7 @@ func TestAmendErrorFile(t *testing.T) {
 			require.NotContains(t, string(got), `\u003c`)
 		})
 	}
-	_, err := verdict.AmendErrorFile([]byte("{"), 1)
+	_, err := AmendErrorFile([]byte("{"), 1)
 	require.ErrorContains(t, err, "error file is not a JSON object")
 }
 
@@ -122,17 +120,17 @@ func FuzzErrorFile(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		before := string(data)
-		report, err := verdict.ParseErrorFile(data)
+		report, err := ParseErrorFile(data)
 		if err != nil {
-			require.Equal(t, verdict.ErrorReport{}, report)
+			require.Equal(t, ErrorReport{}, report)
 		}
-		amended, amendErr := verdict.AmendErrorFile(data, 42)
+		amended, amendErr := AmendErrorFile(data, 42)
 		require.Equal(t, before, string(data), "the input is left alone")
 		if amendErr != nil {
 			require.Error(t, err)
 			return
 		}
-		again, errAgain := verdict.ParseErrorFile(amended)
+		again, errAgain := ParseErrorFile(amended)
 		require.Equal(t, err == nil, errAgain == nil)
 		require.Equal(t, report.Message, again.Message)
 		require.Equal(t, report.Traceback, again.Traceback)
@@ -170,15 +168,15 @@ func TestSplice(t *testing.T) {
 			data := errorFile(t, "ValueError: bad"+message+"of batch", stack+message+"end")
 			for cut := range 40 {
 				const limit = 8 << 10
-				r, err := verdict.ParseErrorFile(verdict.Splice(data[:limit-cut], data[len(data)-limit+cut:]))
+				r, err := ParseErrorFile(Splice(data[:limit-cut], data[len(data)-limit+cut:]))
 				require.NoError(t, err, "%s %d", name, cut)
 				require.True(t, strings.HasPrefix(r.Message, "ValueError: bad"), name)
 				require.Equal(t, int64(1700000000), r.Time.Unix(), name)
-				require.Equal(t, []string{"ValueError"}, verdict.Failure{ExitCode: 1, Message: r.Message}.Exceptions())
+				require.Equal(t, []string{"ValueError"}, Failure{ExitCode: 1, Message: r.Message}.Exceptions())
 			}
 		}
 	}
-	require.Equal(t, "…", string(verdict.Splice(nil, nil)))
+	require.Equal(t, "…", string(Splice(nil, nil)))
 }
 
 // However long an exception's line is, its class and both ends of its message are left of it.
@@ -186,11 +184,11 @@ func TestLongMessages(t *testing.T) {
 	for _, n := range []int{0, 500, 5_000, 70_000, 1 << 20} {
 		e := "my.Error: bad " + strings.Repeat("x", n) + " batch"
 		text := "Traceback (most recent call last):\n" + strings.Repeat("  File \"a.py\", line 1, in f\n    g()\n", n/300) + e
-		r, err := verdict.ParseErrorFile(errorFile(t, strings.TrimPrefix(e, "my."), text))
+		r, err := ParseErrorFile(errorFile(t, strings.TrimPrefix(e, "my."), text))
 		require.NoError(t, err)
-		for how, f := range map[string]verdict.Failure{
+		for how, f := range map[string]Failure{
 			"error file": {ExitCode: 1, Message: r.Message, Traceback: r.Traceback},
-			"output":     {ExitCode: 1, LastLines: verdict.Ending(text, 2048)},
+			"output":     {ExitCode: 1, LastLines: Ending(text, 2048)},
 			"traceback":  {ExitCode: 1, Traceback: text},
 		} {
 			f = f.Compact()
@@ -204,8 +202,8 @@ func TestLongMessages(t *testing.T) {
 func FuzzSplice(f *testing.F) {
 	f.Add([]byte(recorded[:60]), []byte(recorded[50:]))
 	f.Fuzz(func(t *testing.T, head, end []byte) {
-		all := verdict.Splice(head, end)
+		all := Splice(head, end)
 		require.LessOrEqual(t, len(all), len(head)+len(end)+len("…"))
-		_, _ = verdict.ParseErrorFile(all)
+		_, _ = ParseErrorFile(all)
 	})
 }

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxLine is the most bytes that Line returns.
-const MaxLine = 1024
+// maxLine is the most bytes that Line returns.
+const maxLine = 1024
 
-// Bytes of the parts of a line that come from outside. Their sum leaves room for the rest of MaxLine.
+// Bytes of the parts of a line that come from outside. Their sum leaves room for the rest of maxLine.
 const (
 	maxName   = 64
 	maxCause  = 216
@@ -24,7 +24,7 @@ const (
 	maxGroups = 4 // ways to end, and ranges of ranks, that are listed
 )
 
-// Line is the verdict in one line of at most MaxLine bytes, without control characters:
+// Line is the verdict in one line of at most maxLine bytes, without control characters:
 //
 //	rank 3 (node 1 host-b, local rank 1, pid 4242) failed first: ValueError: bad batch (exit code 1); 3 ranks followed:
 //	2 by SIGABRT, 1 with exit code 1; restarts used 3 of 3

@@ -1,4 +1,4 @@
-package verdict_test
+package verdict
 
 import (
 	"os"
@@ -8,8 +8,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
-
-	"dlrover-run/launcher/verdict"
 )
 
 func TestPlain(t *testing.T) {
@@ -30,7 +28,7 @@ func TestPlain(t *testing.T) {
 		{"error behind a bar", "\r 0%|  |\r50%|# |Traceback (most recent call last):\n  x\nE: y\n",
 			"50%|# |Traceback (most recent call last):\n  x\nE: y\n"},
 	} {
-		t.Run(tc.name, func(t *testing.T) { require.Equal(t, tc.want, verdict.Plain([]byte(tc.in))) })
+		t.Run(tc.name, func(t *testing.T) { require.Equal(t, tc.want, Plain([]byte(tc.in))) })
 	}
 }
 
@@ -45,8 +43,8 @@ const colored = "Traceback (most recent call last):\n" +
 
 func TestLineOfAColoredTraceback(t *testing.T) {
 	for _, output := range []string{colored, "\r 0%|  |\r50%|# |" + strings.ReplaceAll(colored, "\n", "\r\n")} {
-		f := said(exit(0, 1, 1), verdict.Plain([]byte(output)))
-		require.Contains(t, verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{f}}).Line(),
+		f := said(exit(0, 1, 1), Plain([]byte(output)))
+		require.Contains(t, Judge(Evidence{Failures: []Failure{f}}).Line(),
 			"failed first: ValueError: bad batch 1 (exit code 1)")
 	}
 }
@@ -67,19 +65,19 @@ func TestPlainAsOnAPipe(t *testing.T) {
 	}
 	color := write("FORCE_COLOR=1")
 	require.Contains(t, color, "\x1b[")
-	require.Equal(t, write("NO_COLOR=1"), verdict.Plain([]byte(color)))
+	require.Equal(t, write("NO_COLOR=1"), Plain([]byte(color)))
 }
 
 func FuzzPlain(f *testing.F) {
 	f.Add([]byte(colored))
 	f.Add([]byte("\r 0%\r50%\x1b]0;t\x07\x1b[\r\n\x1b]8;;x\x1b\\\xff\x1b"))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		got := verdict.Plain(in)
+		got := Plain(in)
 		require.True(t, utf8.ValidString(got))
 		require.NotContains(t, got, "\x1b")
 		require.NotContains(t, got, "\r")
 		require.Equal(t, strings.Count(string(in), "\n"), strings.Count(got, "\n"))
-		require.Equal(t, got, verdict.Plain([]byte(got)))
+		require.Equal(t, got, Plain([]byte(got)))
 		for line := range strings.Lines(string(in)) {
 			if utf8.ValidString(line) && !strings.ContainsAny(line, "\x1b\r") {
 				require.Contains(t, got, line)

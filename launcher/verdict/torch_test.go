@@ -1,4 +1,4 @@
-package verdict_test
+package verdict
 
 import (
 	"bytes"
@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/launcher/torchpython"
-	"dlrover-run/launcher/verdict"
 )
 
 // TestBlockIsTorchs compares Block with the text of torch's own exception.
@@ -65,18 +64,18 @@ func TestBlockIsTorchs(t *testing.T) {
 
 	for name, in := range cases {
 		t.Run(name, func(t *testing.T) {
-			var failures []verdict.Failure
+			var failures []Failure
 			for _, f := range in.Failures {
-				ours := verdict.Failure{Host: "host-a.example.com", Rank: f.Rank, LocalRank: f.LocalRank, PID: f.PID,
+				ours := Failure{Host: "host-a.example.com", Rank: f.Rank, LocalRank: f.LocalRank, PID: f.PID,
 					ExitCode: f.ExitCode, ErrorFile: f.ErrorFile, At: time.Unix(f.Time, 0).UTC()}
 				if f.File != "" {
-					r, err := verdict.ParseErrorFile([]byte(f.File))
+					r, err := ParseErrorFile([]byte(f.File))
 					require.NoError(t, err)
 					ours.Message, ours.Traceback, ours.ErrorTime = r.Message, r.Traceback, r.Time.UTC()
 				}
 				failures = append(failures, ours)
 			}
-			want, got := blocks[name], verdict.Block(in.Entrypoint, failures, -1)
+			want, got := blocks[name], Block(in.Entrypoint, failures, -1)
 			if !regexp.MustCompile(`\(pid: \d+\) `).MatchString(want) {
 				want, got = beforeSignalNames(want), beforeSignalNames(got)
 			}
@@ -103,7 +102,7 @@ func TestJudgeOfARealJob(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			failures := runRanks(t, python, how)
-			v := verdict.Judge(verdict.Evidence{Failures: failures, WorldSize: 3})
+			v := Judge(Evidence{Failures: failures, WorldSize: 3})
 			require.Equal(t, want, withoutClass(v.Line()))
 
 			// Whatever is seen first, the cause is the same.
@@ -111,18 +110,18 @@ func TestJudgeOfARealJob(t *testing.T) {
 				failures[i].At = failures[1].At.Add(time.Duration(i-1) * -time.Second)
 				failures[i].ErrorTime = time.Time{}
 			}
-			require.Equal(t, 1, verdict.Judge(verdict.Evidence{Failures: failures}).Root.Rank)
+			require.Equal(t, 1, Judge(Evidence{Failures: failures}).Root.Rank)
 
 			// The same without @record: only the output tells.
 			for i := range failures {
 				failures[i].Message, failures[i].Traceback = "", ""
 			}
-			require.Equal(t, 1, verdict.Judge(verdict.Evidence{Failures: failures}).Root.Rank)
+			require.Equal(t, 1, Judge(Evidence{Failures: failures}).Root.Rank)
 		})
 	}
 }
 
-func runRanks(t *testing.T, python, how string) []verdict.Failure {
+func runRanks(t *testing.T, python, how string) []Failure {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -138,15 +137,15 @@ func runRanks(t *testing.T, python, how string) []verdict.Failure {
 		At         int64 // nanoseconds since 1970
 	}
 	require.NoError(t, json.Unmarshal(output, &ends))
-	failures := make([]verdict.Failure, len(ends))
+	failures := make([]Failure, len(ends))
 	for _, end := range ends {
 		name := filepath.Join(dir, strconv.Itoa(end.Rank))
 		output, err := os.ReadFile(name + ".log")
 		require.NoError(t, err)
-		f := verdict.Failure{Node: end.Rank, Host: "host-" + string(rune('a'+end.Rank)), Rank: end.Rank,
+		f := Failure{Node: end.Rank, Host: "host-" + string(rune('a'+end.Rank)), Rank: end.Rank,
 			PID: 1000 + end.Rank, ExitCode: end.Code, At: time.Unix(0, end.At), LastLines: string(output)}
 		if data, err := os.ReadFile(name + ".json"); err == nil {
-			r, err := verdict.ParseErrorFile(data)
+			r, err := ParseErrorFile(data)
 			require.NoError(t, err, "rank %d", end.Rank)
 			f.ErrorFile, f.Message, f.Traceback, f.ErrorTime = name+".json", r.Message, r.Traceback, r.Time
 		}

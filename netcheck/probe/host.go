@@ -23,7 +23,7 @@ type Host struct {
 // Choice selects the interfaces of a check.
 type Choice struct {
 	// Sockets and HCAs are the values of NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
-	Sockets, HCAs Selector
+	Sockets, HCAs selector
 	// Addr is this node's address: without Sockets the interface that has it is chosen.
 	Addr netip.Addr
 }
@@ -188,7 +188,7 @@ func (h Host) speed(name string) int {
 }
 
 // hcaOf is the RDMA device on the same card as an interface, "" for none or one that was not selected.
-func (h Host) hcaOf(name string, want Selector) string {
+func (h Host) hcaOf(name string, want selector) string {
 	for _, dev := range names(h.sys("class/net", name, "device/infiniband")) {
 		port := 1
 		if n, err := strconv.Atoi(read(h.sys("class/net", name, "dev_port"))); err == nil {

@@ -141,7 +141,7 @@ type port struct {
 func (p port) String() string { return p.dev + ":" + strconv.Itoa(p.n) }
 
 // selectedPorts are the ports of RDMA devices that s selects.
-func (h Host) selectedPorts(s Selector) []port {
+func (h Host) selectedPorts(s selector) []port {
 	var ports []port
 	for _, dev := range names(h.sys("class/infiniband")) {
 		for _, p := range names(h.sys("class/infiniband", dev, "ports")) {
@@ -165,7 +165,7 @@ func (h Host) portFile(p port, file string) string {
 
 // ports judges the RDMA devices that s selects. A broken one is fatal only if it was requested by name: else a port
 // without a cable, as many cards have, would exclude its node.
-func (h Host) ports(s Selector) []netcheck.Finding {
+func (h Host) ports(s selector) []netcheck.Finding {
 	ports := h.selectedPorts(s)
 	if len(ports) == 0 && !s.all() {
 		f := nicFinding(netcheck.Fatal, "", "NCCL_IB_HCA=%q selects no port of an RDMA device; there are: %s", s, h.devices())
@@ -206,7 +206,7 @@ func (h Host) rate(p port) (float64, bool) { return leading(read(h.portFile(p, "
 
 func (h Host) devices() string {
 	var all []string
-	for _, p := range h.selectedPorts(Selector{}) {
+	for _, p := range h.selectedPorts(selector{}) {
 		all = append(all, p.String())
 	}
 	if len(all) == 0 {

@@ -8,10 +8,10 @@ import (
 	"unicode"
 )
 
-// Selector is a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA. Both have the same syntax: a list of prefixes of names,
+// selector is a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA. Both have the same syntax: a list of prefixes of names,
 // separated by commas; "^" before the list takes all others, "=" (after "^", when there are both) whole names in place
 // of prefixes; a name may end in :port. See https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
-type Selector struct {
+type selector struct {
 	exclude, exact bool
 	wants          []want
 }
@@ -29,10 +29,10 @@ const (
 )
 
 // parseSelector reads the value of a variable, which the error names. An empty value selects everything.
-func parseSelector(variable, value string) (Selector, error) {
-	var s Selector
-	fail := func(format string, args ...any) (Selector, error) {
-		return Selector{}, fmt.Errorf("%s=%s: %s", variable, strconv.Quote(oneLine(value)), fmt.Sprintf(format, args...))
+func parseSelector(variable, value string) (selector, error) {
+	var s selector
+	fail := func(format string, args ...any) (selector, error) {
+		return selector{}, fmt.Errorf("%s=%s: %s", variable, strconv.Quote(oneLine(value)), fmt.Sprintf(format, args...))
 	}
 	if len(value) > maxSelector {
 		return fail("%d bytes are too many: %d at most", len(value), maxSelector)
@@ -81,10 +81,10 @@ func parseWant(entry string) (want, error) {
 }
 
 // all reports whether the selector is empty, and so selects everything.
-func (s Selector) all() bool { return len(s.wants) == 0 }
+func (s selector) all() bool { return len(s.wants) == 0 }
 
 // match reports whether the device is selected. Port 0 is that of a device without ports.
-func (s Selector) match(name string, port int) bool {
+func (s selector) match(name string, port int) bool {
 	if s.all() {
 		return true
 	}
@@ -101,7 +101,7 @@ func (s Selector) match(name string, port int) bool {
 }
 
 // Names reports whether the device was requested by its whole name, so that it must be there and work.
-func (s Selector) Names(name string) bool {
+func (s selector) Names(name string) bool {
 	for _, w := range s.wants {
 		if w.name == name {
 			return !s.exclude
@@ -111,10 +111,10 @@ func (s Selector) Names(name string) bool {
 }
 
 // missing are the wanted names that none of the devices has.
-func (s Selector) missing(devices []string) []string {
+func (s selector) missing(devices []string) []string {
 	var miss []string
 	for _, w := range s.wants {
-		one := Selector{exact: s.exact, wants: []want{{name: w.name}}}
+		one := selector{exact: s.exact, wants: []want{{name: w.name}}}
 		if !s.exclude && !slices.ContainsFunc(devices, func(d string) bool { return one.match(d, 0) }) {
 			miss = append(miss, w.name)
 		}
@@ -123,7 +123,7 @@ func (s Selector) missing(devices []string) []string {
 }
 
 // String is the selector in NCCL's syntax.
-func (s Selector) String() string {
+func (s selector) String() string {
 	var b strings.Builder
 	if s.exclude {
 		b.WriteByte('^')

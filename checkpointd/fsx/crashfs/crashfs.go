@@ -23,8 +23,8 @@ import (
 	"dlrover-run/checkpointd/fsx"
 )
 
-// ErrCrashed is returned by every operation after the crash.
-var ErrCrashed = errors.New("crashed")
+// errCrashed is returned by every operation after the crash.
+var errCrashed = errors.New("crashed")
 
 // tick is how much the model's clock advances with each change.
 const tick = time.Millisecond
@@ -89,7 +89,7 @@ func newDir(now time.Time) *inode {
 	return &inode{dir: true, modified: now, names: map[string]*inode{}, stable: map[string]*inode{}}
 }
 
-// CrashAt makes change n, and everything after it, fail with ErrCrashed.
+// CrashAt makes change n, and everything after it, fail with errCrashed.
 func (f *FS) CrashAt(n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -210,7 +210,7 @@ func (f *FS) begin(kind, path string) error {
 	f.crashed = f.crashed || op.N == f.crashAt && !op.Reads()
 	if f.crashed {
 		f.mu.Unlock()
-		return ErrCrashed
+		return errCrashed
 	}
 	if !op.Reads() {
 		f.log = append(f.log, op)

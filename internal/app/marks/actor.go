@@ -26,9 +26,9 @@ type Sweeper interface {
 	Sweep(ctx context.Context, known func(machine string) bool) error
 }
 
-// Avoider is an Actor that publishes the machines that replacement pods should avoid. It is called at the start, and
+// avoider is an Actor that publishes the machines that replacement pods should avoid. It is called at the start, and
 // when they change.
-type Avoider interface {
+type avoider interface {
 	Avoid(ctx context.Context, machines []string) error
 }
 
@@ -120,7 +120,7 @@ func (a *actor) enqueue(act nodehealth.Act) {
 
 // avoid has the list of machines to avoid published again.
 func (a *actor) avoid() {
-	if v, ok := a.do.(Avoider); ok {
+	if v, ok := a.do.(avoider); ok {
 		a.put(&pending{key: avoidTask, run: func(ctx context.Context) error { return v.Avoid(ctx, a.mgr.Avoid()) }})
 	}
 }

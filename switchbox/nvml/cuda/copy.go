@@ -40,12 +40,12 @@ func measure(from, to *GPU, r *Rate) error {
 	if err != nil {
 		return err
 	}
-	seconds, err := s.time(Warmups)
+	seconds, err := s.time(warmups)
 	if err != nil {
 		return err
 	}
-	n := loops(seconds / Warmups)
-	rates := make([]float64, Samples)
+	n := loops(seconds / warmups)
+	rates := make([]float64, samples)
 	for i := range rates {
 		if seconds, err = s.time(n); err != nil {
 			return err
@@ -53,7 +53,7 @@ func measure(from, to *GPU, r *Rate) error {
 		rates[i] = float64(n) * float64(r.Bytes) / 1e6 / seconds
 	}
 	slices.Sort(rates)
-	r.MBps, r.Low, r.Moved = rates[Samples/2], rates[0], int64(Warmups+Samples*n)*r.Bytes
+	r.MBps, r.Low, r.Moved = rates[samples/2], rates[0], int64(warmups+samples*n)*r.Bytes
 	return nil
 }
 

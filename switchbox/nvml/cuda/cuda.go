@@ -37,24 +37,24 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (CUDA error %d)", e.Call, e.Name, e.Code)
 }
 
-// The sizes of the two buffers that each GPU gives: Large, or Small where less memory is free.
+// The sizes of the two buffers that each GPU gives: Large, or small where less memory is free.
 const (
 	Large = 512 << 20
-	Small = 64 << 20
+	small = 64 << 20
 )
 
-// How a copy is measured: the median of Samples, each of Loops copies between two events, after Warmups copies. On a
-// slow path a sample has fewer copies, MinLoops at least, so that it ends within MaxSample.
+// How a copy is measured: the median of samples, each of maxLoops copies between two events, after warmups copies. On a
+// slow path a sample has fewer copies, minLoops at least, so that it ends within maxSample.
 const (
-	Warmups   = 4
-	Loops     = 16
-	MinLoops  = 2
-	Samples   = 3
-	MaxSample = 0.5 // seconds
+	warmups   = 4
+	maxLoops  = 16
+	minLoops  = 2
+	samples   = 3
+	maxSample = 0.5 // seconds
 )
 
 // loops is the number of copies of a sample when one copy takes so many seconds.
-func loops(seconds float64) int { return max(MinLoops, min(Loops, int(MaxSample/seconds))) }
+func loops(seconds float64) int { return max(minLoops, min(maxLoops, int(maxSample/seconds))) }
 
 // Rate is the speed of one directed copy.
 type Rate struct {

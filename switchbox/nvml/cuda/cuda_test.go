@@ -57,7 +57,7 @@ func TestCopyMeasuresAndVerifies(t *testing.T) {
 	d := open(t)
 	require.Equal(t, "12.4", d.Version())
 	a, b := pair(t, d)
-	require.EqualValues(t, Small, a.Bytes(), "200 MB are free")
+	require.EqualValues(t, small, a.Bytes(), "200 MB are free")
 	direct, err := Reach(a, b)
 	require.NoError(t, err)
 	require.True(t, direct)
@@ -68,8 +68,8 @@ func TestCopyMeasuresAndVerifies(t *testing.T) {
 		require.NoError(t, err)
 		require.InEpsilon(t, 400_000, r.MBps, 0.001)
 		require.Positive(t, r.Low)
-		require.EqualValues(t, Small, r.Bytes)
-		require.EqualValues(t, 52*Small, r.Moved)
+		require.EqualValues(t, small, r.Bytes)
+		require.EqualValues(t, 52*small, r.Moved)
 	}
 }
 
@@ -89,7 +89,7 @@ func TestCorruptCopyIsNoticed(t *testing.T) {
 	var bad *Corruption
 	require.ErrorAs(t, err, &bad)
 	require.EqualValues(t, 1, bad.Words)
-	require.EqualValues(t, Small/2, bad.At)
+	require.EqualValues(t, small/2, bad.At)
 	require.Equal(t, bad.Sent^0x10<<24, bad.Came)
 	require.ErrorContains(t, err, "GPU 0 to GPU 1: 1 of 8388608 words differ, the first at byte 33554432")
 	_, err = Copy(b, a)
@@ -159,7 +159,7 @@ func TestOpenWithoutAUsableLibrary(t *testing.T) {
 
 func TestSizeFor(t *testing.T) {
 	for free, want := range map[int64]int64{
-		0: 0, 2*Small + spare - 1: 0, 2*Small + spare: Small, 2*Large + spare - 1: Small, 2*Large + spare: Large,
+		0: 0, 2*small + spare - 1: 0, 2*small + spare: small, 2*Large + spare - 1: small, 2*Large + spare: Large,
 		80 << 30: Large,
 	} {
 		require.Equal(t, want, sizeFor(free), free)

@@ -69,7 +69,7 @@ func (g *GPU) prepare() error {
 		return err
 	}
 	if g.bytes = sizeFor(int64(free)); g.bytes == 0 {
-		return fmt.Errorf("%w: %d of %d MiB, and %d are needed", ErrNoMemory, free>>20, total>>20, (2*Small+spare)>>20)
+		return fmt.Errorf("%w: %d of %d MiB, and %d are needed", ErrNoMemory, free>>20, total>>20, (2*small+spare)>>20)
 	}
 	for _, p := range []*C.cu_ptr{&g.out, &g.in} {
 		if err := check("cuMemAlloc", C.cuda_allocate(p, C.size_t(g.bytes))); err != nil {
@@ -81,7 +81,7 @@ func (g *GPU) prepare() error {
 
 // sizeFor is how large each of two buffers may be with so many bytes free; 0: there is no room.
 func sizeFor(free int64) int64 {
-	for _, size := range []int64{Large, Small} {
+	for _, size := range []int64{Large, small} {
 		if free >= 2*size+spare {
 			return size
 		}
