@@ -1,0 +1,132 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"dlrover-run/rendezvous/lead"
+	"dlrover-run/rendezvous/lead/leadtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func server(t *testing.T) string {
+	t.Helper()
+	endpoint, _ := startServer(t)
+	return endpoint
+}
+
+// startServer starts an etcd of one member.
+func startServer(t *testing.T) (endpoint string, process *os.Process) {
+	t.Helper()
+	path, err := exec.LookPath("etcd")
+	if err != nil {
+		t.Skip("there is no etcd in PATH: install Debian's etcd-server")
+	}
+	client, peer := port(t), port(t)
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	require.NoError(t, err)
+	defer log.Close()
+	cmd := exec.Command(path, "--data-dir", filepath.Join(t.TempDir(), "data"), "--log-level=warn", "--unsafe-no-fsync",
+		"--listen-client-urls", client, "--advertise-client-urls", client,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
+	cmd.Stdout, cmd.Stderr = log, log
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	require.Eventually(t, func() bool {
+		c, err := net.Dial("tcp", client[len("http://"):])
+		if err == nil {
+			err = c.Close()
+		}
+		return err == nil
+	}, 20*time.Second, 10*time.Millisecond, "see %s", log.Name())
+	return client, cmd.Process
+}
+
+func port(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return "http://" + l.Addr().String()
+}
+
+func TestStore(t *testing.T) {
+	endpoint := server(t)
+	var n atomic.Int32
+	leadtest.Run(t, func(*testing.T) leadtest.Suite {
+		prefix := fmt.Sprintf("/test/%d", n.Add(1))
+		return leadtest.Suite{Deposes: true, Open: func(t *testing.T) lead.Store {
+			s, err := Open(Config{Endpoints: []string{endpoint}, Prefix: prefix})
+			require.NoError(t, err)
+			t.Cleanup(func() {
+				_ = s.Resign(t.Context())
+				require.NoError(t, s.Close())
+			})
+			return s
+		}}
+	})
+}
+
+// More records than one page has, while others are written.
+func TestLoadInPages(t *testing.T) {
+	s, err := Open(Config{Endpoints: []string{server(t)}, Prefix: "/p"})
+	require.NoError(t, err)
+	defer s.Close()
+	term, _, err := s.Campaign(t.Context(), "a:1")
+	require.NoError(t, err)
+	const n = 3*pageSize + 1
+	for i := 0; i < n; i += lead.MaxRecords {
+		var some []lead.Record
+		for j := i; j < min(n, i+lead.MaxRecords); j++ {
+			some = append(some, lead.Record{Key: fmt.Sprintf("%05d", j), Value: []byte{}})
+		}
+		require.NoError(t, s.Append(t.Context(), term, some...))
+	}
+	all, err := s.Load(t.Context(), term)
+	require.NoError(t, err)
+	require.Len(t, all, n)
+	for i, r := range all {
+		require.Equal(t, fmt.Sprintf("%05d", i), r.Key)
+	}
+}
+
+// A leader whose etcd is frozen loses its leadership when its lease is over, and no sooner does another one lead.
+func TestFrozenEtcd(t *testing.T) {
+	endpoint, process := startServer(t)
+	s, err := Open(Config{Endpoints: []string{endpoint}, Prefix: "/f"})
+	require.NoError(t, err)
+	defer s.Close()
+	term, lost, err := s.Campaign(t.Context(), "a:1")
+	require.NoError(t, err)
+	require.NoError(t, process.Signal(syscall.SIGSTOP))
+	frozen := time.Now()
+	select {
+	case <-lost:
+		require.Less(t, time.Since(frozen), 6*time.Second)
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "the leadership is not lost")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	require.Error(t, s.Append(ctx, term, lead.Record{Key: "late", Value: []byte{}}))
+	require.NoError(t, process.Signal(syscall.SIGCONT))
+	require.Eventually(t, func() bool {
+		return errors.Is(s.Append(t.Context(), term, lead.Record{Key: "late", Value: []byte{}}), lead.ErrDeposed)
+	}, 20*time.Second, 100*time.Millisecond)
+}
