@@ -30,8 +30,8 @@ type Leadership interface {
 	// its leadership has expired, was taken or given up, or the store did not answer for as long as it lasts. A process
 	// campaigns once at a time.
 	Campaign(ctx context.Context, addr string) (term Term, lost <-chan struct{}, err error)
-	// Watch sends the present leader, and every later one, until ctx ends; then it closes the channel. It sends the zero
-	// Leader while there is none. A slow reader misses all but the newest.
+	// Watch sends the present leader, and every later one once, until ctx ends; then it closes the channel. It sends the
+	// zero Leader when there is none. A slow reader misses all but the newest.
 	Watch(ctx context.Context) <-chan Leader
 	// Depose ends the leadership of l, if that lasts, before it expires by itself. It is safe at any time, because the
 	// store refuses the records of a deposed leader, but rude to a leader that lives.

@@ -25,8 +25,9 @@ import (
 const (
 	// ttl is that of a leader's lease in seconds. etcd makes it no shorter than one and a half of its election timeouts:
 	// 2 s by default.
-	ttl         = 2
-	dialTimeout = 5 * time.Second
+	ttl = 2
+	// A lease counts as lost when its first renewal is not answered for this and a second more.
+	dialTimeout = time.Second
 	// A connection that etcd's host does not answer is given up after keepalive and its timeout together. Without that a
 	// frozen member keeps its clients. The client's pings must be rarer than etcd's --grpc-keepalive-min-time of 5 s.
 	keepalive        = 10 * time.Second
@@ -106,11 +107,24 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	s.mu.Lock()
 	s.tenure = t
 	s.mu.Unlock()
-	go func() {
-		<-session.Done()
-		t.lose()
-	}()
+	go s.guard(t)
 	return t.term, t.lost, nil
+}
+
+// guard notices the end of a leadership: the key is gone, or the lease was not renewed in time. Watch does not return
+// while etcd does not answer.
+func (s *Store) guard(t *tenure) {
+	defer t.lose()
+	ctx, cancel := context.WithCancel(s.client.Ctx())
+	defer cancel()
+	go func() {
+		for change := range s.client.Watch(ctx, t.key, clientv3.WithRev(int64(t.term)+1), clientv3.WithFilterPut()) {
+			if len(change.Events) > 0 {
+				t.lose()
+			}
+		}
+	}()
+	<-t.session.Done()
 }
 
 // newSession gets a lease, or ends with ctx: the client's own calls have no deadline.
@@ -131,8 +145,14 @@ func (s *Store) Watch(ctx context.Context) <-chan lead.Leader {
 	leaders := make(chan lead.Leader, 1)
 	go func() {
 		defer close(leaders)
+		var last *lead.Leader
 		for ctx.Err() == nil {
-			s.follow(ctx, leaders)
+			s.follow(ctx, func(l lead.Leader) {
+				if last == nil || l != *last {
+					lead.Newest(leaders, l)
+					last = &l
+				}
+			})
 			select {
 			case <-ctx.Done():
 			case <-time.After(again):
@@ -142,15 +162,15 @@ func (s *Store) Watch(ctx context.Context) <-chan lead.Leader {
 	return leaders
 }
 
-// follow sends leaders until the watch fails. Its beginning is a read, so that nothing is missed by a compaction.
-func (s *Store) follow(ctx context.Context, leaders chan lead.Leader) {
+// follow reports leaders until the watch fails. Its beginning is a read, so that nothing is missed by a compaction.
+func (s *Store) follow(ctx context.Context, report func(lead.Leader)) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	leader, revision, err := s.leader(ctx)
 	if err != nil {
 		return
 	}
-	lead.Newest(leaders, leader)
+	report(leader)
 	changes := s.client.Watch(ctx, s.elections()+"/", clientv3.WithPrefix(), clientv3.WithRev(revision+1))
 	for change := range changes {
 		if change.Err() != nil {
@@ -159,7 +179,7 @@ func (s *Store) follow(ctx context.Context, leaders chan lead.Leader) {
 		if leader, _, err = s.leader(ctx); err != nil {
 			return
 		}
-		lead.Newest(leaders, leader)
+		report(leader)
 	}
 }
 

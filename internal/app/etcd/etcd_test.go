@@ -118,7 +118,7 @@ func TestFrozenEtcd(t *testing.T) {
 	frozen := time.Now()
 	select {
 	case <-lost:
-		require.Less(t, time.Since(frozen), 6*time.Second)
+		require.Less(t, time.Since(frozen), 5*time.Second)
 	case <-time.After(20 * time.Second):
 		require.Fail(t, "the leadership is not lost")
 	}

@@ -94,7 +94,7 @@ func app(stdout io.Writer) *cli.App {
 					"daemon (default: nothing is kept)"},
 			&cli.GenericFlag{Name: "keep-runs", Category: "Options", Value: new(duration.Value(24 * time.Hour)),
 				Usage: "`DURATION`: how long a run is kept after its end, for dlroverctl; 10m to 720h (default: 24h)"},
-		}, nodeFlags(), []cli.Flag{
+		}, nodeFlags(), electionFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "event-log", Category: "Options",
 				Usage: "`PATH`: append every state change to this file, one JSON object per line"},
 			&cli.StringFlag{Name: "log-format", Category: "Options",
@@ -122,12 +122,38 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer d.close()
-	if err := d.serve(c.Context, c.String("listen")); err != nil {
+	e, err := newElection(c, d.log)
+	if err != nil {
+		d.close(0)
+		return err
+	}
+	ctx, stop := signal.NotifyContext(c.Context, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if e == nil {
+		return serveUntil(ctx, d, c.String("listen"))
+	}
+	d.close(0) // it was opened to check the options: a master that waits keeps nothing
+	d.log.Info("waiting to be elected", "etcd", c.String("etcd"))
+	return e.run(ctx, func(leading context.Context) error {
+		d, err := newDaemon(c)
+		if err != nil {
+			return &serveError{err}
+		}
+		return serveUntil(leading, d, c.String("listen"))
+	})
+}
+
+// serveUntil is the whole life of a daemon.
+func serveUntil(ctx context.Context, d *daemon, listen string) error {
+	defer d.close(closeGrace)
+	if err := d.serve(ctx, listen); err != nil {
 		return &serveError{err}
 	}
 	return nil
 }
+
+// closeGrace is the time that answers have which are under way.
+const closeGrace = 2 * time.Second
 
 type daemon struct {
 	log     *slog.Logger
@@ -188,7 +214,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	}
 	d.metrics.watchAll(d.service, d.marks)
 	if d.events, err = eventlog.Open(c.String("event-log")); err != nil {
-		d.close()
+		d.close(0)
 		return nil, err
 	}
 	if secret == "" {
@@ -275,19 +301,17 @@ func (d *daemon) closeMarks() {
 	d.nodes.close()
 }
 
-func (d *daemon) close() {
+func (d *daemon) close(grace time.Duration) {
 	d.closeMarks()
-	d.service.Close(2 * time.Second)
+	d.service.Close(grace)
 	_ = d.events.Close() // nothing is left to be written
 }
 
 // reservedFiles are the descriptors that connections leave to everything else.
 const reservedFiles = 64
 
-// serve answers until SIGTERM or SIGINT.
+// serve answers until ctx ends.
 func (d *daemon) serve(ctx context.Context, listen string) error {
-	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
 	l, err := api.Listen(ctx, listen)
 	if err != nil {
 		return err

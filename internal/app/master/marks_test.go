@@ -44,7 +44,7 @@ func served(t *testing.T, args ...string) (d *daemon, client *api.Client, at str
 	client = api.NewClient(l.Addr().String(), secret)
 	return d, client, "http://" + l.Addr().String(), func() {
 		client.Close()
-		d.close()
+		d.close(0)
 		require.ErrorIs(t, <-done, http.ErrServerClosed)
 	}
 }
@@ -123,5 +123,5 @@ func TestDataDirectoriesThatCannotBeUsed(t *testing.T) {
 	}
 	d, err := made(t, "--data-dir="+dir)
 	require.NoError(t, err)
-	d.close()
+	d.close(0)
 }
