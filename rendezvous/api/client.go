@@ -28,16 +28,17 @@ const (
 // Client speaks to the Hub of another process. It keeps one connection while only
 // Watch is under way, and a second one while something is reported.
 type Client struct {
-	addr   string
+	among  *plainhttp.Among
 	token  string
 	hc     *http.Client
 	dialed func(peer net.Addr) // nil: no callback
 }
 
-// NewClient returns a Client of the daemon at host:port. It connects on first use.
+// NewClient returns a Client of the daemon at host:port, or at one of several with commas between, of which only the
+// elected one listens. It connects on first use.
 func NewClient(addr, token string) *Client {
-	c := &Client{addr: addr, token: token}
-	c.hc = plainhttp.New(func(t *http.Transport) {
+	c := &Client{among: plainhttp.NewAmong(addr), token: token}
+	c.hc = c.among.Through(func(t *http.Transport) {
 		t.DialContext, t.IdleConnTimeout = c.dial, 5*time.Second
 		t.WriteBufferSize, t.ReadBufferSize = 4<<10, 4<<10
 	})
@@ -196,6 +197,7 @@ func (c *Client) do(
 	req.Close = once
 	resp, err := c.hc.Do(req)
 	if err != nil {
+		c.among.Failed()
 		return err // a *url.Error, which names method and address
 	}
 	defer resp.Body.Close()
@@ -203,9 +205,9 @@ func (c *Client) do(
 }
 
 func (c *Client) request(ctx context.Context, method, path string, body []byte) (*http.Request, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.addr+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.among.First()+path, bytes.NewReader(body))
 	if err != nil {
-		return nil, fmt.Errorf("rendezvous at %s: %w", c.addr, err)
+		return nil, fmt.Errorf("rendezvous at %s: %w", c.among.First(), err)
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")

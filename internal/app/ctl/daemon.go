@@ -78,12 +78,16 @@ func (p *program) master(option string) (string, error) {
 		return "", errors.New("no daemon is named: give --master=HOST:PORT or set DLROVER_MASTER_ADDR to the address of " +
 			"dlrover-master, or of the node that serves the job (its --rdzv-endpoint)")
 	}
-	host, port, err := net.SplitHostPort(strings.TrimSpace(addr))
-	n, notNumber := strconv.ParseUint(port, 10, 16)
-	if err != nil || host == "" || notNumber != nil || n == 0 {
-		return "", fmt.Errorf("%s=%s: need a host and a port from 1 to 65535, such as node0:29400 or [::1]:50001", from, addr)
+	var all []string // several masters, of which one is elected
+	for _, text := range strings.Split(addr, ",") {
+		host, port, err := net.SplitHostPort(strings.TrimSpace(text))
+		n, notNumber := strconv.ParseUint(port, 10, 16)
+		if err != nil || host == "" || notNumber != nil || n == 0 {
+			return "", fmt.Errorf("%s=%s: need a host and a port from 1 to 65535, such as node0:29400 or [::1]:50001", from, addr)
+		}
+		all = append(all, net.JoinHostPort(host, port))
 	}
-	return net.JoinHostPort(host, port), nil
+	return strings.Join(all, ","), nil
 }
 
 // usageError is an error of the command line that is found while a command runs.

@@ -225,7 +225,9 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	l = e.limit(l, s, log)
 	e.port = l.Addr().(*net.TCPAddr).Port
 	e.background(func() error { return e.store.Serve(l) })
-	e.where = net.JoinHostPort(daemon, strconv.Itoa(s.rdzv.port))
+	if e.where = s.rdzv.where(); s.rdzv.backend != master {
+		e.where = net.JoinHostPort(daemon, strconv.Itoa(s.rdzv.port))
+	}
 	e.client = api.NewClient(e.where, s.auth.token)
 	e.svc = e.client
 	if s.rdzv.backend == master {

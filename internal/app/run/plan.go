@@ -161,7 +161,8 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 		}
 	}
 	if s.rdzv.backend != local {
-		p.Rendezvous.Endpoint = fmt.Sprintf("%s:%d", s.rdzv.host, s.rdzv.port)
+		first := fmt.Sprintf("%s:%d", s.rdzv.host, s.rdzv.port)
+		p.Rendezvous.Endpoint = strings.Join(append([]string{first}, s.rdzv.others...), ",")
 	}
 	if s.framework.preset.Name != "torch" || s.framework.why != "" {
 		p.Preset = &planPreset{s.framework.preset.Name, s.framework.why}

@@ -38,6 +38,7 @@ type rdzvSettings struct {
 	backend     backend
 	host        string
 	port        int
+	others      []string // HOST:PORT of the other masters of an election
 	isHost      *bool // rdzv-conf is_host
 	byScheduler bool  // the scheduler's variables decide
 	connect     time.Duration
@@ -45,8 +46,10 @@ type rdzvSettings struct {
 	addrWhy     string // why this node's address is not the one from which it reaches the rendezvous; "": it is
 }
 
-// where is the address at which the nodes meet.
-func (s *rdzvSettings) where() string { return net.JoinHostPort(s.host, strconv.Itoa(s.port)) }
+// where is the address at which the nodes meet, or those of several masters with commas between.
+func (s *rdzvSettings) where() string {
+	return strings.Join(append([]string{net.JoinHostPort(s.host, strconv.Itoa(s.port))}, s.others...), ",")
+}
 
 // serves reports whether this node is the one to serve the rendezvous.
 func (s *rdzvSettings) serves(nodeRank int, h hostFacts) bool {
@@ -207,6 +210,12 @@ func (s *rdzvSettings) endpoint(b backend, text string, port, nodes int) error {
 		return fmt.Errorf("--rdzv-backend=dlrover-master needs the daemon's address: set DLROVER_MASTER_ADDR or " +
 			"--rdzv-endpoint to host:port")
 	}
+	text, others, _ := strings.Cut(text, ",")
+	if others != "" {
+		if err := s.electedAmong(b, others); err != nil {
+			return err
+		}
+	}
 	host, port, err := argv.ParseEndpoint(text, port)
 	if err != nil {
 		return err
@@ -216,6 +225,25 @@ func (s *rdzvSettings) endpoint(b backend, text string, port, nodes int) error {
 			text, net.JoinHostPort(host, strconv.Itoa(defaultC10dPort)))
 	}
 	s.backend, s.host, s.port = b, host, port
+	return nil
+}
+
+// electedAmong reads the addresses of further masters.
+func (s *rdzvSettings) electedAmong(b backend, addrs string) error {
+	if b != master {
+		return fmt.Errorf("rendezvous endpoint: several addresses are for --rdzv-backend=dlrover-master; %s has one, not %q, too",
+			b, addrs)
+	}
+	for _, text := range strings.Split(addrs, ",") {
+		host, port, err := argv.ParseEndpoint(text, 0)
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(text) == "" || port == 0 {
+			return fmt.Errorf("rendezvous endpoint: %q among the masters needs a host and a port, such as master-1:50001", text)
+		}
+		s.others = append(s.others, net.JoinHostPort(host, strconv.Itoa(port)))
+	}
 	return nil
 }
 
