@@ -210,8 +210,8 @@ func (s *rdzvSettings) endpoint(b backend, text string, port, nodes int) error {
 		return fmt.Errorf("--rdzv-backend=dlrover-master needs the daemon's address: set DLROVER_MASTER_ADDR or " +
 			"--rdzv-endpoint to host:port")
 	}
-	text, others, _ := strings.Cut(text, ",")
-	if others != "" {
+	text, others, several := strings.Cut(text, ",")
+	if several {
 		if err := s.electedAmong(b, others); err != nil {
 			return err
 		}

@@ -1,0 +1,158 @@
+package run
+
+import (
+	"fmt"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// electorate is some masters that elect one of them in an etcd of one member.
+type electorate struct {
+	b       *bench
+	etcd    string
+	addrs   []string
+	masters []*launched
+}
+
+func newElectorate(b *bench, n int) *electorate {
+	b.t.Helper()
+	if _, err := exec.LookPath("etcd"); err != nil {
+		b.t.Skip("there is no etcd in PATH: install Debian's etcd-server")
+	}
+	e := &electorate{b: b, etcd: "127.0.0.1:" + freePort(b.t)}
+	client, peer := "http://"+e.etcd, "http://127.0.0.1:"+freePort(b.t)
+	path, err := exec.LookPath("etcd")
+	require.NoError(b.t, err)
+	b.startPath(path, nil, "--data-dir", filepath.Join(b.t.TempDir(), "etcd"), "--log-level=error", "--unsafe-no-fsync",
+		"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
+		"--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
+	for range n {
+		e.addrs = append(e.addrs, "127.0.0.1:"+freePort(b.t))
+		e.masters = append(e.masters, nil)
+	}
+	for i := range n {
+		e.start(i)
+	}
+	return e
+}
+
+func (e *electorate) start(i int) {
+	e.masters[i] = e.b.start("dlrover-master", e.env(), "--listen="+e.addrs[i], "--etcd="+e.etcd)
+}
+
+func (e *electorate) env() []string {
+	return []string{"DLROVER_TOKEN=" + testToken, "DLROVER_MASTER_ADDR=" + strings.Join(e.addrs, ",")}
+}
+
+// serving are the masters that listen.
+func (e *electorate) serving() (all []int) {
+	for i, addr := range e.addrs {
+		if c, err := net.Dial("tcp", addr); err == nil {
+			_ = c.Close()
+			all = append(all, i)
+		}
+	}
+	return all
+}
+
+// leader waits until one master serves, which is none of these.
+func (e *electorate) leader(not ...int) (leader int) {
+	e.b.t.Helper()
+	eventually(e.b.t, "one master serves", func() bool {
+		all := e.serving()
+		if len(all) != 1 || slices.Contains(not, all[0]) {
+			return false
+		}
+		leader = all[0]
+		return true
+	})
+	return leader
+}
+
+// The master that serves is killed three times; each time another one serves, no worker is restarted, and a failure
+// afterwards restarts both nodes as ever.
+func TestKilledMasterIsReplaced(t *testing.T) {
+	b := newBench(t)
+	e := newElectorate(b, 3)
+	args := b.sh(`[ -n "$AGAIN" ] || `+hold, "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=job")
+	l1, l2 := b.start("dlrover-run", e.env(), args...), b.start("dlrover-run", e.env(), args...)
+	eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+	for range 3 {
+		leader := e.leader()
+		eventually(t, "the others follow it", func() bool { return connections(e.addrs[leader]) >= 4 })
+		e.masters[leader].signal(syscall.SIGKILL)
+		killed := time.Now()
+		e.masters[leader].wait()
+		next := e.leader(leader)
+		t.Logf("master %d serves %s after master %d was killed", next, time.Since(killed).Round(time.Millisecond), leader)
+		eventually(t, "the run is complete again", func() bool {
+			return strings.Contains(e.masters[next].err.String(), `"msg":"resumed"`)
+		})
+		e.start(leader)
+	}
+	b.release()
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, 0, l2.wait())
+	require.Len(t, b.lines("starts"), 2, "no worker was restarted")
+}
+
+// connections counts those to an address of this host.
+func connections(addr string) (n int) {
+	out, err := exec.Command("ss", "-Htn", "state", "established", "dst", addr).Output()
+	if err != nil {
+		return 4
+	}
+	return strings.Count(string(out), "\n")
+}
+
+// A frozen master is deposed by the end of its lease, and serves no longer when it wakes.
+func TestFrozenMasterIsReplaced(t *testing.T) {
+	b := newBench(t)
+	e := newElectorate(b, 2)
+	leader := e.leader()
+	e.masters[leader].signal(syscall.SIGSTOP)
+	other := 1 - leader
+	eventually(t, "the other one serves", func() bool {
+		return strings.Contains(e.masters[other].err.String(), `"msg":"serving"`)
+	})
+	e.masters[leader].signal(syscall.SIGCONT)
+	require.Equal(t, other, e.leader(leader))
+	require.Contains(t, e.masters[leader].err.String(), `"msg":"deposed`)
+}
+
+// Options of an election that do not fit are named before anything is started.
+func TestOptionsOfAnElection(t *testing.T) {
+	b := newBench(t)
+	for args, want := range map[string]string{
+		"--advertise=a:1":             "--advertise has no effect without --etcd",
+		"--etcd=a":                    `"a" is not HOST:PORT`,
+		"--etcd=a:1,":                 `"" is not HOST:PORT`,
+		"--etcd=a:1 --etcd-prefix=x":  "need a key that begins with a slash",
+		"--etcd=a:1 --etcd-cert=x":    "--etcd-cert and --etcd-key belong together",
+		"--etcd=a:1 --etcd-user=x":    "--etcd-user and --etcd-password-file belong together",
+		"--etcd=a:1 --etcd-ca=/dev/x": "--etcd-ca=/dev/x",
+		"--etcd=a:1 --listen=:0":      "fixed port",
+	} {
+		l := b.start("dlrover-master", []string{"DLROVER_TOKEN=" + testToken}, strings.Fields(args)...)
+		require.Equal(t, 2, l.wait(), args)
+		require.Contains(t, l.err.String(), want, args)
+	}
+	for endpoint, want := range map[string]string{
+		"a:1,b": "needs a host and a port", "a:1,": "needs a host and a port", "a:1,b:x": "must be an integer",
+	} {
+		l := b.run(b.sh("exit 0", "--rdzv-backend=dlrover-master", "--rdzv-endpoint="+endpoint, "--rdzv-id=x")...)
+		require.NotZero(t, l.wait())
+		require.Contains(t, l.err.String(), want, fmt.Sprint(endpoint))
+	}
+	l := b.run(b.sh("exit 0", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=a:1,b:2", "--rdzv-id=x")...)
+	require.NotZero(t, l.wait())
+	require.Contains(t, l.err.String(), "several addresses are for --rdzv-backend=dlrover-master")
+}
