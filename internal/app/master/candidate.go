@@ -170,7 +170,8 @@ const (
 	firstCampaign   = 100 * time.Millisecond // pause while etcd is away, at first
 	longestCampaign = 2 * time.Second
 	resignTimeout   = time.Second
-	dialTimeout     = 2 * time.Second // to the leader
+	dialTimeout     = 2 * time.Second       // to the leader
+	firstDial       = 20 * time.Millisecond // pause before the leader is dialed again, at first
 	redial          = time.Second
 	rude            = 10 * time.Second // between two leaders that one master deposes
 )
@@ -259,18 +260,22 @@ func (e *election) follow(ctx context.Context, l lead.Leader) (gone bool) {
 		return false
 	}
 	dialer := net.Dialer{Timeout: dialTimeout}
-	for connected := false; ; {
+	pause := retry.Backoff{First: firstDial, Most: redial}
+	for connected, short := false, 0; ; {
 		c, err := dialer.DialContext(ctx, "tcp", l.Addr)
 		if err == nil {
-			connected = true
-			if lasted := await(ctx, c); lasted > redial {
+			if connected, short = true, short+1; await(ctx, c) > redial {
+				short = 0
+				pause.Reset()
+			}
+			if short < 2 {
 				continue
 			}
 		}
 		if connected && errors.Is(err, syscall.ECONNREFUSED) {
 			return true
 		}
-		if !retry.Sleep(ctx, redial) {
+		if !pause.Wait(ctx) {
 			return false
 		}
 	}

@@ -1,0 +1,67 @@
+package plainhttp
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A client finds the one address that listens, stays with it, and leaves it when it has failed.
+func TestAmong(t *testing.T) {
+	var dialed []string
+	listens := map[string]bool{"b:2": true}
+	dial := func(_ context.Context, _, addr string) (net.Conn, error) {
+		dialed = append(dialed, addr)
+		if !listens[addr] {
+			return nil, io.ErrUnexpectedEOF
+		}
+		c, _ := net.Pipe()
+		return c, nil
+	}
+	a := NewAmong("a:1,b:2,c:3")
+	dials := func() string {
+		dialed = nil
+		c, err := a.Dial(t.Context(), dial)
+		if err == nil {
+			require.NoError(t, c.Close())
+		}
+		return strings.Join(dialed, " ")
+	}
+	require.Equal(t, "a:1", a.First())
+	require.Equal(t, "a:1 b:2", dials())
+	require.Equal(t, "b:2", dials())
+	listens["a:1"], listens["b:2"] = true, false
+	require.Equal(t, "b:2 c:3 a:1", dials())
+	listens["b:2"] = true
+	require.Equal(t, "a:1", dials())
+	a.Failed()
+	require.Equal(t, "b:2", dials())
+	clear(listens)
+	require.Equal(t, "b:2 c:3 a:1", dials(), "each once")
+	require.Equal(t, "b:2 c:3 a:1", dials())
+}
+
+// The requests of a client go to the addresses, whatever its URLs name.
+func TestThrough(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host) }))
+	defer s.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	dead := l.Addr().String()
+	require.NoError(t, l.Close())
+	a := NewAmong(dead + "," + s.Listener.Addr().String())
+	c := a.Through(nil)
+	defer c.CloseIdleConnections()
+	r, err := c.Get("http://" + a.First() + "/")
+	require.NoError(t, err)
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	require.NoError(t, err)
+	require.Equal(t, dead, string(body))
+}
