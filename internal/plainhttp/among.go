@@ -2,7 +2,7 @@ package plainhttp
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"strings"
@@ -38,7 +38,11 @@ func (a *Among) Dial(ctx context.Context, dial func(ctx context.Context, network
 			a.prefer(first, next)
 			return c, nil
 		}
-		errs = errors.Join(errs, err)
+		if errs == nil {
+			errs = err
+		} else {
+			errs = fmt.Errorf("%w; %w", errs, err)
+		}
 	}
 	return nil, errs
 }

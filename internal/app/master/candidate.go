@@ -245,7 +245,10 @@ func (e *election) deposeTheDead(ctx context.Context) {
 			stop()
 			if dead && time.Since(deposed) > rude {
 				deposed = time.Now()
-				e.log.Info("the master that leads is gone", "addr", leader.Addr, "err", e.store.Depose(ctx, leader))
+				e.log.Info("the master that leads is gone, or serves no longer", "addr", leader.Addr)
+				if err := e.store.Depose(ctx, leader); err != nil {
+					e.log.Warn("its lease has to expire", "err", err)
+				}
 			}
 		}
 		leader, ok = <-leaders
