@@ -39,8 +39,8 @@ type rdzvSettings struct {
 	host        string
 	port        int
 	others      []string // HOST:PORT of the other masters of an election
-	isHost      *bool // rdzv-conf is_host
-	byScheduler bool  // the scheduler's variables decide
+	isHost      *bool    // rdzv-conf is_host
+	byScheduler bool     // the scheduler's variables decide
 	connect     time.Duration
 	topology    string
 	addrWhy     string // why this node's address is not the one from which it reaches the rendezvous; "": it is
