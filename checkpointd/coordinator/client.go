@@ -54,8 +54,8 @@ type replay struct {
 }
 
 // Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token
-// is sent as a bearer token. hc may be nil for a client of its own, and base may have several addresses then, with commas
-// between, of which one listens. hc must not limit requests to less than a minute.
+// is sent as a bearer token. hc may be nil for a client of its own, and base may have several addresses then, with
+// commas between, of which one listens. hc must not limit requests to less than a minute.
 // While the hub is away every method tries again, until its ctx ends.
 func Client(base, run, token string, hc *http.Client) Coordinator {
 	if addrs, plain := strings.CutPrefix(base, "http://"); hc == nil && plain {

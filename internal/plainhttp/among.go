@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// Among dials one of several addresses of a service, of which only the elected one listens. Its methods may be called by
-// any goroutine.
+// Among dials one of several addresses of a service, of which only the elected one listens. Its methods may be called
+// by any goroutine.
 type Among struct {
 	addrs []string
 

@@ -83,7 +83,8 @@ func (p *program) master(option string) (string, error) {
 		host, port, err := net.SplitHostPort(strings.TrimSpace(text))
 		n, notNumber := strconv.ParseUint(port, 10, 16)
 		if err != nil || host == "" || notNumber != nil || n == 0 {
-			return "", fmt.Errorf("%s=%s: need a host and a port from 1 to 65535, such as node0:29400 or [::1]:50001", from, addr)
+			return "", fmt.Errorf("%s=%s: need a host and a port from 1 to 65535, such as node0:29400 or [::1]:50001",
+				from, addr)
 		}
 		all = append(all, net.JoinHostPort(host, port))
 	}

@@ -28,8 +28,8 @@ func electionFlags() []cli.Flag {
 	const category = "Several masters"
 	return []cli.Flag{
 		&cli.StringFlag{Name: "etcd", Category: category,
-			Usage: "`HOST:PORT,...`: etcd, 3.4 or newer, in which masters elect the one that serves. The others wait, and do not " +
-				"listen (default: this is the only master)"},
+			Usage: "`HOST:PORT,...`: etcd, 3.4 or newer, in which masters elect the one that serves. The others wait, and " +
+				"do not listen (default: this is the only master)"},
 		&cli.StringFlag{Name: "etcd-prefix", Category: category, Value: "/dlrover",
 			Usage: "`KEY`: prefix of the keys; all masters of an election have the same (default: /dlrover)"},
 		&cli.StringFlag{Name: "etcd-ca", Category: category,

@@ -231,8 +231,8 @@ func (s *rdzvSettings) endpoint(b backend, text string, port, nodes int) error {
 // electedAmong reads the addresses of further masters.
 func (s *rdzvSettings) electedAmong(b backend, addrs string) error {
 	if b != master {
-		return fmt.Errorf("rendezvous endpoint: several addresses are for --rdzv-backend=dlrover-master; %s has one, not %q, too",
-			b, addrs)
+		return fmt.Errorf("rendezvous endpoint: several addresses are for --rdzv-backend=dlrover-master; %s has one, "+
+			"not %q, too", b, addrs)
 	}
 	for _, text := range strings.Split(addrs, ",") {
 		host, port, err := argv.ParseEndpoint(text, 0)

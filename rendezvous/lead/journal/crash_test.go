@@ -125,7 +125,8 @@ func history(s *store) (kept []string, tried string, err error) {
 	for i := range 60 {
 		tried = fmt.Sprint(i % 7)
 		value := fmt.Sprint(i)
-		if err = s.append(batch{term: s.term, records: []lead.Record{record(tried, value), record("twin"+tried, value)}}); err != nil {
+		err = s.append(batch{term: s.term, records: []lead.Record{record(tried, value), record("twin"+tried, value)}})
+		if err != nil {
 			return kept, tried + "=" + value, err
 		}
 		kept = append(kept, tried+"="+value)
@@ -200,7 +201,8 @@ func TestFullDiskAtEveryChange(t *testing.T) {
 				require.ErrorIs(t, err, syscall.ENOSPC)
 				require.Equal(t, values(kept), found(s), "%s, change %d: %s", name, at, tried)
 			}
-			require.NoError(t, s.append(batch{term: s.term, records: []lead.Record{record("6", "last"), record("twin6", "last")}}))
+			last := []lead.Record{record("6", "last"), record("twin6", "last")}
+			require.NoError(t, s.append(batch{term: s.term, records: last}))
 			require.Equal(t, values(append(kept, "6=last")), found(newStore(t, m)), "%s, change %d", name, at)
 		}
 	}

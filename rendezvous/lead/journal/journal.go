@@ -80,7 +80,9 @@ func (s *store) segments() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names = slices.DeleteFunc(names, func(n string) bool { return !strings.HasSuffix(n, suffix) || len(n) != len(segmentName(0)) })
+	names = slices.DeleteFunc(names, func(name string) bool {
+		return !strings.HasSuffix(name, suffix) || len(name) != len(segmentName(0))
+	})
 	slices.Sort(names)
 	return names, nil
 }
@@ -178,7 +180,7 @@ func (s *store) flush() {
 	}
 }
 
-// commit makes a batch durable. After an error nothing of it is kept, unless the disk does not even let the file be cut.
+// commit makes a batch durable. After an error nothing of it is kept, unless not even a cut of the file succeeds.
 func (s *store) commit(b batch) error {
 	if s.seg.file == nil || s.seg.size > max(s.limit, 2*s.seg.fresh) {
 		if err := s.renew(); err != nil {
