@@ -1,6 +1,6 @@
 // Package lead has the two interfaces of a control plane that survives its host: the election of the process that
 // serves, and the store of its decisions. It is pure; each implementation is a package of its own, and
-// rendezvous/lead/leadtest holds for all of them.
+// internal/app/leadtest holds for all of them.
 //
 // A store keeps what was decided, spent and learned, some kilobytes for a run. It never keeps who is there: launchers
 // bring their epoch and place along.

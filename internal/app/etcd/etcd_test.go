@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/app/leadtest"
 	"dlrover-run/rendezvous/lead"
-	"dlrover-run/rendezvous/lead/leadtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
