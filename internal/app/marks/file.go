@@ -72,6 +72,12 @@ func (f *file) load(policy nodehealth.Config) (*nodehealth.Registry, error) {
 	return registry, nil
 }
 
+// take returns the write of a Registry as it is now.
+func (f *file) take(g *nodehealth.Registry) (write func() error, err error) {
+	data, err := g.Snapshot()
+	return func() error { return f.save(data) }, err
+}
+
 // save replaces the file. After an error the old one is still there.
 func (f *file) save(data []byte) error {
 	temp := filepath.Join(f.dir, tempName)

@@ -18,12 +18,15 @@ import (
 	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous/lead"
 )
 
 // Config says how a Manager applies its marks.
 type Config struct {
-	// Dir is the directory of the file; with "" the record ends with the process.
+	// Dir is the directory of the file; with "", and without Store, the record ends with the process.
 	Dir    string
+	Store  lead.Decisions // in place of Dir, by the leader of Term; nil: none
+	Term   lead.Term
 	Actor  Actor // nil: marks have no effect elsewhere
 	DryRun bool  // log the calls of an Actor instead of making them
 	// Action names the Actor's effect on a machine, for people, such as "taint".
@@ -40,7 +43,7 @@ type Config struct {
 // Manager keeps a Registry. It is safe for use by several goroutines.
 type Manager struct {
 	cfg     Config
-	file    *file // nil without a Dir
+	kept    place // nil without a Dir or a Store
 	actor   *actor
 	queue   *queue
 	service atomic.Pointer[service.Service] // nil before Follow
@@ -64,16 +67,8 @@ func Open(cfg Config) (*Manager, error) {
 	}
 	mgr := &Manager{cfg: cfg, registry: nodehealth.New(cfg.Policy), dirty: make(chan struct{}, 1),
 		urgent: make(chan struct{}, 1)}
-	if cfg.Dir != "" {
-		f, err := openFile(cfg.Dir)
-		if err != nil {
-			return nil, err
-		}
-		if mgr.registry, err = f.load(cfg.Policy); err != nil {
-			f.close()
-			return nil, err
-		}
-		mgr.file = f
+	if err := mgr.load(); err != nil {
+		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	mgr.ctx, mgr.stop = ctx, stop
@@ -90,13 +85,40 @@ func Open(cfg Config) (*Manager, error) {
 	return mgr, nil
 }
 
+// place is where the Registry is kept.
+type place interface {
+	load(policy nodehealth.Config) (*nodehealth.Registry, error)
+	// take returns the write of a Registry as it is now. Writes come one after the other.
+	take(g *nodehealth.Registry) (write func() error, err error)
+	probe() error // why nothing can be written, nil if it can
+	close()
+}
+
+// load takes over the Registry from where it is kept.
+func (mgr *Manager) load() (err error) {
+	switch {
+	case mgr.cfg.Store != nil:
+		mgr.kept = &records{store: mgr.cfg.Store, term: mgr.cfg.Term}
+	case mgr.cfg.Dir != "":
+		if mgr.kept, err = openFile(mgr.cfg.Dir); err != nil {
+			return err
+		}
+	default:
+		return nil
+	}
+	if mgr.registry, err = mgr.kept.load(mgr.cfg.Policy); err != nil {
+		mgr.kept.close()
+	}
+	return err
+}
+
 // Close writes all changes, and ends the Manager.
 func (mgr *Manager) Close() error {
 	mgr.stop()
 	mgr.wg.Wait()
 	err := mgr.write()
-	if mgr.file != nil {
-		mgr.file.close()
+	if mgr.kept != nil {
+		mgr.kept.close()
 	}
 	return err
 }
@@ -238,14 +260,13 @@ func (mgr *Manager) write() error {
 	mgr.mu.Lock()
 	waiting := mgr.waiting
 	mgr.waiting = nil
-	var data []byte
-	var err error
-	if mgr.file != nil {
-		data, err = mgr.registry.Snapshot()
+	write, err := func() error { return nil }, error(nil)
+	if mgr.kept != nil {
+		write, err = mgr.kept.take(mgr.registry)
 	}
 	mgr.mu.Unlock()
-	if mgr.file != nil && err == nil {
-		err = mgr.file.save(data)
+	if err == nil {
+		err = write()
 	}
 	mgr.mu.Lock()
 	mgr.failed = err
@@ -412,7 +433,7 @@ func (mgr *Manager) Stats() Stats {
 
 // Ready reports why the file cannot be written now; nil: it can, or there is none.
 func (mgr *Manager) Ready() error {
-	if mgr.file == nil {
+	if mgr.kept == nil {
 		return nil
 	}
 	mgr.mu.Lock()
@@ -421,5 +442,5 @@ func (mgr *Manager) Ready() error {
 	if err != nil {
 		return err
 	}
-	return mgr.file.probe()
+	return mgr.kept.probe()
 }

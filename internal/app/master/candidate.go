@@ -63,6 +63,9 @@ func newElection(c *cli.Context, log *slog.Logger) (*election, error) {
 		}
 		return nil, nil
 	}
+	if c.IsSet("data-dir") {
+		return nil, errors.New("--data-dir has no effect with --etcd, which keeps the findings about nodes: leave it out")
+	}
 	cfg := etcd.Config{Prefix: c.String("etcd-prefix"), User: c.String("etcd-user")}
 	for _, endpoint := range strings.Split(c.String("etcd"), ",") {
 		endpoint = strings.TrimSpace(endpoint)
@@ -176,9 +179,15 @@ const (
 	rude            = 10 * time.Second // between two leaders that one master deposes
 )
 
+// tenure is one leadership of this master.
+type tenure struct {
+	decisions lead.Decisions
+	term      lead.Term
+}
+
 // run calls serve whenever this master leads, with a context that ends with its leadership, until ctx ends or serve
 // fails.
-func (e *election) run(ctx context.Context, serve func(context.Context) error) error {
+func (e *election) run(ctx context.Context, serve func(context.Context, *tenure) error) error {
 	watching, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { e.deposeTheDead(watching) })
@@ -199,7 +208,8 @@ func (e *election) run(ctx context.Context, serve func(context.Context) error) e
 		}
 		pause.Reset()
 		e.log.Info("elected", "term", term, "advertise", e.addr)
-		if err := e.lead(ctx, lost, serve); err != nil {
+		t := &tenure{e.store, term}
+		if err := e.lead(ctx, lost, func(leading context.Context) error { return serve(leading, t) }); err != nil {
 			return err
 		}
 	}

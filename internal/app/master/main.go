@@ -118,7 +118,7 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if c.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: dlrover-master takes options only", c.Args().First())
 	}
-	d, err := newDaemon(c)
+	d, err := newDaemon(c, nil)
 	if err != nil {
 		return err
 	}
@@ -134,8 +134,8 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	}
 	d.close(0) // it was opened to check the options: a master that waits keeps nothing
 	d.log.Info("waiting to be elected", "etcd", c.String("etcd"))
-	return e.run(ctx, func(leading context.Context) error {
-		d, err := newDaemon(c)
+	return e.run(ctx, func(leading context.Context, t *tenure) error {
+		d, err := newDaemon(c, t)
 		if err != nil {
 			return &serveError{err}
 		}
@@ -171,7 +171,8 @@ const (
 	mostKeep  = 30 * 24 * time.Hour
 )
 
-func newDaemon(c *cli.Context) (*daemon, error) {
+// newDaemon makes the daemon of a leader; t is nil if there is one master.
+func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	secret, err := token.Find(c.String("token-file"), os.LookupEnv)
 	if err != nil {
 		return nil, err
@@ -193,7 +194,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.keepMarks(c); err != nil {
+	if err := d.keepMarks(c, t); err != nil {
 		return nil, err
 	}
 	cfg := service.Config{

@@ -25,7 +25,7 @@ func made(t *testing.T, args ...string) (d *daemon, err error) {
 	t.Setenv("DLROVER_TOKEN", secret)
 	a := app(io.Discard)
 	a.Action = func(c *cli.Context) error {
-		d, err = newDaemon(c)
+		d, err = newDaemon(c, nil)
 		return nil
 	}
 	require.NoError(t, a.Run(append([]string{"dlrover-master"}, args...)))

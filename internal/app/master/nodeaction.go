@@ -39,7 +39,7 @@ func nodeFlags() []cli.Flag {
 }
 
 // keepMarks keeps the record of nodes, and acts on it if the options ask for that.
-func (d *daemon) keepMarks(c *cli.Context) error {
+func (d *daemon) keepMarks(c *cli.Context, t *tenure) error {
 	expiry := time.Duration(*c.Generic("node-mark-time").(*duration.Value))
 	if expiry < leastMarkTime || expiry > mostMarkTime {
 		return fmt.Errorf("--node-mark-time=%v: need %v to %v", expiry, leastMarkTime, mostMarkTime)
@@ -49,7 +49,7 @@ func (d *daemon) keepMarks(c *cli.Context) error {
 		return err
 	}
 	dir, dry := c.String("data-dir"), c.Bool("node-action-dry-run")
-	if dir == "" && level == kube.None {
+	if dir == "" && t == nil && level == kube.None {
 		if c.IsSet("node-mark-time") {
 			d.log.Warn("--node-mark-time is of no use: no node is marked without --data-dir or a level of --node-action")
 		}
@@ -65,7 +65,9 @@ func (d *daemon) keepMarks(c *cli.Context) error {
 	if actor != nil {
 		cfg.Actor = actor.asked()
 	}
-	if dir == "" {
+	if t != nil {
+		cfg.Store, cfg.Term = t.decisions, t.term
+	} else if dir == "" {
 		d.log.Info("what is known of nodes ends with this process; --data-dir keeps it")
 	}
 	if d.marks, err = marks.Open(cfg); err != nil {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/urfave/cli/v2"
 
 	"dlrover-run/internal/app/kube"
 	"dlrover-run/internal/app/kube/kubetest"
@@ -417,7 +418,7 @@ func keeping(t *testing.T, out io.Writer, args ...string) *daemon {
 	t.Helper()
 	d := &daemon{log: slog.New(slog.NewTextHandler(out, nil)), metrics: newMetrics()}
 	a := app(io.Discard)
-	a.Action = d.keepMarks
+	a.Action = func(c *cli.Context) error { return d.keepMarks(c, nil) }
 	require.NoError(t, a.Run(append([]string{"dlrover-master"}, args...)))
 	return d
 }

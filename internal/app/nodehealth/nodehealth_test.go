@@ -536,6 +536,31 @@ func again(t *testing.T, b *Registry) *Registry {
 	return c
 }
 
+// Records have the machines that matter, and no run.
+func TestRecords(t *testing.T) {
+	b := sized(3)
+	b.Find(noon, find("n001", ECC))
+	records, err := b.Records()
+	require.NoError(t, err)
+	require.Len(t, records, 2)
+	again, err := RestoreRecords(b.cfg, records)
+	require.NoError(t, err)
+	require.Equal(t, b.Marks(), again.Marks())
+	require.Empty(t, again.RunsOf("n001"))
+	same, err := again.Records()
+	require.NoError(t, err)
+	require.Equal(t, records, same)
+	fresh, err := RestoreRecords(b.cfg, nil)
+	require.NoError(t, err)
+	require.Empty(t, fresh.Marks())
+	records["machine/x"] = []byte("{")
+	_, err = RestoreRecords(b.cfg, records)
+	require.ErrorContains(t, err, "record machine/x")
+	delete(records, headRecord)
+	_, err = RestoreRecords(b.cfg, records)
+	require.ErrorContains(t, err, "record head")
+}
+
 func TestRestoreIsStrict(t *testing.T) {
 	b := sized(3)
 	b.Find(noon, find("n001", ECC))

@@ -2,6 +2,8 @@ package nodehealth
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -44,16 +46,72 @@ type savedRun struct {
 
 // Snapshot is all that the Registry knows, as JSON. The same knowledge gives the same bytes.
 func (g *Registry) Snapshot() ([]byte, error) {
-	s := snapshot{Version: version, Nodes: make([]savedNode, 0, len(g.nodes.of)), Made: g.marks.made, Swept: g.swept}
-	for _, name := range slices.Sorted(maps.Keys(g.nodes.of)) {
-		r := g.nodes.of[name]
-		s.Nodes = append(s.Nodes, savedNode{name, r.seen, r.mark, r.held, r.findings})
-	}
+	s := g.saved()
 	for _, run := range slices.Sorted(maps.Keys(g.runs.of)) {
 		j := g.runs.of[run]
 		s.Runs = append(s.Runs, savedRun{run, j.heard, slices.Sorted(maps.Keys(j.members)), j.failures, j.blames})
 	}
 	return json.Marshal(s)
+}
+
+// saved is a snapshot without runs.
+func (g *Registry) saved() snapshot {
+	s := snapshot{Version: version, Nodes: make([]savedNode, 0, len(g.nodes.of)), Made: g.marks.made, Swept: g.swept}
+	for _, name := range slices.Sorted(maps.Keys(g.nodes.of)) {
+		r := g.nodes.of[name]
+		s.Nodes = append(s.Nodes, savedNode{name, r.seen, r.mark, r.held, r.findings})
+	}
+	return s
+}
+
+// headRecord is the key of the record with all but the machines.
+const headRecord = "head"
+
+// Records is a snapshot in pieces, by key: one for each machine with a mark or findings, and one for the rest. The
+// others are left out, and runs that are under way: they may be many, and are known again after a while.
+func (g *Registry) Records() (map[string][]byte, error) {
+	s, all := g.saved(), map[string][]byte{}
+	for _, n := range s.Nodes {
+		if n.Mark == nil && n.Held == nil && len(n.Findings) == 0 {
+			continue
+		}
+		data, err := json.Marshal(n)
+		if err != nil {
+			return nil, err
+		}
+		sum := sha256.Sum256([]byte(n.Name))
+		all["machine/"+hex.EncodeToString(sum[:16])] = data
+	}
+	s.Nodes = nil
+	var err error
+	all[headRecord], err = json.Marshal(s)
+	return all, err
+}
+
+// RestoreRecords returns the Registry of records, which is new if there are none.
+func RestoreRecords(cfg Config, records map[string][]byte) (*Registry, error) {
+	if len(records) == 0 {
+		return New(cfg), nil
+	}
+	whole := snapshot{}
+	if err := json.Unmarshal(records[headRecord], &whole); err != nil {
+		return nil, fmt.Errorf("record %s: %w", headRecord, err)
+	}
+	for _, key := range slices.Sorted(maps.Keys(records)) {
+		if key == headRecord {
+			continue
+		}
+		var n savedNode
+		if err := json.Unmarshal(records[key], &n); err != nil {
+			return nil, fmt.Errorf("record %s: %w", key, err)
+		}
+		whole.Nodes = append(whole.Nodes, n)
+	}
+	data, err := json.Marshal(whole)
+	if err != nil {
+		return nil, err
+	}
+	return Restore(cfg, data)
 }
 
 // Restore returns the Registry of a snapshot. The error describes an invalid one.

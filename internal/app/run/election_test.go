@@ -85,6 +85,13 @@ func TestKilledMasterIsReplaced(t *testing.T) {
 	args := b.sh(`[ -n "$AGAIN" ] || `+hold, "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=job")
 	l1, l2 := b.start("dlrover-run", e.env(), args...), b.start("dlrover-run", e.env(), args...)
 	eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+	ctl := func(args ...string) string {
+		l := b.start("dlroverctl", e.env(), args...)
+		require.Equal(t, 0, l.wait())
+		return l.out.String()
+	}
+	e.leader()
+	ctl("node", "mark", "gpu-07", "--reason=smoke")
 	for range 3 {
 		leader := e.leader()
 		eventually(t, "the others follow it", func() bool { return connections(e.addrs[leader]) >= 4 })
@@ -98,6 +105,7 @@ func TestKilledMasterIsReplaced(t *testing.T) {
 		})
 		e.start(leader)
 	}
+	require.Contains(t, ctl("nodes"), "gpu-07", "findings are in the store")
 	b.release()
 	require.Equal(t, 0, l1.wait())
 	require.Equal(t, 0, l2.wait())
@@ -140,6 +148,7 @@ func TestOptionsOfAnElection(t *testing.T) {
 		"--etcd=a:1 --etcd-user=x":    "--etcd-user and --etcd-password-file belong together",
 		"--etcd=a:1 --etcd-ca=/dev/x": "--etcd-ca=/dev/x",
 		"--etcd=a:1 --listen=:0":      "fixed port",
+		"--etcd=a:1 --data-dir=/x/y":  "--data-dir has no effect with --etcd",
 	} {
 		l := b.start("dlrover-master", []string{"DLROVER_TOKEN=" + testToken}, strings.Fields(args)...)
 		require.Equal(t, 2, l.wait(), args)

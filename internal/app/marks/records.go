@@ -1,0 +1,91 @@
+package marks
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"dlrover-run/internal/app/nodehealth"
+	"dlrover-run/rendezvous/lead"
+)
+
+const (
+	recordPrefix  = "nodes/"
+	storeTimeout  = 5 * time.Second // of one request
+	recordsAtOnce = 3               // so that they fit into one Append, whatever their size
+)
+
+// records is the Registry in a store that a later leader reads. Only changes are written.
+type records struct {
+	store lead.Decisions
+	term  lead.Term
+	kept  map[string][]byte // what the store has, by key without recordPrefix
+}
+
+// load implements place.
+func (r *records) load(policy nodehealth.Config) (*nodehealth.Registry, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	all, err := r.store.Load(ctx, r.term)
+	if err != nil {
+		return nil, fmt.Errorf("what is known of nodes cannot be read: %w", err)
+	}
+	r.kept = map[string][]byte{}
+	for _, record := range all {
+		if key, ours := strings.CutPrefix(record.Key, recordPrefix); ours {
+			r.kept[key] = record.Value
+		}
+	}
+	g, err := nodehealth.RestoreRecords(policy, r.kept)
+	if err != nil {
+		return nil, fmt.Errorf("what is known of nodes: %w; remove the records, or use a program as new as their writer", err)
+	}
+	return g, nil
+}
+
+// take implements place.
+func (r *records) take(g *nodehealth.Registry) (write func() error, err error) {
+	now, err := g.Records()
+	if err != nil {
+		return nil, err
+	}
+	var changes []lead.Record
+	for _, key := range slices.Sorted(maps.Keys(now)) {
+		if string(r.kept[key]) != string(now[key]) {
+			changes = append(changes, lead.Record{Key: recordPrefix + key, Value: now[key]})
+		}
+	}
+	for key := range r.kept {
+		if now[key] == nil {
+			changes = append(changes, lead.Record{Key: recordPrefix + key})
+		}
+	}
+	return func() error { return r.write(changes) }, nil
+}
+
+func (r *records) write(changes []lead.Record) error {
+	for some := range slices.Chunk(changes, recordsAtOnce) {
+		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+		err := r.store.Append(ctx, r.term, some...)
+		cancel()
+		if err != nil {
+			return err
+		}
+		for _, c := range some {
+			key := strings.TrimPrefix(c.Key, recordPrefix)
+			if r.kept[key] = c.Value; c.Value == nil {
+				delete(r.kept, key)
+			}
+		}
+	}
+	return nil
+}
+
+// probe implements place. The last write tells enough.
+func (r *records) probe() error { return nil }
+
+// close implements place.
+func (r *records) close() {}
