@@ -162,7 +162,9 @@ func (s *rdzvSettings) pick(o *options, f *scheduler.Facts, nodes int) error {
 	case name == "static":
 		return s.pickStatic(o, nodes)
 	case name == "etcd" || name == "etcd-v2":
-		return fmt.Errorf("--rdzv-backend=%s is not available yet in this version; use c10d, static or dlrover-master", name)
+		return fmt.Errorf("--rdzv-backend=%s is not available yet in this version: masters elect one of them in etcd; start "+
+			"dlrover-master --etcd=HOST:2379 on two hosts, and use dlrover-master with both addresses; or use c10d or static",
+			name)
 	}
 	return fmt.Errorf("--rdzv-backend=%s is unknown; use static, c10d or dlrover-master", name)
 }

@@ -479,7 +479,7 @@ def shards_come_back_from_memory(p):
 @check(limit=200)
 def the_trainer_of_hugging_face(p):
     """The client's own tests, on the device."""
-    client = os.path.join(HERE, "../../../../checkpointd/python")
+    client = os.path.join(HERE, "../../../../../checkpointd/python")
     ended = p.run("sh", "-c", 'cd "$0" && exec "$1" -m unittest -v tests.test_torch2_hf', client, sys.executable,
                   CUDA_VISIBLE_DEVICES="0").want(0)
     if "SKIPPED" in ended.err:
@@ -715,7 +715,7 @@ def perform(row):
 def main():
     global OPTIONS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", default=os.path.join(HERE, "../../../../bin"))
+    parser.add_argument("--bin", default=os.path.join(HERE, "../../../../../bin"))
     parser.add_argument("--out", default="")
     parser.add_argument("--jobs", type=int, default=max(2, (os.cpu_count() or 2) // 2))
     parser.add_argument("--rehearse", action="store_true")
