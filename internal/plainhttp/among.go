@@ -2,6 +2,7 @@ package plainhttp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -47,9 +48,8 @@ func (a *Among) Dial(ctx context.Context, dial func(ctx context.Context, network
 	return nil, errs
 }
 
-// Failed has the next connection be tried at another address first. It is for an address that was dialed but does not
-// answer.
-func (a *Among) Failed() {
+// failed has the next connection be tried at another address first: a process that is frozen still takes connections.
+func (a *Among) failed() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.first = (a.first + 1) % len(a.addrs)
@@ -64,13 +64,31 @@ func (a *Among) prefer(old, now int) {
 	}
 }
 
-// Through returns a client as New does, whose connections are to these addresses alone.
+// Through returns a client as New does, whose connections are to these addresses alone. A request that fails, but was
+// not canceled, has the next one be sent to another address.
 func (a *Among) Through(set func(*http.Transport)) *http.Client {
-	return New(func(t *http.Transport) {
+	c := New(func(t *http.Transport) {
 		if set != nil {
 			set(t)
 		}
 		dial := t.DialContext
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return a.Dial(ctx, dial) }
 	})
+	c.Transport = failover{c.Transport.(*http.Transport), a}
+	return c
+}
+
+// failover is a transport that leaves an address which has failed.
+type failover struct {
+	*http.Transport
+	among *Among
+}
+
+// RoundTrip implements http.RoundTripper.
+func (f failover) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := f.Transport.RoundTrip(r)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		f.among.failed()
+	}
+	return resp, err
 }

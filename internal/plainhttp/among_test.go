@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -40,7 +41,7 @@ func TestAmong(t *testing.T) {
 	require.Equal(t, "b:2 c:3 a:1", dials())
 	listens["b:2"] = true
 	require.Equal(t, "a:1", dials())
-	a.Failed()
+	a.failed()
 	require.Equal(t, "b:2", dials())
 	clear(listens)
 	require.Equal(t, "b:2 c:3 a:1", dials(), "each once")
@@ -66,4 +67,32 @@ func TestThrough(t *testing.T) {
 	body, err := io.ReadAll(r.Body)
 	require.NoError(t, err)
 	require.Equal(t, dead, string(body))
+}
+
+// A server that takes connections but does not answer is left after a request has failed there.
+func TestFrozenServerIsLeft(t *testing.T) {
+	frozen, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer frozen.Close()
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer s.Close()
+	a := NewAmong(frozen.Addr().String() + "," + s.Listener.Addr().String())
+	c := a.Through(nil)
+	defer c.CloseIdleConnections()
+	get := func(ctx context.Context) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.First()+"/", nil)
+		require.NoError(t, err)
+		resp, err := c.Do(r)
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		return err
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	require.ErrorIs(t, get(canceled), context.Canceled)
+	late, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, get(late), context.DeadlineExceeded, "a request that was canceled says nothing")
+	require.NoError(t, get(t.Context()))
 }

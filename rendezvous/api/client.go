@@ -197,7 +197,6 @@ func (c *Client) do(
 	req.Close = once
 	resp, err := c.hc.Do(req)
 	if err != nil {
-		c.among.Failed()
 		return err // a *url.Error, which names method and address
 	}
 	defer resp.Body.Close()

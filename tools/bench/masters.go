@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"dlrover-run/rendezvous/api"
+)
+
+// masterCount is how many masters elect one of them.
+const masterCount = 3
+
+func masterRows() []row {
+	const noPeer = "speaks version 2 of etcd's API, which is gone since etcd 3.6"
+	return []row{
+		{id: "masters", run: masterLoss(syscall.SIGKILL), noPeer: noPeer, lines: []line{
+			{what: "kill -9 of the master that serves, 3 masters on etcd, to the next one serving", unit: duration, goal: 0.1},
+			{what: "to the world of 2 nodes being whole there", unit: duration},
+			{what: "no worker is restarted", unit: yesno, goal: 1}}},
+		{id: "masters-frozen", run: masterLoss(syscall.SIGSTOP), noPeer: noPeer, maxReps: 5, lines: []line{
+			{what: "SIGSTOP of the master that serves, to the next one serving", unit: duration, goal: 2.5},
+			{what: "to the world of 2 nodes being whole there, when the frozen one was killed", unit: duration},
+			{what: "no worker is restarted", unit: yesno, goal: 1}}},
+	}
+}
+
+// masterLoss sends a signal to the master that serves a running job.
+func masterLoss(sig syscall.Signal) func(context.Context, *lab) ([]float64, error) {
+	return func(ctx context.Context, l *lab) ([]float64, error) {
+		m, err := l.elect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		args := append([]string{"--rdzv_backend=dlrover-master", "--rdzv_endpoint=" + strings.Join(m.addrs, ","),
+			"--rdzv_id=bench", "--nnodes=2", "--nproc_per_node=1"}, l.worker("wait")...)
+		for range 2 {
+			if _, err := l.launch(args...); err != nil {
+				return nil, err
+			}
+		}
+		ws, err := l.await(ctx, "the workers of both nodes", 2, started(0))
+		if err != nil {
+			return nil, err
+		}
+		if err := settled(ctx); err != nil {
+			return nil, err
+		}
+		return m.lose(ctx, sig, ws)
+	}
+}
+
+// masters are processes that elect one of them.
+type masters struct {
+	lab   *lab
+	addrs []string
+	procs []*process
+}
+
+// elect starts an etcd and the masters, and waits until one serves.
+func (l *lab) elect(ctx context.Context) (*masters, error) {
+	path, err := exec.LookPath("etcd")
+	if err != nil {
+		return nil, errors.New("there is no etcd in PATH: install Debian's etcd-server")
+	}
+	m := &masters{lab: l}
+	var at [2]string
+	for i := range at {
+		if at[i], err = freeAddr(); err != nil {
+			return nil, err
+		}
+	}
+	client, peer := "http://"+at[0], "http://"+at[1]
+	if _, err = l.start(nil, nil, path, "--data-dir", l.dir+"/etcd", "--log-level=error", "--listen-client-urls", client,
+		"--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+		"--initial-cluster", "default="+peer); err != nil {
+		return nil, err
+	}
+	if err := l.listening(ctx, at[0]); err != nil {
+		return nil, err
+	}
+	for range masterCount {
+		addr, err := freeAddr()
+		if err != nil {
+			return nil, err
+		}
+		p, err := l.start(nil, nil, l.master, "--listen", addr, "--etcd", at[0])
+		if err != nil {
+			return nil, err
+		}
+		m.addrs, m.procs = append(m.addrs, addr), append(m.procs, p)
+	}
+	_, err = m.serving(ctx, -1)
+	return m, err
+}
+
+// serving waits for a master that listens, apart from one.
+func (m *masters) serving(ctx context.Context, not int) (found int, err error) {
+	err = m.lab.until(ctx, "a master to serve", func() (bool, error) {
+		for i, addr := range m.addrs {
+			if i == not {
+				continue
+			}
+			if c, err := net.Dial("tcp", addr); err == nil {
+				found = i
+				return true, c.Close()
+			}
+		}
+		return false, nil
+	})
+	return found, err
+}
+
+// lose sends the signal to the master that serves, and times the next one.
+func (m *masters) lose(ctx context.Context, sig syscall.Signal, ws []stamp) ([]float64, error) {
+	old, err := m.serving(ctx, -1)
+	if err != nil {
+		return nil, err
+	}
+	lost := now()
+	if err := m.procs[old].cmd.Process.Signal(sig); err != nil {
+		return nil, err
+	}
+	next, err := m.serving(ctx, old)
+	if err != nil {
+		return nil, err
+	}
+	served := now()
+	_ = m.procs[old].cmd.Process.Kill()
+	client := api.NewClient(m.addrs[next], "")
+	defer client.Close()
+	if err := m.lab.until(ctx, "the world to be whole again", func() (bool, error) {
+		rs, err := client.Runs(ctx)
+		whole := slices.ContainsFunc(rs, func(r api.RunStatus) bool { return r.Phase == "running" && r.Members == len(ws) })
+		return whole, err
+	}); err != nil {
+		return nil, err
+	}
+	whole := now()
+	if err := pause(ctx, time.Second); err != nil {
+		return nil, err
+	}
+	return []float64{seconds(lost, served), seconds(lost, whole), yes(m.lab.untouched(ws))}, nil
+}
