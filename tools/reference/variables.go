@@ -21,8 +21,8 @@ var variables = []variable{
 	{"DLROVER_TOKEN", every, "the job token, at least 16 bytes; not passed on to workers"},
 	{"DLROVER_TOKEN_FILE", every, "file with the job token; before `DLROVER_TOKEN`, after `--token-file`"},
 	{"DLROVER_MASTER_ADDR", launcher + ", dlroverctl",
-		"`HOST:PORT` of the daemon, or `HOST:PORT,...` of [several](../tasks/high-availability.md), of which one is " +
-			"elected; makes `dlrover-master` the backend unless one is given"},
+		"`HOST:PORT` of the daemon, or `HOST:PORT,...` of [several](../tasks/high-availability.md), which elect one of " +
+			"them; makes `dlrover-master` the backend unless one is given"},
 	{"USER", "dlroverctl", "who gives an order, in the reason that the run is told"},
 	{"PYTHON_EXEC", launcher, "the workers' Python"},
 	{"DS_ENV_FILE", launcher, asDeepspeed + "name of the file with the workers' variables"},

@@ -78,7 +78,7 @@ func (p *program) master(option string) (string, error) {
 		return "", errors.New("no daemon is named: give --master=HOST:PORT or set DLROVER_MASTER_ADDR to the address of " +
 			"dlrover-master, or of the node that serves the job (its --rdzv-endpoint)")
 	}
-	var all []string // several masters, of which one is elected
+	var all []string // masters that elect one of them
 	for _, text := range strings.Split(addr, ",") {
 		host, port, err := net.SplitHostPort(strings.TrimSpace(text))
 		n, notNumber := strconv.ParseUint(port, 10, 16)

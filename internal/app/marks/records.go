@@ -15,7 +15,7 @@ import (
 const (
 	recordPrefix  = "nodes/"
 	storeTimeout  = 5 * time.Second // of one request
-	recordsAtOnce = 3               // so that they fit into one Append, whatever their size
+	recordsAtOnce = 3               // three of the largest fit into one Append
 )
 
 // records is the Registry in a store that a later leader reads. Only changes are written.
