@@ -54,15 +54,16 @@ type replay struct {
 }
 
 // Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token
-// is sent as a bearer token. hc may be nil for a client of its own, and base may have several addresses then, with
-// commas between, of which one listens. hc must not limit requests to less than a minute.
+// is sent as a bearer token. hc may be nil for a client of its own; then base may name several addresses, separated by
+// commas, and only the elected one listens. hc must not limit requests to less than a minute.
 // While the hub is away every method tries again, until its ctx ends.
 func Client(base, run, token string, hc *http.Client) Coordinator {
+	base = strings.TrimRight(base, "/")
 	if addrs, plain := strings.CutPrefix(base, "http://"); hc == nil && plain {
 		among := plainhttp.NewAmong(addrs)
 		hc, base = among.Through(nil), "http://"+among.First()
 	}
-	return &client{base: strings.TrimRight(base, "/") + "/v1/runs/" + url.PathEscape(run) + "/checkpoints/",
+	return &client{base: base + "/v1/runs/" + url.PathEscape(run) + "/checkpoints/",
 		token: token, hc: hc}
 }
 

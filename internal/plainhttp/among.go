@@ -87,8 +87,9 @@ type failover struct {
 // RoundTrip implements http.RoundTripper.
 func (f failover) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := f.Transport.RoundTrip(r)
-	if err != nil && !errors.Is(err, context.Canceled) {
+	if err != nil && !errors.Is(err, context.Canceled) && len(f.among.addrs) > 1 {
 		f.among.failed()
+		f.CloseIdleConnections() // they lead to the same process
 	}
 	return resp, err
 }

@@ -59,8 +59,8 @@ type tenure struct {
 	term    lead.Term // the revision that created key
 	key     string
 	session *concurrency.Session
-	lost    chan struct{}
-	lose    func()
+	ctx     context.Context // ends with the leadership
+	lose    context.CancelFunc
 }
 
 // Open connects when the first call needs it.
@@ -102,13 +102,13 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	if err := election.Campaign(ctx, string(value)); err != nil {
 		return 0, nil, errors.Join(fmt.Errorf("etcd: campaign: %w", err), session.Close())
 	}
-	t := &tenure{term: lead.Term(election.Rev()), key: election.Key(), session: session, lost: make(chan struct{})}
-	t.lose = sync.OnceFunc(func() { close(t.lost) })
+	t := &tenure{term: lead.Term(election.Rev()), key: election.Key(), session: session}
+	t.ctx, t.lose = context.WithCancel(context.Background())
 	s.mu.Lock()
 	s.tenure = t
 	s.mu.Unlock()
 	go s.guard(t)
-	return t.term, t.lost, nil
+	return t.term, t.ctx.Done(), nil
 }
 
 // guard notices the end of a leadership: the key is gone, or the lease was not renewed in time. Watch does not return
@@ -239,14 +239,20 @@ func (s *Store) leading(term lead.Term) (*tenure, error) {
 	return s.tenure, nil
 }
 
-// fenced executes operations if this process still leads.
+// fenced executes operations if this process still leads. It does not wait for etcd when the leadership is over.
 func (s *Store) fenced(ctx context.Context, term lead.Term, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	t, err := s.leading(term)
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(t.ctx, cancel)()
 	leads := clientv3.Compare(clientv3.CreateRevision(t.key), "=", int64(t.term))
 	r, err := s.client.Txn(ctx).If(leads).Then(ops...).Commit()
+	if t.ctx.Err() != nil {
+		return nil, lead.ErrDeposed
+	}
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}

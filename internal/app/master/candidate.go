@@ -63,9 +63,6 @@ func newElection(c *cli.Context, log *slog.Logger) (*election, error) {
 		}
 		return nil, nil
 	}
-	if c.IsSet("data-dir") {
-		return nil, errors.New("--data-dir has no effect with --etcd, which keeps the findings about nodes: leave it out")
-	}
 	cfg := etcd.Config{Prefix: c.String("etcd-prefix"), User: c.String("etcd-user")}
 	for _, endpoint := range strings.Split(c.String("etcd"), ",") {
 		endpoint = strings.TrimSpace(endpoint)
@@ -185,9 +182,9 @@ type tenure struct {
 	term      lead.Term
 }
 
-// run calls serve whenever this master leads, with a context that ends with its leadership, until ctx ends or serve
-// fails.
-func (e *election) run(ctx context.Context, serve func(context.Context, *tenure) error) error {
+// run calls serve whenever this master leads, with a context that ends with its leadership, until ctx ends. A master
+// that cannot serve lets another one lead, and tries again.
+func (e *election) run(ctx context.Context, serve func(context.Context, *tenure) error) {
 	watching, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { e.deposeTheDead(watching) })
@@ -206,14 +203,17 @@ func (e *election) run(ctx context.Context, serve func(context.Context, *tenure)
 			pause.Wait(ctx)
 			continue
 		}
-		pause.Reset()
 		e.log.Info("elected", "term", term, "advertise", e.addr)
 		t := &tenure{e.store, term}
 		if err := e.lead(ctx, lost, func(leading context.Context) error { return serve(leading, t) }); err != nil {
-			return err
+			if !errors.Is(err, lead.ErrDeposed) {
+				e.log.Error("this master was elected and cannot serve", "err", err)
+			}
+			pause.Wait(ctx)
+			continue
 		}
+		pause.Reset()
 	}
-	return nil
 }
 
 // lead serves until the leadership or ctx ends.

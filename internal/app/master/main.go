@@ -118,6 +118,9 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if c.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: dlrover-master takes options only", c.Args().First())
 	}
+	if c.IsSet("etcd") && c.IsSet("data-dir") {
+		return errors.New("--data-dir has no effect with --etcd, which keeps the findings about nodes: leave it out")
+	}
 	d, err := newDaemon(c, nil)
 	if err != nil {
 		return err
@@ -130,29 +133,30 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	ctx, stop := signal.NotifyContext(c.Context, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if e == nil {
-		return serveUntil(ctx, d, c.String("listen"))
+		return serveUntil(ctx, d, c.String("listen"), closeGrace)
 	}
 	d.close(0) // it was opened to check the options: a master that waits keeps nothing
 	d.log.Info("waiting to be elected", "etcd", c.String("etcd"))
-	return e.run(ctx, func(leading context.Context, t *tenure) error {
+	e.run(ctx, func(leading context.Context, t *tenure) error {
 		d, err := newDaemon(c, t)
 		if err != nil {
-			return &serveError{err}
+			return err
 		}
-		return serveUntil(leading, d, c.String("listen"))
+		return serveUntil(leading, d, c.String("listen"), 0) // a deposed master answers nothing
 	})
+	return nil
 }
 
-// serveUntil is the whole life of a daemon.
-func serveUntil(ctx context.Context, d *daemon, listen string) error {
-	defer d.close(closeGrace)
+// serveUntil is the whole life of a daemon. grace is the time of answers that are under way at its end.
+func serveUntil(ctx context.Context, d *daemon, listen string, grace time.Duration) error {
+	defer d.close(grace)
 	if err := d.serve(ctx, listen); err != nil {
 		return &serveError{err}
 	}
 	return nil
 }
 
-// closeGrace is the time that answers have which are under way.
+// closeGrace is the grace of the only master.
 const closeGrace = 2 * time.Second
 
 type daemon struct {

@@ -18,6 +18,7 @@ import (
 type electorate struct {
 	b       *bench
 	etcd    string
+	server  *launched
 	addrs   []string
 	masters []*launched
 }
@@ -31,8 +32,8 @@ func newElectorate(b *bench, n int) *electorate {
 	client, peer := "http://"+e.etcd, "http://127.0.0.1:"+freePort(b.t)
 	path, err := exec.LookPath("etcd")
 	require.NoError(b.t, err)
-	b.startPath(path, nil, "--data-dir", filepath.Join(b.t.TempDir(), "etcd"), "--log-level=error", "--unsafe-no-fsync",
-		"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
+	e.server = b.startPath(path, nil, "--data-dir", filepath.Join(b.t.TempDir(), "etcd"), "--log-level=error",
+		"--unsafe-no-fsync", "--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
 		"--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
 	for range n {
 		e.addrs = append(e.addrs, "127.0.0.1:"+freePort(b.t))
@@ -136,24 +137,66 @@ func TestFrozenMasterIsReplaced(t *testing.T) {
 	require.Contains(t, e.masters[leader].err.String(), `"msg":"deposed`)
 }
 
+// While etcd is frozen no master serves. All of them stay, and one is elected when it is back, which knows the marks.
+func TestFrozenEtcdIsSurvived(t *testing.T) {
+	b := newBench(t)
+	e := newElectorate(b, 2)
+	e.leader()
+	require.Equal(t, 0, b.start("dlroverctl", e.env(), "node", "mark", "gpu-07", "--reason=smoke").wait())
+	e.server.signal(syscall.SIGSTOP)
+	eventually(t, "no master serves", func() bool { return len(e.serving()) == 0 })
+	e.server.signal(syscall.SIGCONT)
+	e.leader()
+	l := b.start("dlroverctl", e.env(), "nodes")
+	require.Equal(t, 0, l.wait())
+	require.Contains(t, l.out.String(), "gpu-07")
+	for _, m := range e.masters {
+		select {
+		case <-m.exited:
+			require.Fail(t, "a master has ended")
+		default:
+		}
+	}
+}
+
+// A master that is elected and cannot serve leaves that to another one, and stays.
+func TestMasterThatCannotServe(t *testing.T) {
+	b := newBench(t)
+	e := newElectorate(b, 1)
+	require.Equal(t, 0, e.leader())
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	l := b.start("dlrover-master", e.env(), "--listen="+taken.Addr().String(), "--etcd="+e.etcd)
+	eventually(t, "it waits", func() bool { return strings.Contains(l.err.String(), "waiting to be elected") })
+	e.masters[0].signal(syscall.SIGTERM)
+	require.Equal(t, 0, e.masters[0].wait())
+	eventually(t, "it says so", func() bool { return strings.Contains(l.err.String(), "was elected and cannot serve") })
+	e.start(0)
+	require.Equal(t, 0, e.leader())
+	require.NotContains(t, l.err.String(), `"msg":"serving"`)
+}
+
 // Options of an election that do not fit are named before anything is started.
 func TestOptionsOfAnElection(t *testing.T) {
 	b := newBench(t)
+	unused := filepath.Join(t.TempDir(), "data")
 	for args, want := range map[string]string{
-		"--advertise=a:1":             "--advertise has no effect without --etcd",
-		"--etcd=a":                    `"a" is not HOST:PORT`,
-		"--etcd=a:1,":                 `"" is not HOST:PORT`,
-		"--etcd=a:1 --etcd-prefix=x":  "need a key that begins with a slash",
-		"--etcd=a:1 --etcd-cert=x":    "--etcd-cert and --etcd-key belong together",
-		"--etcd=a:1 --etcd-user=x":    "--etcd-user and --etcd-password-file belong together",
-		"--etcd=a:1 --etcd-ca=/dev/x": "--etcd-ca=/dev/x",
-		"--etcd=a:1 --listen=:0":      "fixed port",
-		"--etcd=a:1 --data-dir=/x/y":  "--data-dir has no effect with --etcd",
+		"--advertise=a:1":                 "--advertise has no effect without --etcd",
+		"--etcd=a":                        `"a" is not HOST:PORT`,
+		"--etcd=a:1,":                     `"" is not HOST:PORT`,
+		"--etcd=a:1 --etcd-prefix=x":      "need a key that begins with a slash",
+		"--etcd=a:1 --etcd-cert=x":        "--etcd-cert and --etcd-key belong together",
+		"--etcd=a:1 --etcd-user=x":        "--etcd-user and --etcd-password-file belong together",
+		"--etcd=a:1 --etcd-ca=/dev/x":     "--etcd-ca=/dev/x",
+		"--etcd=a:1 --listen=:0":          "fixed port",
+		"--etcd=a:1 --data-dir=" + unused: "--data-dir has no effect with --etcd",
 	} {
 		l := b.start("dlrover-master", []string{"DLROVER_TOKEN=" + testToken}, strings.Fields(args)...)
 		require.Equal(t, 2, l.wait(), args)
 		require.Contains(t, l.err.String(), want, args)
 	}
+	require.NoDirExists(t, unused, "nothing was begun")
 	for endpoint, want := range map[string]string{
 		"a:1,b": "needs a host and a port", "a:1,": "needs a host and a port", "a:1,b:x": "must be an integer",
 	} {
