@@ -11,13 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/testkit"
 )
 
 // fakeTool puts a script in the place of eu-stack.
 func fakeTool(t *testing.T, script string) {
 	t.Helper()
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "eu-stack"), []byte("#!/bin/sh\n"+script), 0o755))
+	require.NoError(t, testkit.WriteProgram(filepath.Join(dir, "eu-stack"), "#!/bin/sh\n"+script))
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -28,6 +29,14 @@ func SideBySide(n int) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
 		_ = f.Value.Set(strconv.Itoa(n)) // a number
 	}
+}
+
+// WriteProgram writes a file that can be executed at once: a process that another test starts meanwhile does not inherit
+// the open file, which would make it busy.
+func WriteProgram(path, text string) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, []byte(text), 0o755)
 }
 
 // Gone reports whether a process has ended. A zombie has: an orphan's new parent may not have reaped it yet.

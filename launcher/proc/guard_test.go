@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/proc/family"
 )
 
@@ -269,7 +270,7 @@ func TestSweepWithHiddenChildren(t *testing.T) {
 	self, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
 	program := filepath.Join(dir, "proc.test")
-	require.NoError(t, os.WriteFile(program, self, 0o755))
+	require.NoError(t, testkit.WriteProgram(program, string(self)))
 	const hide = "import ctypes,fcntl,os,sys,time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_SH); " +
 		"ctypes.CDLL(None).prctl(4, 0); print(flush=True); time.sleep(1000)"
 	lock := filepath.Join(dir, "lock")

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/proc/family"
 )
 
@@ -102,7 +103,7 @@ func TestStartEnvironment(t *testing.T) {
 	})
 	t.Run("program from PATH of Env", func(t *testing.T) {
 		dir := t.TempDir()
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "hello"), []byte("#!/bin/sh\necho from $0\n"), 0o755))
+		require.NoError(t, testkit.WriteProgram(filepath.Join(dir, "hello"), "#!/bin/sh\necho from $0\n"))
 		_, out := runSpec(t, s, Spec{Path: "hello", Env: []string{"PATH=/nowhere:" + dir}})
 		require.Equal(t, "from "+dir+"/hello", out)
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/torchpython"
 )
@@ -28,7 +29,7 @@ func tree(t *testing.T, files map[string]string) string {
 		if isLink {
 			require.NoError(t, os.Symlink(strings.ReplaceAll(text, "ROOT", dir), path))
 		} else {
-			require.NoError(t, os.WriteFile(path, []byte(text), 0o755))
+			require.NoError(t, testkit.WriteProgram(path, text))
 		}
 	}
 	return dir

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/testkit"
 )
 
 // TestRequire asks in a process of its own what becomes of a test.
@@ -17,8 +19,8 @@ func TestRequire(t *testing.T) {
 	}
 	dir := t.TempDir()
 	good, bad := filepath.Join(dir, "good"), filepath.Join(dir, "bad")
-	require.NoError(t, os.WriteFile(good, []byte("#!/bin/sh\nexit 0\n"), 0o755))
-	require.NoError(t, os.WriteFile(bad, []byte("#!/bin/sh\necho No module named torch\nexit 1\n"), 0o755))
+	require.NoError(t, testkit.WriteProgram(good, "#!/bin/sh\nexit 0\n"))
+	require.NoError(t, testkit.WriteProgram(bad, "#!/bin/sh\necho No module named torch\nexit 1\n"))
 	for path, want := range map[string]string{
 		good:              "--- PASS",
 		bad:               "$TORCH_PYTHON=" + bad + ": " + bad + " cannot import torch: exit status 1 No module named torch",

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/warm/python"
@@ -135,7 +136,7 @@ func TestSpawnerWhoseInterpreterIsAScript(t *testing.T) {
 	for _, mode := range []Mode{modeFork, modeStandby} {
 		r := newRig(t, mode)
 		path := filepath.Join(r.dir, "python3")
-		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\nexec "+r.cfg.Path+" \"$@\"\n"), 0o700))
+		require.NoError(t, testkit.WriteProgram(path, "#!/bin/sh\nexec "+r.cfg.Path+" \"$@\"\n"))
 		r.cfg.Path, r.cfg.Command = path, slices.Concat([]string{path}, r.cfg.Command[1:])
 		s := New(r.cfg)
 		t.Cleanup(s.Close)

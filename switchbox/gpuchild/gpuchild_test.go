@@ -25,9 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func fake(t *testing.T, script string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "gpucheck")
-	syscall.ForkLock.RLock() // a child that inherits the open file makes it "busy"
-	defer syscall.ForkLock.RUnlock()
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	require.NoError(t, testkit.WriteProgram(path, "#!/bin/sh\n"+script+"\n"))
 	return path
 }
 

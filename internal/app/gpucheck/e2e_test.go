@@ -16,12 +16,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/switchbox"
 	"dlrover-run/switchbox/gpuchild"
 	"dlrover-run/switchbox/nvml/fakedriver"
@@ -70,10 +70,7 @@ func gpucheck(t *testing.T, dir, knob string, args ...string) switchbox.Report {
 	script := fmt.Sprintf("#!/bin/sh\nexport LD_LIBRARY_PATH='%s' %s='%s'\nexec '%s' \"$@\"\n", dir, cmp.Or(name,
 		"FAKE"), value, path)
 	wrapper := filepath.Join(t.TempDir(), "gpucheck")
-	syscall.ForkLock.RLock() // a child that inherits the open file makes it "busy"
-	err = os.WriteFile(wrapper, []byte(script), 0o755)
-	syscall.ForkLock.RUnlock()
-	require.NoError(t, err)
+	require.NoError(t, testkit.WriteProgram(wrapper, script))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	r, err := gpuchild.Program{Path: wrapper}.Run(ctx, args...)

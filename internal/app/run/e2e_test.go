@@ -137,13 +137,7 @@ func (b *bench) run(args ...string) *launched {
 	return b.start("dlrover-run", nil, args...)
 }
 
-// writeProgram writes a file that can be executed at once: a process that another test starts meanwhile must not
-// inherit the open file, which would be busy.
-func writeProgram(path string, text []byte) error {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	return os.WriteFile(path, text, 0o755)
-}
+func writeProgram(path string, text []byte) error { return testkit.WriteProgram(path, string(text)) }
 
 // sh is a job of shell workers in a program of its own.
 func (b *bench) sh(script string, opts ...string) []string {
