@@ -15,7 +15,9 @@ DLROVER   ?= $(HOME)/.cache/dlrover-run/dlrover-packages
 KUBE      ?= $(HOME)/.cache/dlrover-run/kube
 IMAGE     ?= dlrover-run:$(VERSION)
 # A line for each package; at the end what was skipped and why, and what failed and why.
-GOTEST    := go tool -modfile=tools/gotestsum/go.mod gotestsum --format=pkgname --format-hide-empty-pkg --
+GOTEST    := go tool -modfile=tools/gotestsum/go.mod gotestsum --format=pkgname --format-hide-empty-pkg
+# A test that fails once and then passes is listed with both results, and stops nothing; a data race does.
+AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
@@ -44,7 +46,8 @@ test: torch build lint race ## lint, and the tests under the race detector with 
 # Tests start their own program as a helper hundreds of times, whose race detector would sleep for a second at each end.
 race: export GORACE := atexit_sleep_ms=0
 race: ## all tests under the race detector but those of more than ten seconds; says what was skipped
-	$(GOTEST) -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1)) ./internal/app/run ./...
+	$(GOTEST) $(AGAIN) --packages='./internal/app/run ./...' -- \
+	  -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1))
 	go test -short -count=1 -run TestCrash ./checkpointd/commit # all states; with -race only some
 
 lint: ## gofmt and go vet
@@ -66,17 +69,17 @@ chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves che
 	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./internal/app/run
 
 soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a row
-	$(GOTEST) -count=$(SOAK_COUNT) -timeout 5h -failfast ./internal/app/run
+	$(GOTEST) -- -count=$(SOAK_COUNT) -timeout 5h -failfast ./internal/app/run
 
 e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included; with DLROVER_LONG_TESTS=1 every hang
-	$(GOTEST) -count=1 -timeout 45m ./internal/app/run
+	$(GOTEST) $(AGAIN) --packages=./internal/app/run -- -count=1 -timeout 45m
 
 e2e-gpu: ## what touches a GPU, on a machine with an NVIDIA GPU and PyTorch for TORCH_PYTHON (python3); without Go the programs in bin/ are used
 	@! command -v go >/dev/null || $(MAKE) build
 	$(or $(TORCH_PYTHON),python3) internal/app/run/testdata/gpu/e2e.py $(E2EFLAGS)
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
-	TORCH_PYTHON=$(TORCH2)/bin/python $(GOTEST) -count=1 -timeout 30m -run 'Torch' ./internal/app/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
+	TORCH_PYTHON=$(TORCH2)/bin/python $(GOTEST) -- -count=1 -timeout 30m -run 'Torch' ./internal/app/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
 	TORCH_PYTHON=$(TORCH2)/bin/python $(MAKE) demo DEMOFLAGS=--fast
 
 $(TORCH2)/bin/python:
@@ -84,7 +87,7 @@ $(TORCH2)/bin/python:
 	$(TORCH2)/bin/pip install --progress-bar off torch numpy safetensors transformers accelerate || { rm -rf $(TORCH2); exit 1; }
 
 e2e-frameworks: $(patsubst %,$(FRAMEWORKS)/%/ready,torch mindspore jax tensorflow paddle) ## jobs of the newest DeepSpeed, MindSpore, JAX, TensorFlow and Paddle, in virtual environments below FRAMEWORKS
-	DLROVER_FRAMEWORKS=$(FRAMEWORKS) $(GOTEST) -count=1 -timeout 120m -run 'TestFrameworks|TestTorchft' ./internal/app/run
+	DLROVER_FRAMEWORKS=$(FRAMEWORKS) $(GOTEST) -- -count=1 -timeout 120m -run 'TestFrameworks|TestTorchft' ./internal/app/run
 
 $(FRAMEWORKS)/mindspore/ready: PACKAGES := mindspore
 $(FRAMEWORKS)/jax/ready: PACKAGES := 'jax[cpu]'
@@ -110,7 +113,7 @@ $(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
 	touch $@
 
 e2e-dlrover: $(foreach v,0.6.1 0.5.1 0.4.0,$(DLROVER)/dlrover-$v/kubernetes $(DLROVER)/agents-$v/ready) ## jobs with DLRover's own master and agents, of three versions, in virtual environments below DLROVER
-	DLROVER_PACKAGES=$(DLROVER) $(GOTEST) -count=1 -parallel 4 -timeout 60m -run TestDLRover ./internal/app/run ./rendezvous/pyproto/...
+	DLROVER_PACKAGES=$(DLROVER) $(GOTEST) -- -count=1 -parallel 4 -timeout 60m -run TestDLRover ./internal/app/run ./rendezvous/pyproto/...
 
 # They see the distribution's PyTorch. DLRover names no versions of what it needs, and works with few.
 $(DLROVER)/dlrover-%/ready: | torch
@@ -138,7 +141,7 @@ $(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
 APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' internal/app/kube/apiserver/go.mod)
 
 e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes in a real kube-apiserver, built below KUBE
-	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) $(GOTEST) -count=1 -timeout 10m -run TestKubernetes \
+	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) $(GOTEST) -- -count=1 -timeout 10m -run TestKubernetes \
 	  ./internal/app/kube
 
 $(KUBE)/kube-apiserver-%:
