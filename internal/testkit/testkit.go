@@ -31,8 +31,8 @@ func SideBySide(n int) {
 	}
 }
 
-// WriteProgram writes a file that can be executed at once: a process that another test starts meanwhile does not inherit
-// the open file, which would make it busy.
+// WriteProgram writes a file that can be executed at once: a process that another test starts meanwhile does not
+// inherit the open file, which would make it busy.
 func WriteProgram(path, text string) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

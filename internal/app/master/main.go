@@ -136,7 +136,7 @@ func serve(c *cli.Context, stdout io.Writer) error {
 		return serveUntil(ctx, d, c.String("listen"), closeGrace)
 	}
 	d.close(0) // it was opened to check the options: a master that waits keeps nothing
-	d.log.Info("waiting to be elected", "etcd", c.String("etcd"))
+	d.log.Info("waiting to be elected", "advertise", e.addr)
 	e.run(ctx, func(leading context.Context, t *tenure) error {
 		d, err := newDaemon(c, t)
 		if err != nil {

@@ -2,8 +2,6 @@ package master
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -17,62 +15,59 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/internal/app/etcd"
-	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/retry"
 	"dlrover-run/rendezvous/lead"
 )
 
-// electionFlags are the options of masters that elect one of them.
-func electionFlags() []cli.Flag {
-	const category = "Several masters"
-	return []cli.Flag{
-		&cli.StringFlag{Name: "etcd", Category: category,
-			Usage: "`HOST:PORT,...`: etcd, 3.4 or newer, in which masters elect the one that serves. The others wait, and " +
-				"do not listen (default: this is the only master)"},
-		&cli.StringFlag{Name: "etcd-prefix", Category: category, Value: "/dlrover",
-			Usage: "`KEY`: prefix of the keys; all masters of an election have the same (default: /dlrover)"},
-		&cli.StringFlag{Name: "etcd-ca", Category: category,
-			Usage: "`PATH`: certificates that prove etcd's identity; with this or --etcd-cert the connection is encrypted"},
-		&cli.StringFlag{Name: "etcd-cert", Category: category,
-			Usage: "`PATH`: certificate of this client, with its --etcd-key"},
-		&cli.StringFlag{Name: "etcd-key", Category: category, Usage: "`PATH`: private key of --etcd-cert"},
-		&cli.StringFlag{Name: "etcd-user", Category: category, Usage: "`NAME`: user, with --etcd-password-file"},
-		&cli.StringFlag{Name: "etcd-password-file", Category: category, Usage: "`PATH`: file with the user's password"},
-		&cli.StringFlag{Name: "advertise", Category: category,
-			Usage: "`HOST:PORT`: address of this master for the other masters (default: --listen)"},
-	}
-}
-
-// maxSecret bounds a file with a certificate, a key or a password, in bytes.
-const maxSecret = 1 << 20
-
 // election is what the options say about several masters; nil: there is one.
 type election struct {
-	store *etcd.Store
+	store store
 	addr  string // of this master
 	log   *slog.Logger
 }
 
+const severalMasters = "Several masters" // category of options
+
+// backend is a way to elect one of several masters.
+type backend struct {
+	option string // chooses it
+	flags  []cli.Flag
+	open   func(*cli.Context) (store, error)
+}
+
+func backends() []backend {
+	return []backend{
+		{"etcd", etcdFlags(), openEtcd},
+	}
+}
+
+// electionFlags are the options of masters that elect one of them.
+func electionFlags() (flags []cli.Flag) {
+	for _, b := range backends() {
+		flags = append(flags, b.flags...)
+	}
+	return append(flags,
+		&cli.StringFlag{Name: "advertise", Category: severalMasters,
+			Usage: "`HOST:PORT`: address of this master for the other masters (default: --listen)"})
+}
+
+// newElection returns nil if the options name no backend: this is the only master.
 func newElection(c *cli.Context, log *slog.Logger) (*election, error) {
-	if !c.IsSet("etcd") {
-		for _, f := range electionFlags() {
-			if name := f.Names()[0]; c.IsSet(name) {
-				return nil, fmt.Errorf("--%s has no effect without --etcd: give the addresses of etcd, or leave it out", name)
+	var chosen *backend
+	for _, b := range backends() {
+		switch {
+		case !c.IsSet(b.option):
+			if err := without(c, b.flags, "--"+b.option); err != nil {
+				return nil, err
 			}
+		case chosen != nil:
+			return nil, fmt.Errorf("--%s and --%s: choose one way to elect a master", chosen.option, b.option)
+		default:
+			chosen = &b
 		}
-		return nil, nil
 	}
-	cfg := etcd.Config{Prefix: c.String("etcd-prefix"), User: c.String("etcd-user")}
-	for _, endpoint := range strings.Split(c.String("etcd"), ",") {
-		endpoint = strings.TrimSpace(endpoint)
-		if _, port, err := net.SplitHostPort(endpoint); err != nil || port == "" {
-			return nil, fmt.Errorf("--etcd=%s: %q is not HOST:PORT; write etcd-0:2379,etcd-1:2379", c.String("etcd"), endpoint)
-		}
-		cfg.Endpoints = append(cfg.Endpoints, endpoint)
-	}
-	if !strings.HasPrefix(cfg.Prefix, "/") {
-		return nil, fmt.Errorf("--etcd-prefix=%s: need a key that begins with a slash, such as /dlrover", cfg.Prefix)
+	if chosen == nil {
+		return nil, without(c, electionFlags(), choices())
 	}
 	e := &election{addr: c.String("advertise"), log: log}
 	var err error
@@ -84,16 +79,26 @@ func newElection(c *cli.Context, log *slog.Logger) (*election, error) {
 	if _, _, err := net.SplitHostPort(e.addr); err != nil {
 		return nil, fmt.Errorf("--advertise=%s: need HOST:PORT: %w", e.addr, err)
 	}
-	if cfg.TLS, err = encryption(c); err != nil {
-		return nil, err
+	e.store, err = chosen.open(c)
+	return e, err
+}
+
+// without returns an error if one of the flags is set, which have no effect without an option.
+func without(c *cli.Context, flags []cli.Flag, option string) error {
+	for _, f := range flags {
+		if name := f.Names()[0]; c.IsSet(name) {
+			return fmt.Errorf("--%s has no effect without %s: add that, or leave it out", name, option)
+		}
 	}
-	if cfg.Password, err = password(c); err != nil {
-		return nil, err
+	return nil
+}
+
+func choices() string {
+	var options []string
+	for _, b := range backends() {
+		options = append(options, "--"+b.option)
 	}
-	if e.store, err = etcd.Open(cfg); err != nil {
-		return nil, err
-	}
-	return e, nil
+	return strings.Join(options, " or ")
 }
 
 // advertised is the address under which other hosts reach a listener.
@@ -113,56 +118,10 @@ func advertised(listen string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-func encryption(c *cli.Context) (*tls.Config, error) {
-	ca, cert, key := c.String("etcd-ca"), c.String("etcd-cert"), c.String("etcd-key")
-	if (cert == "") != (key == "") {
-		return nil, errors.New("--etcd-cert and --etcd-key belong together: give both or none")
-	}
-	if ca == "" && cert == "" {
-		return nil, nil
-	}
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
-	if ca != "" {
-		pem, err := openfile.ReadNamed(ca, maxSecret)
-		if err != nil {
-			return nil, fmt.Errorf("--etcd-ca=%s: %w", ca, err)
-		}
-		if cfg.RootCAs = x509.NewCertPool(); !cfg.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("--etcd-ca=%s: it has no certificate in PEM", ca)
-		}
-	}
-	if cert == "" {
-		return cfg, nil
-	}
-	certPEM, err := openfile.ReadNamed(cert, maxSecret)
-	if err != nil {
-		return nil, fmt.Errorf("--etcd-cert=%s: %w", cert, err)
-	}
-	keyPEM, err := openfile.ReadNamed(key, maxSecret)
-	if err != nil {
-		return nil, fmt.Errorf("--etcd-key=%s: %w", key, err)
-	}
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
-		return nil, fmt.Errorf("--etcd-cert=%s and --etcd-key=%s: %w", cert, key, err)
-	}
-	cfg.Certificates = []tls.Certificate{pair}
-	return cfg, nil
-}
-
-func password(c *cli.Context) (string, error) {
-	user, path := c.String("etcd-user"), c.String("etcd-password-file")
-	if (user == "") != (path == "") {
-		return "", errors.New("--etcd-user and --etcd-password-file belong together: give both or none")
-	}
-	if path == "" {
-		return "", nil
-	}
-	data, err := openfile.ReadNamed(path, maxSecret)
-	if err != nil {
-		return "", fmt.Errorf("--etcd-password-file=%s: %w", path, err)
-	}
-	return strings.TrimRight(string(data), "\r\n"), nil
+// store is where masters elect one of them.
+type store interface {
+	lead.Store
+	Close() error
 }
 
 // Times of an election.
