@@ -79,7 +79,7 @@ func signs() []sign {
 }
 
 // makeSigns returns the signs of phases, in the order of the search. Compilers leave their own functions on the stack
-// also while compiled code runs, and checkpointing of activations is no checkpoint: these must not match.
+// also while compiled code runs, and checkpointing of activations is not a checkpoint: these must not match.
 func makeSigns() []sign {
 	return []sign{
 		{phase: PhaseCompile, file: "torch/_dynamo/convert_frame.py"},

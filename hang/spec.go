@@ -39,7 +39,7 @@ func ParseSpec(text string) (s Spec, err error) {
 			s.Action = Action(value)
 		case "after":
 			if s.After, err = duration.Parse(value); err != nil || s.After <= 0 {
-				return Spec{}, fmt.Errorf("%w %.200q: after %.80q is no time: use 3m or the like", ErrSpec, text, value)
+				return Spec{}, fmt.Errorf("%w %.200q: after %.80q is not a time: use 3m or the like", ErrSpec, text, value)
 			}
 		default:
 			return Spec{}, fmt.Errorf("%w %.200q: %.80q is unknown here: all nodes of a run need the same version",

@@ -14,7 +14,7 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// Side is one side process on one node: it runs with the workers and is no rank, such as a scheduler of the framework.
+// Side is one side process on one node: it runs with the workers and is not a rank, such as a framework's scheduler.
 // It is started right before the workers and executes the same program, with an environment of its own. If it fails
 // while workers run, the epoch fails. It outlives the workers of its node: once those have been stopped it is, too; if
 // they have succeeded, it may run until the job has, and 10 s longer.

@@ -44,7 +44,7 @@ const untilGone = `while [ ! -e $DIR/%s ]; do sleep 0.01; done`
 
 func until(file string) string { return strings.Replace(untilGone, "%s", file, 1) }
 
-// A scheduler is no rank, outlives the workers, and may take its time after the job's success.
+// A scheduler is not a rank, outlives the workers, and may take its time after the job's success.
 func TestSideEndsByItself(t *testing.T) {
 	r := sidesRig(t, `echo "sched $RANK$LOCAL_RANK"; echo more >&2; : > $DIR/up; `+until("late")+`; : > $DIR/down`,
 		until("up")+`; : > $DIR/worker.$RANK`, 0)

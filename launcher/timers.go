@@ -107,7 +107,7 @@ func (t *timers) add(pid int, p target) {
 	}
 }
 
-// room makes room for one more process that is no worker, if it can.
+// room makes room for one more process that is not a worker, if it can.
 func (t *timers) room() bool {
 	if t.others < maxOthers {
 		return true

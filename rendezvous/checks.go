@@ -109,7 +109,7 @@ func (c *checks) failed(e Barred) (stands bool, err error) {
 	n.void()
 	reason, aspect, event := text.Clip(e.Reason, maxReason), text.Clip(e.Aspect, maxAspect), job.EventBarred
 	if e.Again {
-		event = job.EventUndecided // it is no mark of a node
+		event = job.EventUndecided // it is not a mark of a node
 	}
 	if !n.idle() { // the gate had opened without this answer
 		if !e.Again {

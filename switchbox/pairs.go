@@ -23,7 +23,7 @@ func (p *Pair) UnmarshalText(text []byte) error {
 	x, errX := strconv.ParseUint(a, 10, 16)
 	y, errY := strconv.ParseUint(b, 10, 16)
 	if errX != nil || errY != nil {
-		return fmt.Errorf("%.20q is no pair of devices such as 0:1", text)
+		return fmt.Errorf("%.20q is not a pair of devices such as 0:1", text)
 	}
 	*p = Pair{int(x), int(y)}
 	return nil

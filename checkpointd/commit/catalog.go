@@ -38,7 +38,7 @@ func (c catalog) tracker() (int64, error) {
 	}
 	step, ok := parseStep(b)
 	if !ok {
-		return 0, fmt.Errorf("%.20q is no step", b)
+		return 0, fmt.Errorf("%.20q is not a step", b)
 	}
 	return step, nil
 }

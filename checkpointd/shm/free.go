@@ -110,7 +110,7 @@ func (g memoryGroup) free(root fs.FS) int64 {
 	}
 	least := int64(math.MaxInt64)
 	for dir := g.dir; ; dir = path.Dir(dir) {
-		limit, okL := field(root, path.Join(dir, limitFile), "") // "max" is no number, and no limit
+		limit, okL := field(root, path.Join(dir, limitFile), "") // "max" is not a number, and no limit
 		used, okU := field(root, path.Join(dir, usedFile), "")
 		if okL && okU {
 			reclaimable, _ := field(root, path.Join(dir, "memory.stat"), cache)

@@ -133,7 +133,7 @@ func trigger(pipe string) error {
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO {
-		return fmt.Errorf("flight: ask for a dump: %s is no fifo", pipe)
+		return fmt.Errorf("flight: ask for a dump: %s is not a FIFO", pipe)
 	}
 	_, err = unix.Write(fd, []byte("1"))
 	if err != nil && !errors.Is(err, unix.EAGAIN) { // full: it was asked often enough

@@ -115,7 +115,7 @@ func TestOnlyFifosAreWritten(t *testing.T) {
 	require.ErrorContains(t, err, "ask for a dump")
 	require.NoError(t, os.Rename(precious, prefix+"1.pipe"))
 	_, err = r.Read(testContext(t), 1)
-	require.ErrorContains(t, err, "is no fifo")
+	require.ErrorContains(t, err, "is not a FIFO")
 	b, err := os.ReadFile(prefix + "1.pipe")
 	require.NoError(t, err)
 	require.Equal(t, "data", string(b))

@@ -13,7 +13,7 @@ import (
 // image is the known data of an ELF file.
 type image struct {
 	loads   []load
-	runtime uint64 // the address of _PyRuntime; 0: it is no interpreter
+	runtime uint64 // the address of _PyRuntime; 0: it is not an interpreter
 	version uint64 // that of Py_Version, since 3.11; 0: none
 	text    string // the version before 3.11
 

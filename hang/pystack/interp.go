@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Bounds of a walk, against memory that is no interpreter's.
+// Bounds of a walk, against memory that is not an interpreter's.
 const (
 	maxInterps = 64
 	maxThreads = 1024

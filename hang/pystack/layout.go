@@ -63,7 +63,7 @@ type frameLayout struct {
 // codeLayout is of PyCodeObject.
 type codeLayout struct {
 	file, name, first, table uint64
-	start                    uint64 // where the instructions begin, in the object itself; none: instr is no address
+	start                    uint64 // where the instructions begin, in the object itself; none: instr is not an address
 	tlbc                     uint64 // a pointer to its copies for threads; none: there are none
 	size                     uint64
 }

@@ -13,7 +13,7 @@ type mapping struct {
 	start, end, offset uint64
 	inode              uint64
 	exec               bool
-	path               string // as the process sees it; "" is no file, [stack] and the like are none either
+	path               string // as the process sees it; "" is not a file, [stack] and the like are none either
 }
 
 // maxMappings bounds the lines that are read of a process's maps; the kernel's own default is 65,530.

@@ -57,7 +57,7 @@ func Named(text string) Set {
 func parseRank(s string) (int, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil || n >= Max {
-		return 0, fmt.Errorf("%.20q is no rank: write a number from 0 to %d", s, Max-1)
+		return 0, fmt.Errorf("%.20q is not a rank: write a number from 0 to %d", s, Max-1)
 	}
 	return int(n), nil
 }

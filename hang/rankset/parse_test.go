@@ -28,14 +28,14 @@ func TestRanksOfLeavesItsArgumentAlone(t *testing.T) {
 
 func TestParseRanksRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		",":                    `ranks ",": "" is no rank: write a number from 0 to 1048575`,
-		"1,":                   `"" is no rank`,
-		"-1":                   `"" is no rank`,
-		"+1":                   `"+1" is no rank`,
-		"1_0":                  `"1_0" is no rank`,
-		"1048576":              `"1048576" is no rank`,
-		"0-99999999999999":     `"99999999999999" is no rank`,
-		"1-2-3":                `"2-3" is no rank`,
+		",":                    `ranks ",": "" is not a rank: write a number from 0 to 1048575`,
+		"1,":                   `"" is not a rank`,
+		"-1":                   `"" is not a rank`,
+		"+1":                   `"+1" is not a rank`,
+		"1_0":                  `"1_0" is not a rank`,
+		"1048576":              `"1048576" is not a rank`,
+		"0-99999999999999":     `"99999999999999" is not a rank`,
+		"1-2-3":                `"2-3" is not a rank`,
 		"3-2":                  `"3-2" does not follow what is before it: write them in order, as 0-3,8`,
 		"1,1":                  `"1" does not follow`,
 		"0-4,4-5":              `"4-5" does not follow`,

@@ -61,7 +61,7 @@ func TestReportsOfManyJobsAreBounded(t *testing.T) {
 	requireLeft(t, dir, all[:keepAll])
 }
 
-// What is no report of this user, or has something of somebody's in it, is not touched, nor what links point at.
+// What is not a report of this user, or has something of somebody's in it, is not touched, nor what links point at.
 func TestOnlyReportsAreRemoved(t *testing.T) {
 	dir, now := t.TempDir(), time.Unix(1790000000, 0)
 	elsewhere := written(t, t.TempDir(), "a", now, 90)[0]

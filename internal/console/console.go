@@ -25,7 +25,7 @@ func IsTerminal(f file) bool {
 	return err == nil
 }
 
-// Columns returns the width of w in columns. It reports false if w is no terminal, or one without a known width.
+// Columns returns the width of w in columns. It reports false if w is not a terminal, or one without a known width.
 func Columns(w io.Writer) (int, bool) {
 	f, ok := w.(file)
 	if !ok {

@@ -21,7 +21,7 @@ type Command struct {
 	Args []string `json:"args"`
 }
 
-// Validate reports the first error of c; nil is no command.
+// Validate reports the first error of c; nil is not a command.
 func (c *Command) Validate() error {
 	if c == nil {
 		return nil

@@ -51,7 +51,7 @@ type (
 // mark is on the stack where a MARK was read.
 type mark struct{}
 
-// entry is a value on the stack, and how many containers are in each other there: 0 for one that is no container.
+// entry is a value on the stack, and how many containers are in each other there: 0 for one that is not a container.
 type entry struct {
 	v    any
 	deep int
@@ -520,7 +520,7 @@ const maxName = 256
 
 func (d *decoder) class(module, name string) error {
 	if !isName(module) || !isName(name) {
-		return fmt.Errorf("%.100q of %.100q is no name of a class", name, module)
+		return fmt.Errorf("%.100q of %.100q is not the name of a class", name, module)
 	}
 	d.classes++
 	return d.push(Class{module, name})

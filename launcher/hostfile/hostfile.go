@@ -111,7 +111,7 @@ func checkName(name string) error {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-._", r))
 	})
 	if bad || name == "" || len(name) > 253 {
-		return fmt.Errorf("%.100q is no host: need a name of letters, digits, '-', '_' and '.', or an address", name)
+		return fmt.Errorf("%.100q is not a host: need a name of letters, digits, '-', '_' and '.', or an address", name)
 	}
 	return nil
 }

@@ -65,7 +65,7 @@ func metax(root fs.FS) []string {
 }
 
 // Select returns the devices that a list of numbers such as CUDA_VISIBLE_DEVICES selects, in its order; variable is its
-// name for errors. As in CUDA the list ends at the first entry that is no device.
+// name for errors. As in CUDA the list ends at the first entry that is not a device.
 func Select(devices []string, variable, list string) ([]string, error) {
 	var numbers []int
 	var selected []string

@@ -226,7 +226,7 @@ func parseException(s string) (string, error) {
 	for part := range strings.SplitSeq(s, ".") {
 		wrong := func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) }
 		if part == "" || strings.ContainsFunc(part, wrong) || unicode.IsDigit([]rune(part)[0]) {
-			return "", fmt.Errorf("exception %q is no name of a Python class: write one such as ValueError or "+
+			return "", fmt.Errorf("exception %q is not the name of a Python class: write one such as ValueError or "+
 				"torch.cuda.OutOfMemoryError; for a text use pattern", s)
 		}
 	}

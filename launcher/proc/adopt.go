@@ -32,7 +32,7 @@ func (s *Supervisor) noForks() (done func()) {
 }
 
 // Adopt takes in a child that the kernel has handed to this process, a subreaper, because its parent has ended. It is a
-// helper until Employ. A process that has been collected already, or is no child of this process, is an error.
+// helper until Employ. A process that has been collected already, or is not a child of this process, is an error.
 func (s *Supervisor) Adopt(pid int) (*Process, error) {
 	s.mu.Lock() // the reaper collects none meanwhile
 	defer s.mu.Unlock()

@@ -106,8 +106,8 @@ func visible(n int, lookup func(string) (string, bool), names ...string) int {
 }
 
 // selected returns how many of n devices a list selects, by CUDA's rules as in torch.cuda.device_count: the list ends
-// at the first entry that is no device, and a list with a device twice selects none. UUIDs cannot be checked here and
-// count as valid. Of several MIG instances CUDA takes one.
+// at the first entry that is not a device, and a list with a device twice selects none. UUIDs cannot be checked here,
+// and count as valid. Of several MIG instances CUDA takes one.
 func selected(list string, n int) int {
 	switch {
 	case strings.HasPrefix(list, "MIG-"):

@@ -154,7 +154,7 @@ func requireReleased(t *testing.T, dir string) {
 	}
 }
 
-// requireEnded waits for the launcher, which is no child of the test.
+// requireEnded waits for the launcher, which is not a child of the test.
 func requireEnded(t *testing.T, g *guarded) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -32,7 +32,7 @@ type Spec struct {
 	CPUs []int
 	// Memory is its memory policy. Default: that of the launcher.
 	Memory *MemoryPolicy
-	// Helper marks a process that serves the launcher and is no worker: it
+	// Helper marks a process that serves the launcher and is not a worker: it
 	// stays out of the workers' cgroup and Sweep spares it and its children.
 	Helper bool
 	// Survives marks a helper that lives on when the launcher is killed, to end

@@ -46,7 +46,7 @@ func explainStart(err error, path string, args []string, attr *os.ProcAttr) erro
 		return fmt.Errorf("cannot start %s: %w", path, err)
 	}
 	if fi, serr := os.Stat(attr.Dir); attr.Dir != "" && (serr != nil || !fi.IsDir()) {
-		return fmt.Errorf("cannot start %s: working directory %s does not exist or is no directory: %w",
+		return fmt.Errorf("cannot start %s: working directory %s does not exist or is not a directory: %w",
 			path, attr.Dir, errno)
 	}
 	file := path

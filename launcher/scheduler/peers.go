@@ -26,9 +26,9 @@ func (p Peers) String() string {
 }
 
 // PeersOf finds the nodes of a job of at most nodes with a rendezvous at host. It reads the list of f, from Detect, or
-// of another scheduler, or else derives them from the names of pods. A machine of Slurm, or one that is no pod, is none
-// of them but by the lists of SkyPilot and SageMaker: other users may run processes there. So they may where a pod has
-// its machine's network, and with that its name.
+// of another scheduler, or else derives them from the names of pods. A machine of Slurm, or one that is not a pod, is
+// none of them but by the lists of SkyPilot and SageMaker: other users may run processes there. So they may where a
+// pod has its machine's network, and with that its name.
 func PeersOf(f Facts, s System, host string, nodes int) Peers {
 	_, pod := s.Env("KUBERNETES_SERVICE_HOST")
 	for _, list := range append([]Facts{f}, lists(s)...) {

@@ -143,7 +143,7 @@ func judge(out []byte, silent bool) Answer {
 		if silent {
 			return Answer{}
 		}
-		return Answer{Unclear, "its answer is no JSON object"}
+		return Answer{Unclear, "its answer is not a JSON object"}
 	}
 	if err := json.Unmarshal(text, &v); err != nil {
 		return Answer{Unclear, "its answer cannot be read: " + err.Error()}

@@ -112,8 +112,8 @@ func TestService(t *testing.T) {
 	}{
 		{`{"verdict":"healthy"}`, 200, Answer{}},
 		{`{"verdict":"unhealthy","message":"row remap\npending"}`, 200, Answer{Unhealthy, "row remap pending"}},
-		{"all is well", 200, Answer{Unclear, "its answer is no JSON object"}},
-		{"", 200, Answer{Unclear, "its answer is no JSON object"}},
+		{"all is well", 200, Answer{Unclear, "its answer is not a JSON object"}},
+		{"", 200, Answer{Unclear, "its answer is not a JSON object"}},
 		{`{"verdict":"failed"}`, 500, Answer{Unclear, "answered 500 Internal Server Error"}},
 		{"hang", 200, Answer{Unhealthy, "no answer within 200ms"}},
 	} {

@@ -201,7 +201,7 @@ func (h Host) hcaOf(name string, want selector) string {
 	return ""
 }
 
-var errNoAddr = errors.New("this node's address is no IP address")
+var errNoAddr = errors.New("this node's address is not an IP address")
 
 // ChoiceOf reads the variables of an environment for a node with an address.
 func ChoiceOf(getenv func(string) string, addr string) (Choice, error) {

@@ -230,7 +230,7 @@ func peerAddrs(ctx context.Context, peer netcheck.Peer) ([]netip.Addr, error) {
 	for _, n := range peer.NICs {
 		a, err := netip.ParseAddr(n.Addr)
 		if err != nil {
-			return nil, fmt.Errorf("address %q of %s's interface %q is no IP address", n.Addr, peer.Name, n.Name)
+			return nil, fmt.Errorf("address %q of %s's interface %q is not an IP address", n.Addr, peer.Name, n.Name)
 		}
 		all = append(all, a.Unmap().WithZone(""))
 	}

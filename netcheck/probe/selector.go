@@ -65,10 +65,10 @@ func parseWant(entry string) (want, error) {
 		return want{}, fmt.Errorf("%q has no name before the colon", entry)
 	}
 	if i := strings.IndexFunc(name, func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }); i >= 0 {
-		return want{}, fmt.Errorf("%q is no name: separate names by commas", name)
+		return want{}, fmt.Errorf("%q is not a name: separate names by commas", name)
 	}
 	if strings.ContainsAny(name, "^=/") {
-		return want{}, fmt.Errorf("%q is no name: ^ and = stand once, before the whole list", name)
+		return want{}, fmt.Errorf("%q is not a name: ^ and = stand once, before the whole list", name)
 	}
 	if !hasPort {
 		return want{name: name}, nil

@@ -57,7 +57,7 @@ type outlet struct {
 func newOutlet(nic netcheck.NIC, peers []netip.Addr) (outlet, error) {
 	from, err := netip.ParseAddr(nic.Addr)
 	if err != nil {
-		return outlet{}, fmt.Errorf("address %q of interface %q is no IP address", nic.Addr, nic.Name)
+		return outlet{}, fmt.Errorf("address %q of interface %q is not an IP address", nic.Addr, nic.Name)
 	}
 	o := outlet{nic: nic, from: from.Unmap()}
 	o.bind = nic.Name != "" && bindable(nic.Name) && !anyLocal(peers)

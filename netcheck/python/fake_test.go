@@ -341,10 +341,10 @@ func TestAssignmentsThatCannotBe(t *testing.T) {
 	t.Parallel()
 	r := start(t, fake(t, t.TempDir(), 1, ""))
 	for want, addrs := range map[string][]string{
-		"the assignment does not say where the store is":             nil,
-		`the store's address is "10.0.0.1", which is no host:port`:   {"10.0.0.1"},
-		`the store's address is "10.0.0.1:0", which is no host:port`: {"10.0.0.1:0"},
-		`the store's address is ":80", which is no host:port`:        {":80"},
+		"the assignment does not say where the store is":                nil,
+		`the store's address is "10.0.0.1", which is not a host:port`:   {"10.0.0.1"},
+		`the store's address is "10.0.0.1:0", which is not a host:port`: {"10.0.0.1:0"},
+		`the store's address is ":80", which is not a host:port`:        {":80"},
 	} {
 		res := r.Dial(t.Context(), netcheck.Assignment{Peer: netcheck.Peer{Addrs: addrs}})
 		require.Equal(t, netcheck.Result{Class: netcheck.Own, Text: want}, res)

@@ -126,7 +126,7 @@ func endpoint(addr string) (host string, port int, err error) {
 		port, err = strconv.Atoi(text)
 	}
 	if err != nil || host == "" || port < 1 || port > 65535 {
-		return "", 0, fmt.Errorf("the store's address is %.80q, which is no host:port", addr)
+		return "", 0, fmt.Errorf("the store's address is %.80q, which is not a host:port", addr)
 	}
 	return host, port, nil
 }

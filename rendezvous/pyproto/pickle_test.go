@@ -161,10 +161,10 @@ func TestRefusedPickles(t *testing.T) {
 		{"an object with arguments", classX + "N\x85\x81.", "an object with arguments"},
 		{"an object of no class", "N)\x81.", "without a class"},
 		{"a class without a name", "NN\x93.", "a class without a name"},
-		{"a class with an empty name", "\x8c\x01m\x8c\x00\x93.", "is no name"},
-		{"opcodes in a name", "\x8c\x01m\x8c\x05X\n)R.\x93.", "is no name"},
-		{"a name in other letters", "\x8c\x01m\x8c\x02\xc3\xa4\x93.", "is no name"},
-		{"a long name", "cm\n" + strings.Repeat("X", 257) + "\n.", "is no name"},
+		{"a class with an empty name", "\x8c\x01m\x8c\x00\x93.", "is not the name"},
+		{"opcodes in a name", "\x8c\x01m\x8c\x05X\n)R.\x93.", "is not the name"},
+		{"a name in other letters", "\x8c\x01m\x8c\x02\xc3\xa4\x93.", "is not the name"},
+		{"a long name", "cm\n" + strings.Repeat("X", 257) + "\n.", "is not the name"},
 		{"a state that is a tuple", objectX + ")b.", "a state that belongs to no object"},
 		{"a state of nothing", "N}b.", "a state that belongs to no object"},
 		{"an item without a list", "Na.", "items without a list"},
@@ -329,7 +329,7 @@ func FuzzDecode(f *testing.F) {
 			require.ErrorIs(t, err, errPickle)
 			return
 		}
-		out := pickle.Encode(v) // which compares what is no number, too
+		out := pickle.Encode(v) // which compares what is not a number, too
 		require.LessOrEqual(t, len(out), pickle.EncodedLen(v))
 		again, err := decode(out)
 		require.NoError(t, err)

@@ -22,7 +22,7 @@ const Interval = 2 * time.Second
 // maxFile bounds the file, in bytes: no cluster has that many nodes.
 const maxFile = 64 << 20
 
-// File is a topology file that has been read. A nil *File is no topology.
+// File is a topology file that has been read. A nil *File is not a topology.
 type File struct {
 	path  string
 	first rendezvous.Topology

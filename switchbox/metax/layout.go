@@ -123,7 +123,7 @@ func property(sysfs fs.FS, file, key string) (value int, ok bool, err error) {
 var visibilities = []string{"MACA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}
 
 // visible returns those cards that the variables leave to a process. As with CUDA, a list ends at its first entry that
-// is no device. A list that begins with no number (a UUID, which cannot be looked up here) leaves all.
+// is not a device. A list that begins with no number (a UUID, which cannot be looked up here) leaves all.
 func visible(cards []card, lookup func(string) (string, bool)) []card {
 	for _, name := range visibilities {
 		if list, ok := lookup(name); ok {

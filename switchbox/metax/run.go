@@ -138,7 +138,7 @@ func executable(tool string) error {
 	case err != nil:
 		return errors.Unwrap(err) // without the path
 	case info.IsDir() || info.Mode()&0o111 == 0:
-		return errors.New("it is no program")
+		return errors.New("it is not a program")
 	}
 	return nil
 }

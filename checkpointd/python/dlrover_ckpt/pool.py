@@ -436,7 +436,7 @@ class Pool:
             log.info("shared memory is not prepared: %s", e)
 
     def _spare(self, s: _Set, b: Buffer, newer_ones: int) -> bool:
-        """Whether its content is not needed: it is no save, or so many newer ones are there."""
+        """Whether its content is not needed: it is not a save, or so many newer ones are there."""
         slots = self._slots(s)
         own = slots[s.buffers.index(b)]
         newer = [x for x in slots if x.complete and x.saved_ns > own.saved_ns]

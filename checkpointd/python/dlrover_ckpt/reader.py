@@ -26,7 +26,7 @@ class SegmentReader:
         """name is relative to the runtime directory; own are the segments of this process."""
         parts = name.split("/")
         if len(parts) != 2 or parts[0] not in ("seg", "peer") or parts[1].startswith("."):
-            raise Damaged("%r is no name of a segment" % name)
+            raise Damaged("%r is not the name of a segment" % name)
         self._path = os.path.join(runtime, name)
         self._pool = own if parts[0] == "seg" else None
         self._own: Optional[Buffer] = None

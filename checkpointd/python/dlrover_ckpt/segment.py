@@ -206,7 +206,7 @@ def open_segment(path: str) -> int:
     st = os.fstat(fd)
     if not stat.S_ISREG(st.st_mode) or st.st_uid != os.getuid() or st.st_size < HEADER:
         os.close(fd)
-        raise Damaged("%s is no segment of ours" % path)
+        raise Damaged("%s is not a segment of ours" % path)
     return fd
 
 

@@ -86,7 +86,7 @@ class Arithmetic(unittest.TestCase):
                 _plan.Plan.load(data, json.dumps(dict(good, **change)))
             self.assertNotIn("\n", str(caught.exception))
         for text in ("", "{", "[]", "7", "null", "[" * 100000):
-            with self.assertRaisesRegex(ValueError, "this is no checkpoint of shards of 10 records"):
+            with self.assertRaisesRegex(ValueError, "this is not a checkpoint of shards of 10 records"):
                 _plan.Plan.load(data, text)
 
 

@@ -103,7 +103,7 @@ class Turns(core.One):
 class Histories(Case):
     def test_two_lives_are_not_mixed(self):
         """torchrun starts workers again under the same names when a node has joined. What one rank holds of the first
-        life and another of the second is no save, though both call it step 2."""
+        life and another of the second is not a save, though both call it step 2."""
         self.launched()
         self.world(ranks.SHARDED + "    e.load(); save(1); save(2)\n")
         out = self.world(ranks.SHARDED + """

@@ -113,7 +113,7 @@ func TestVerifyTheTrackedStep(t *testing.T) {
 			`step 10: damaged: .*10\.json`, "10",
 		},
 		"tracker garbage": {func(dir string) error { return replace(tracker(dir), "twenty") },
-			`dlrover_latest\.txt: damaged: "twenty" is no step`, ""},
+			`dlrover_latest\.txt: damaged: "twenty" is not a step`, ""},
 		"tracker missing": {func(dir string) error { return os.Remove(tracker(dir)) },
 			`dlrover_latest\.txt: damaged: it is missing`, ""},
 		"tracker a pipe": {func(dir string) error {

@@ -106,7 +106,7 @@ func (d dumpDriver) drive(ctx context.Context, c *cli.Context) error {
 func (d dumpDriver) request(c *cli.Context) (dump.Request, error) {
 	r := dump.Request{Native: c.Bool("gdb"), Python: c.Bool("pyspy"), Steps: c.Int("timeline")}
 	if c.NArg() > 0 {
-		return r, fmt.Errorf("%q is no option; see %s --help", c.Args().First(), driver)
+		return r, fmt.Errorf("%q is not an option; see %s --help", c.Args().First(), driver)
 	}
 	for _, name := range []string{"pid", "rank", "world-size"} {
 		if n := c.Int(name); c.IsSet(name) && (n < -1 || n == 0 && name != "rank") {

@@ -102,7 +102,7 @@ func TestDumpDriverOfALauncherThatIsSilent(t *testing.T) {
 
 func TestWrongUsesOfTheDumpDriver(t *testing.T) {
 	for want, args := range map[string][]string{
-		`--pid=0: there is no such one`: {"--pid", "0"}, `"x" is no option; see xpu_timer_dump_driver --help`: {"x"},
+		`--pid=0: there is no such one`: {"--pid", "0"}, `"x" is not an option; see xpu_timer_dump_driver --help`: {"x"},
 		"--rank=-2": {"--rank=-2"}, "--timeline=0: need 1 to 100 steps": {"--timeline=0"},
 		"--device": {"--device"}, "--dump-path needs a value": {"--dump-path"},
 	} {

@@ -53,8 +53,8 @@ func TestUsageErrors(t *testing.T) {
 		want string
 	}{
 		{[]string{"--level=all"}, "need inventory, links or copy"},
-		{[]string{"--pairs=0-1"}, `"0-1" is no pair of devices such as 0:1`},
-		{[]string{"what"}, `"what" is no pair`},
+		{[]string{"--pairs=0-1"}, `"0-1" is not a pair of devices such as 0:1`},
+		{[]string{"what"}, `"what" is not a pair`},
 		{[]string{"--pairs=0:0"}, "0:0 names one device twice"},
 		{[]string{"--pairs=0:1", "--min-channels=2"}, "--min-channels=2 is more than the 1 pairs"},
 		{[]string{"--pairs=ring,0:1"}, "--pairs has ring beside 0:1: ring is all pairs there are"},

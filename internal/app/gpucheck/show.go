@@ -16,7 +16,7 @@ func show(w io.Writer, r switchbox.Report, asJSON bool) {
 		return
 	}
 	line, err := json.Marshal(r)
-	if err != nil { // a figure that is no number
+	if err != nil { // a figure that is not a number
 		line, _ = json.Marshal(switchbox.Skip(adaptor, "the report cannot be written: "+err.Error()))
 	}
 	w.Write(append(line, '\n'))

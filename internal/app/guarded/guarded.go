@@ -70,7 +70,7 @@ func shelter() {
 // explains why the launcher has none.
 func Role() (*guard.Link, *guard.Watch, error) { return link, watch, problem }
 
-// exempt reports whether a command starts no workers, and so needs no guard. A test binary is no launcher, although
+// exempt reports whether a command starts no workers, and so needs no guard. A test binary is not a launcher, although
 // it may contain one.
 func exempt(args []string) bool {
 	if len(args) == 0 || args[0] == Daemon || hasSuffix(args[0], ".test") || BecomesCommand(args) {

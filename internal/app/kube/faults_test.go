@@ -348,7 +348,7 @@ func TestHeartbeat(t *testing.T) {
 	})
 }
 
-// What is no name of a node, or no mark, is not sent.
+// What is not the name of a node, or no mark, is not sent.
 func TestMarksThatMakeNoSense(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		names := []string{
@@ -357,7 +357,7 @@ func TestMarksThatMakeNoSense(t *testing.T) {
 		for _, name := range names {
 			m := mark(name)
 			for _, err := range []error{b.client.Apply(t.Context(), kube.Event, m), b.client.Remove(t.Context(), m)} {
-				require.ErrorContains(t, err, "is no name of a node", name)
+				require.ErrorContains(t, err, "is not the name of a node", name)
 			}
 		}
 		for _, owner := range []string{"", " a", "a\n", "a\x1b[2J", "\xff", strings.Repeat("a", 254)} {

@@ -117,7 +117,7 @@ func checkNode(name string) error {
 			strings.ContainsFunc(label, func(r rune) bool { return !isLower(r) && r != '-' })
 	}
 	if bad {
-		return fmt.Errorf("kube: %.260q is no name of a node: need a DNS-1123 subdomain, such as node-1.example: %w", name,
+		return fmt.Errorf("kube: %.260q is not the name of a node: need a DNS-1123 subdomain, as in node-1.example: %w", name,
 			ErrNotFound)
 	}
 	return nil

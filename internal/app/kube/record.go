@@ -50,7 +50,7 @@ func parseRecord(text string) (record, error) {
 	for owner, raw := range r.raw {
 		var e *entry
 		if err := json.Unmarshal(raw, &e); err != nil || e == nil || checkOwner(owner) != nil {
-			return r, fmt.Errorf("annotation %s: the entry of owner %.260q is no mark", Key, owner)
+			return r, fmt.Errorf("annotation %s: the entry of owner %.260q is not a mark", Key, owner)
 		}
 		e.Reason, e.Evidence = clean(e.Reason, maxReason), clean(e.Evidence, maxEvidence)
 		r.entries[owner] = *e

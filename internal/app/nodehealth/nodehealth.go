@@ -243,7 +243,7 @@ func (g *Registry) Size(now time.Time, run string, nodes []string) {
 	g.runs.setMembers(j, in)
 }
 
-// checkRun reports why a run cannot be called so. "" is no run, and right for a finding that is of none.
+// checkRun reports why a run cannot be called so. "" is not a run, and right for a finding that is of none.
 func checkRun(run string) error {
 	if len(run) > rendezvous.MaxName || !text.Printable(run) {
 		return fmt.Errorf("run %.100q: %s, at most %d bytes", run, text.PrintableRule, rendezvous.MaxName)

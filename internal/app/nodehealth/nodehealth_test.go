@@ -327,7 +327,7 @@ func TestCulpritsOfManyFailuresAreSuspect(t *testing.T) {
 	require.Len(t, list[0].Findings, 1, "one finding, however often it is to blame from then on")
 	require.Contains(t, list[0].Findings[0].Text, "3 of the last 6 failures of the run; the last: exit code 1")
 	require.True(t, list[0].Suspect)
-	require.Empty(t, b.Avoid(noon), "to be suspect is no mark")
+	require.Empty(t, b.Avoid(noon), "to be suspect is not a mark")
 
 	fail("", "", "", "", "", "", "", "", "")
 	require.False(t, b.Suspect("n001"), "only the last ten count")

@@ -249,7 +249,7 @@ func (t *runTable) sweep(now, old time.Time, mass time.Duration) {
 func (t *runTable) load(j *job, members []string, known func(node string) bool) error {
 	for _, name := range members {
 		if !known(name) || j.members[name] || t.in[name] == maxRunsNode {
-			return fmt.Errorf("member %.100q is no node, is there twice, or takes part in more than %d runs", name,
+			return fmt.Errorf("member %.100q is not a node, is there twice, or takes part in more than %d runs", name,
 				maxRunsNode)
 		}
 		j.members[name] = true

@@ -43,7 +43,7 @@ func TestLogRuleRestartsAJobWhoseLossIsNaN(t *testing.T) {
 		"--nproc-per-node=2", "--max-restarts=1", "--redirects=3", "--event-log="+filepath.Join(b.dir, "events"),
 		"--log-rule=loss:loss[:=]:nan:action=restart", "--log-rule=again:step 3:action=report", "train.py")
 	require.Zero(t, l.wait(), l.err.String())
-	require.Regexp(t, `"msg":"log rule".*"rule":"loss","rank":1,"found":"(nan|inf) is no number in \\"step \d+ loss: `+
+	require.Regexp(t, `"msg":"log rule".*"rule":"loss","rank":1,"found":"(nan|inf) is not a number in \\"step \d+ loss: `+
 		`(nan|inf)\\""`,
 		l.err.String())
 	require.Contains(t, l.err.String(), `"cause":"rank 1 (node 0`)
@@ -72,7 +72,8 @@ func TestTheMasterHearsOfLogRules(t *testing.T) {
 	l := b.start("dlrover-run", env, b.sh(script, "--log-rule=loss:loss:nan", "--log-rule=gpu:NVRM")...)
 	require.Zero(t, l.wait(), l.err.String())
 	for event, want := range map[string]string{
-		"log-rule": `rank 0: log rule loss: nan is no number in "loss: nan"`, "device-fault": "xid: rank 0: log rule gpu: ",
+		"log-rule":     `rank 0: log rule loss: nan is not a number in "loss: nan"`,
+		"device-fault": "xid: rank 0: log rule gpu: ",
 	} {
 		require.Len(t, b.events(event), 1, "told before the good-bye, and once")
 		require.Equal(t, "pod-3", b.events(event)[0]["node"])

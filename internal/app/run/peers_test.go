@@ -353,7 +353,7 @@ func TestAPodIsReplacedUnderItsName(t *testing.T) {
 	require.Equal(t, 0, l1.wait())
 }
 
-// A process of another user on the serving pod is no launcher of the job, whatever address it comes from.
+// A process of another user on the serving pod is not a launcher of the job, whatever address it comes from.
 func TestOthersOnTheServingPod(t *testing.T) {
 	p := newPods(t, "job-0", "job-1")
 	args := p.sh("exit 0", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=job-0:29400",

@@ -75,7 +75,7 @@ func autoPresetOf(path string, found []preset.Import) (name, why string) {
 	case ok:
 		return name, fmt.Sprintf("line %d of %s: %s", by.Line, path, by.Text)
 	case path == "":
-		return "torch", "the program is no Python script that can be looked at"
+		return "torch", "the program is not a Python script that can be looked at"
 	}
 	return "torch", path + " imports no framework that is known"
 }

@@ -38,7 +38,7 @@ func TestAutoPreset(t *testing.T) {
 		"local.py": "import deepspeed\nadd_argument('--local_rank')", "sub/tf.py": "import tensorflow",
 		"large.py": "import jax\n" + strings.Repeat("#", preset.MaxScript),
 	}
-	const unseen = "the program is no Python script that can be looked at"
+	const unseen = "the program is not a Python script that can be looked at"
 	for line, want := range map[string][2]string{
 		"--preset=auto jax.py":                                 {"jax", "line 2 of jax.py: import jax"},
 		"--preset=auto plain.py":                               {"torch", "plain.py imports no framework that is known"},

@@ -41,7 +41,7 @@ func (b *bench) board(script string) (env string) {
 	return "PATH=" + dir + ":" + os.Getenv("PATH")
 }
 
-// TensorBoard outlives the epochs, is no worker, and ends with the job.
+// TensorBoard outlives the epochs, is not a worker, and ends with the job.
 func TestTensorBoardRunsAsLongAsTheJob(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -236,8 +236,8 @@ func TestWarmSettings(t *testing.T) {
 	for args, want := range map[string]string{
 		"--warm train.py":               "",
 		"--warm=a.b_1,c train.py":       "",
-		"--warm=a/b train.py":           `--warm="a/b": "a/b" is no name of a Python module`,
-		"--warm=1a train.py":            "is no name",
+		"--warm=a/b train.py":           `--warm="a/b": "a/b" is not the name of a Python module`,
+		"--warm=1a train.py":            "is not the name",
 		"--warm-mode=fork train.py":     "--warm-mode has no effect without --warm",
 		"--warm --no-python /bin/true":  "contradict each other",
 		"--warm --warm-deny=, train.py": "",

@@ -133,7 +133,7 @@ func (j *msJob) checkSize() error {
 		return usageErrorf("--local_worker_num=%d: need 1 to --worker_num=%d workers (each is 8 where it is not given)",
 			j.local, j.total)
 	case j.total%j.local != 0:
-		return usageErrorf("--worker_num=%d is no multiple of --local_worker_num=%d: for nodes of different sizes start "+
+		return usageErrorf("--worker_num=%d is not a multiple of --local_worker_num=%d: for nodes of different sizes start "+
 			"dlrover-run --preset=mindspore --nnodes=NODES --nproc-per-node=%d, each node with its own number of workers",
 			j.total, j.local, j.local)
 	case j.rank < -1 || j.rank >= j.total/j.local && j.total != j.local:

@@ -97,7 +97,7 @@ func TestMSRunRefuses(t *testing.T) {
 		{"--worker_num=0 s", "need the number of workers of the job, from 1"},
 		{"--worker_num=8 --local_worker_num=0 s", "leave this command out"},
 		{"--worker_num=4 s", "--local_worker_num=8: need 1 to --worker_num=4"},
-		{"--worker_num=12 s", "--worker_num=12 is no multiple of --local_worker_num=8"},
+		{"--worker_num=12 s", "--worker_num=12 is not a multiple of --local_worker_num=8"},
 		{"--worker_num=16 --node_rank=2 s", "--node_rank=2: need 0 to 1, or -1"},
 		{"--worker_num=16 --cluster_time_out=0 s", "--cluster_time_out=0: need seconds from 1"},
 		{"--master_port=80 s", "--master_port=80: need a port from 1024 to 65535"},

@@ -97,9 +97,9 @@ func TestNumbers(t *testing.T) {
 		want  []string
 	}{
 		{"x:loss:nan", []string{"loss=0.3", "loss: nan", "loss: nan", "loss: 1.5"},
-			[]string{`2 false nan is no number in "loss: nan"`}},
+			[]string{`2 false nan is not a number in "loss: nan"`}},
 		{"x:loss:nan", []string{"loss tensor(-inf, device='cuda:0')", "loss 2e-3"},
-			[]string{`1 false -inf is no number in "loss tensor(-inf, device='cuda:0')"`, `2 true good again: "loss 2e-3"`}},
+			[]string{`1 false -inf is not a number in "loss tensor(-inf, device='cuda:0')"`, `2 true good again: "loss 2e-3"`}},
 		{"x:loss:nan", []string{"loss: see info and nanny"}, nil},
 		{`x:loss=(\S+):above=10`, []string{"loss=9.99", "loss=nan", "loss=1,234.5 lr=0"},
 			[]string{`3 false 1,234.5 is above 10 in "loss=1,234.5 lr=0"`}},
@@ -160,9 +160,9 @@ func TestFindingsAreLimited(t *testing.T) {
 		lines[i] = []string{"loss nan", "loss 1"}[i%2]
 	}
 	require.Equal(t, []string{
-		`1 false nan is no number in "loss nan"`, `2 true good again: "loss 1"`,
-		`61 false nan is no number in "loss nan" (and 29 times more in the last 1m0s)`, `62 true good again: "loss 1"`,
-		`121 false nan is no number in "loss nan" (and 29 times more in the last 1m0s)`, `122 true good again: "loss 1"`,
+		`1 false nan is not a number in "loss nan"`, `2 true good again: "loss 1"`,
+		`61 false nan is not a number in "loss nan" (and 29 times more in the last 1m0s)`, `62 true good again: "loss 1"`,
+		`121 false nan is not a number in "loss nan" (and 29 times more in the last 1m0s)`, `122 true good again: "loss 1"`,
 	}, follow(t, "x:loss:nan", 0, lines...))
 }
 

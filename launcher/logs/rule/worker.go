@@ -89,7 +89,7 @@ func (s *state) judge(line []byte, match []int) (why string, ok bool) {
 		return "", false
 	case !finite(n):
 		if s.NaN {
-			why = text + " is no number"
+			why = text + " is not a number"
 		} else if s.Above != nil && n > *s.Above || s.Below != nil && n < *s.Below {
 			why = text + " is out of bounds"
 		}

@@ -464,7 +464,7 @@ def init_nccl():
 
 
 def unresolved():
-    """The address of the store is no name here, as where a pod's DNS does not work yet."""
+    """The address of the store is not a name here, as where a pod's DNS does not work yet."""
     import datetime
     import torch.distributed as dist
     if BAD:

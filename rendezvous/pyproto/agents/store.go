@@ -216,7 +216,7 @@ func (s *store) get(key string) any {
 	return []byte{}
 }
 
-// add counts. A value that is no number counts as 0.
+// add counts. A value that is not a number counts as 0.
 func (s *store) add(key string, n int) (sum int, err error) {
 	sum = n
 	switch v := s.values[key].(type) {

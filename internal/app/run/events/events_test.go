@@ -45,7 +45,7 @@ func everyEvent(t *testing.T, w events.Writer) {
 	w.Exec(node.Command{Rank: 3, LocalRank: 1, PID: 9, From: "10.0.0.1:5", Args: []string{"id", "-u"}})
 	w.ExecEnded(node.Command{Rank: 3, PID: 9}, streams.Exit{Code: 124, Error: "it was ended after 1s"})
 	w.LogRule(logrule.Finding{Rule: &logrule.Rule{Name: "loss", Action: logrule.Restart}, Rank: 3,
-		Text: "nan is no number"})
+		Text: "nan is not a number"})
 	w.WarmPrepared(warm.Preparation{PID: 10, Modules: 900, Failed: []string{"x: no"}, Took: 1500 * time.Millisecond})
 	w.WarmStart(warm.Start{Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 11, How: warm.ByParked,
 		Took: 1500 * time.Microsecond})
@@ -69,7 +69,7 @@ func TestEventLogIsStable(t *testing.T) {
 		`{"event":"fault","round":5,"epoch":6,"part":"hang","rank":3,"local_rank":1,"pid":8,` +
 			`"why":"no progress (exit code 1)","action":"restart"}`,
 		`{"event":"leaving","reason":"received SIGTERM","grace":27.5}`,
-		`{"event":"log-rule","rule":"loss","rank":3,"found":"nan is no number","over":false,"action":"restart"}`,
+		`{"event":"log-rule","rule":"loss","rank":3,"found":"nan is not a number","over":false,"action":"restart"}`,
 		`{"event":"policy","round":5,"epoch":6,"rank":3,"local_rank":1,"why":"exit code 138","action":"retry-free",` +
 			`"rule":"rule exit 138 -> retry-free (t9k)"}`,
 		`{"event":"rendezvous-NAME","round":5,"epoch":6,"who":"a","text":"t","nodes":2}`,

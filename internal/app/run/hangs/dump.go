@@ -78,7 +78,7 @@ func (h *hangs) dumpDir(named string) (string, error) {
 		}
 		return "", fmt.Errorf("there is no directory for the files: name one by --dump-path")
 	case !filepath.IsAbs(named):
-		return "", fmt.Errorf("%q is no absolute path", named)
+		return "", fmt.Errorf("%q is not an absolute path", named)
 	}
 	return named, os.MkdirAll(named, 0o755)
 }

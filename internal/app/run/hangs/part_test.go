@@ -189,7 +189,7 @@ func TestDumpsOnDemand(t *testing.T) {
 	}
 
 	for want, r := range map[string]dump.Request{
-		"is no absolute path": {Dir: "x", Python: true}, "none of these workers": {Ranks: []int{0}, Python: true},
+		"is not an absolute path": {Dir: "x", Python: true}, "none of these workers": {Ranks: []int{0}, Python: true},
 		"not a directory": {Dir: "/dev/null/x", Python: true},
 	} {
 		require.Contains(t, h.dump(t.Context(), r).Error, want)

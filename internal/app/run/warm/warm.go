@@ -94,7 +94,7 @@ func moduleNames(option, text string) (names []string, err error) {
 		switch name = strings.TrimSpace(name); {
 		case name == "":
 		case !isModule(name):
-			return nil, fmt.Errorf("%s=%.100q: %q is no name of a Python module", option, text, name)
+			return nil, fmt.Errorf("%s=%.100q: %q is not the name of a Python module", option, text, name)
 		default:
 			names = append(names, name)
 		}

@@ -136,7 +136,7 @@ class Plan:
             plan = cls(data, left, _number(state["epoch"]), _number(state.get("next", 0)),
                        _number(state.get("shard_size", 0)))
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as e:
-            raise ValueError("this is no checkpoint of shards of %d records: %s" % (data.size, e)) from None
+            raise ValueError("this is not a checkpoint of shards of %d records: %s" % (data.size, e)) from None
         for what, now, then in (("dataset_name", data.name, name),
                                 ("dataset_size", data.size, state.get("dataset_size", data.size)),
                                 ("shuffle", data.shuffle, state.get("shuffle", data.shuffle)),
@@ -156,7 +156,7 @@ def _row(s: Shard) -> List[Any]:
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 53:
-        raise ValueError("%r is no number from 0 on" % (value,))
+        raise ValueError("%r is not a number from 0 on" % (value,))
     return value
 
 
