@@ -23,7 +23,7 @@ import (
 type election struct {
 	store store
 	addr  string // of this master
-	log   *slog.Logger
+	log   *slog.Logger // set before run
 }
 
 const severalMasters = "Several masters" // category of options
@@ -52,7 +52,7 @@ func electionFlags() (flags []cli.Flag) {
 }
 
 // newElection returns nil if the options name no backend: this is the only master.
-func newElection(c *cli.Context, log *slog.Logger) (*election, error) {
+func newElection(c *cli.Context) (*election, error) {
 	var chosen *backend
 	for _, b := range backends() {
 		switch {
@@ -69,7 +69,7 @@ func newElection(c *cli.Context, log *slog.Logger) (*election, error) {
 	if chosen == nil {
 		return nil, without(c, electionFlags(), choices())
 	}
-	e := &election{addr: c.String("advertise"), log: log}
+	e := &election{addr: c.String("advertise")}
 	var err error
 	if e.addr == "" {
 		if e.addr, err = advertised(c.String("listen")); err != nil {
@@ -81,6 +81,13 @@ func newElection(c *cli.Context, log *slog.Logger) (*election, error) {
 	}
 	e.store, err = chosen.open(c)
 	return e, err
+}
+
+// close ends an election that has not run.
+func (e *election) close() {
+	if e != nil {
+		_ = e.store.Close()
+	}
 }
 
 // without returns an error if one of the flags is set, which have no effect without an option.

@@ -121,13 +121,13 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if c.IsSet("etcd") && c.IsSet("data-dir") {
 		return errors.New("--data-dir has no effect with --etcd, which keeps the findings about nodes: leave it out")
 	}
-	d, err := newDaemon(c, nil)
+	e, err := newElection(c)
 	if err != nil {
 		return err
 	}
-	e, err := newElection(c, d.log)
+	d, err := newDaemon(c, nil)
 	if err != nil {
-		d.close(0)
+		e.close()
 		return err
 	}
 	ctx, stop := signal.NotifyContext(c.Context, syscall.SIGTERM, syscall.SIGINT)
@@ -136,6 +136,7 @@ func serve(c *cli.Context, stdout io.Writer) error {
 		return serveUntil(ctx, d, c.String("listen"), closeGrace)
 	}
 	d.close(0) // it was opened to check the options: a master that waits keeps nothing
+	e.log = d.log
 	d.log.Info("waiting to be elected", "advertise", e.addr)
 	e.run(ctx, func(leading context.Context, t *tenure) error {
 		d, err := newDaemon(c, t)

@@ -197,6 +197,9 @@ func TestOptionsOfAnElection(t *testing.T) {
 		require.Contains(t, l.err.String(), want, args)
 	}
 	require.NoDirExists(t, unused, "nothing was begun")
+	l := b.start("dlrover-master", nil, "--etcd=a")
+	require.Equal(t, 2, l.wait())
+	require.NotContains(t, l.err.String(), "no job token", "an error in the options is all that is said")
 	for endpoint, want := range map[string]string{
 		"a:1,b": "needs a host and a port", "a:1,": "needs a host and a port", "a:1,b:x": "must be an integer",
 	} {
@@ -204,7 +207,7 @@ func TestOptionsOfAnElection(t *testing.T) {
 		require.NotZero(t, l.wait())
 		require.Contains(t, l.err.String(), want, fmt.Sprint(endpoint))
 	}
-	l := b.run(b.sh("exit 0", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=a:1,b:2", "--rdzv-id=x")...)
+	l = b.run(b.sh("exit 0", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=a:1,b:2", "--rdzv-id=x")...)
 	require.NotZero(t, l.wait())
 	require.Contains(t, l.err.String(), "several addresses are for --rdzv-backend=dlrover-master")
 }
