@@ -9,31 +9,32 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
+	"dlrover-run/internal/retry"
 	"dlrover-run/rendezvous/lead"
 )
 
 const (
-	// ttl is that of a leader's lease in seconds. etcd makes it no shorter than one and a half of its election timeouts:
-	// 2 s by default.
-	ttl = 2
-	// A lease counts as lost when its first renewal is not answered for this and a second more.
 	dialTimeout = time.Second
 	// A connection that etcd's host does not answer is given up after keepalive and its timeout together. Without that a
 	// frozen member keeps its clients. The client's pings must be rarer than etcd's --grpc-keepalive-min-time of 5 s.
 	keepalive        = 10 * time.Second
 	keepaliveTimeout = 3 * time.Second
 	again            = 200 * time.Millisecond // pause before a watch that has failed begins again
+	reread           = time.Second            // a watch may be at a frozen member
+	guarding         = 50 * time.Millisecond  // between two looks at the age of the lease
 	pageSize         = 256                    // records that one request reads
+	pageTimeout      = 2 * time.Second
 )
 
 // Config names an etcd.
@@ -48,7 +49,8 @@ type Config struct {
 // Store is a lead.Store. It has no goroutine before its first call.
 type Store struct {
 	client *clientv3.Client
-	prefix string // ends with a slash
+	prefix string       // ends with a slash
+	failed atomic.Int64 // requests
 
 	mu     sync.Mutex // guards tenure
 	tenure *tenure    // nil: this process does not lead
@@ -56,11 +58,11 @@ type Store struct {
 
 // tenure is a leadership of this process.
 type tenure struct {
-	term    lead.Term // the revision that created key
-	key     string
-	session *concurrency.Session
-	ctx     context.Context // ends with the leadership
-	lose    context.CancelFunc
+	term  lead.Term // the revision that created key
+	key   string
+	lease *lease
+	ctx   context.Context // ends with the leadership
+	lose  context.CancelFunc
 }
 
 // Open connects when the first call needs it.
@@ -80,6 +82,24 @@ func Open(cfg Config) (*Store, error) {
 	return &Store{client: client, prefix: strings.TrimSuffix(cfg.Prefix, "/") + "/"}, nil
 }
 
+// Stats are for metrics.
+type Stats struct {
+	Failed  int64         // requests
+	Silence time.Duration // since etcd answered this process, which leads; else 0
+}
+
+// Stats of this process.
+func (s *Store) Stats() Stats {
+	s.mu.Lock()
+	t := s.tenure
+	s.mu.Unlock()
+	st := Stats{Failed: s.failed.Load()}
+	if t != nil {
+		st.Silence = t.lease.silence()
+	}
+	return st
+}
+
 // Close ends all calls. A leadership ends with its lease; Resign ends it at once.
 func (s *Store) Close() error { return s.client.Close() }
 
@@ -89,21 +109,27 @@ func (s *Store) records() string { return s.prefix + "decisions/" }
 
 // Campaign implements lead.Leadership.
 func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan struct{}, error) {
-	ctx = clientv3.WithRequireLeader(ctx)
-	session, err := s.newSession(ctx)
-	if err != nil {
-		return 0, nil, err
-	}
 	value, err := json.Marshal(lead.Leader{Addr: addr})
 	if err != nil {
 		return 0, nil, err
 	}
-	election := concurrency.NewElection(session, s.elections())
-	if err := election.Campaign(ctx, string(value)); err != nil {
-		return 0, nil, errors.Join(fmt.Errorf("etcd: campaign: %w", err), session.Close())
+	l, err := s.grant(ctx)
+	if err != nil {
+		return 0, nil, err
 	}
-	t := &tenure{term: lead.Term(election.Rev()), key: election.Key(), session: session}
-	t.ctx, t.lose = context.WithCancel(context.Background())
+	t := &tenure{key: fmt.Sprintf("%s/%x", s.elections(), l.id), lease: l}
+	t.ctx, t.lose = context.WithCancel(l.ctx)
+	err = s.try(ctx, renewTimeout, func(ctx context.Context) error {
+		_, err := s.client.Put(ctx, t.key, string(value), clientv3.WithLease(l.id))
+		return err
+	})
+	if err == nil {
+		err = s.await(ctx, t)
+	}
+	if err != nil {
+		t.lose()
+		return 0, nil, errors.Join(fmt.Errorf("etcd: campaign: %w", err), s.release(context.WithoutCancel(ctx), l))
+	}
 	s.mu.Lock()
 	s.tenure = t
 	s.mu.Unlock()
@@ -111,33 +137,48 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	return t.term, t.ctx.Done(), nil
 }
 
-// guard notices the end of a leadership: the key is gone, or the lease was not renewed in time. Watch does not return
-// while etcd does not answer.
-func (s *Store) guard(t *tenure) {
-	defer t.lose()
-	ctx, cancel := context.WithCancel(s.client.Ctx())
-	defer cancel()
-	go func() {
-		for change := range s.client.Watch(ctx, t.key, clientv3.WithRev(int64(t.term)+1), clientv3.WithFilterPut()) {
-			if len(change.Events) > 0 {
-				t.lose()
-			}
+// await returns when the candidate's key is the oldest one.
+func (s *Store) await(ctx context.Context, t *tenure) error {
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(t.ctx, stop)()
+	s.candidates(waiting, func(all []*mvccpb.KeyValue) {
+		switch i := slices.IndexFunc(all, t.owns); {
+		case i == 0:
+			t.term = lead.Term(all[0].CreateRevision)
+			stop()
+		case i < 0:
+			t.lose()
 		}
-	}()
-	<-t.session.Done()
+	})
+	switch {
+	case t.ctx.Err() == nil && t.term > 0:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return errors.New("its lease has expired")
 }
 
-// newSession gets a lease, or ends with ctx: the client's own calls have no deadline.
-func (s *Store) newSession(ctx context.Context) (*concurrency.Session, error) {
-	grant, err := s.client.Grant(ctx, ttl)
-	if err != nil {
-		return nil, fmt.Errorf("etcd: lease: %w", err)
+func (t *tenure) owns(kv *mvccpb.KeyValue) bool { return string(kv.Key) == t.key }
+
+// guard notices the end of a leadership: etcd says that the key or the lease is gone, or has not renewed it in time.
+func (s *Store) guard(t *tenure) {
+	defer t.lose()
+	go s.candidates(t.ctx, func(all []*mvccpb.KeyValue) {
+		if !slices.ContainsFunc(all, t.owns) {
+			t.lose()
+		}
+	})
+	turn := time.NewTicker(guarding)
+	defer turn.Stop()
+	for t.lease.silence() < t.lease.lasts {
+		select {
+		case <-t.ctx.Done():
+			return
+		case <-turn.C:
+		}
 	}
-	session, err := concurrency.NewSession(s.client, concurrency.WithLease(grant.ID), concurrency.WithTTL(ttl))
-	if err != nil {
-		return nil, fmt.Errorf("etcd: keep the lease: %w", err)
-	}
-	return session, nil
 }
 
 // Watch implements lead.Leadership.
@@ -146,66 +187,83 @@ func (s *Store) Watch(ctx context.Context) <-chan lead.Leader {
 	go func() {
 		defer close(leaders)
 		var last *lead.Leader
-		for ctx.Err() == nil {
-			s.follow(ctx, func(l lead.Leader) {
-				if last == nil || l != *last {
-					lead.Newest(leaders, l)
-					last = &l
-				}
-			})
-			select {
-			case <-ctx.Done():
-			case <-time.After(again):
+		s.candidates(ctx, func(all []*mvccpb.KeyValue) {
+			l := leader(all)
+			if last == nil || l != *last {
+				lead.Newest(leaders, l)
+				last = &l
 			}
-		}
+		})
 	}()
 	return leaders
 }
 
-// follow reports leaders until the watch fails. Its beginning is a read, so that nothing is missed by a compaction.
-func (s *Store) follow(ctx context.Context, report func(lead.Leader)) {
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	defer cancel()
-	leader, revision, err := s.leader(ctx)
-	if err != nil {
-		return
-	}
-	report(leader)
-	changes := s.client.Watch(ctx, s.elections()+"/", clientv3.WithPrefix(), clientv3.WithRev(revision+1))
-	for change := range changes {
-		if change.Err() != nil {
-			return
-		}
-		if leader, _, err = s.leader(ctx); err != nil {
-			return
-		}
-		report(leader)
+// candidates calls see with the keys of all candidates, the oldest first, at once, after each change, and in any case
+// now and then, until ctx ends.
+func (s *Store) candidates(ctx context.Context, see func([]*mvccpb.KeyValue)) {
+	for s.observe(ctx, see); retry.Sleep(ctx, again); {
+		s.observe(ctx, see)
 	}
 }
 
-// leader is the candidate with the oldest key, at a revision of the store.
-func (s *Store) leader(ctx context.Context) (l lead.Leader, revision int64, err error) {
-	r, err := s.client.Get(ctx, s.elections()+"/", clientv3.WithFirstCreate()...)
-	if err != nil {
-		return l, 0, err
+// observe is candidates until a failure. Only reads tell who the candidates are, so that nothing is missed by a
+// compaction, or while the watch is at a member of etcd that is frozen.
+func (s *Store) observe(ctx context.Context, see func([]*mvccpb.KeyValue)) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var changes clientv3.WatchChan
+	turn := time.NewTicker(reread)
+	defer turn.Stop()
+	for {
+		all, revision, err := s.read(ctx)
+		if err != nil || ctx.Err() != nil {
+			return
+		}
+		see(all)
+		if changes == nil {
+			changes = s.client.Watch(clientv3.WithRequireLeader(ctx), s.elections()+"/", clientv3.WithPrefix(),
+				clientv3.WithRev(revision+1))
+		}
+		select {
+		case change, ok := <-changes:
+			if !ok || change.Err() != nil {
+				return
+			}
+		case <-turn.C:
+		case <-ctx.Done():
+			return
+		}
 	}
-	if len(r.Kvs) > 0 && json.Unmarshal(r.Kvs[0].Value, &l) == nil {
-		l.Term = lead.Term(r.Kvs[0].CreateRevision)
+}
+
+// read returns the keys of all candidates, the oldest first, at a revision of the store.
+func (s *Store) read(ctx context.Context) (all []*mvccpb.KeyValue, revision int64, err error) {
+	err = s.try(ctx, renewTimeout, func(ctx context.Context) error {
+		r, err := s.client.Get(ctx, s.elections()+"/", clientv3.WithPrefix(),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+		if err == nil {
+			all, revision = r.Kvs, r.Header.Revision
+		}
+		return err
+	})
+	return all, revision, err
+}
+
+// leader is the candidate with the oldest key.
+func leader(all []*mvccpb.KeyValue) (l lead.Leader) {
+	if len(all) > 0 && json.Unmarshal(all[0].Value, &l) == nil {
+		l.Term = lead.Term(all[0].CreateRevision)
 	}
-	return l, r.Header.Revision, nil
+	return l
 }
 
 // Depose implements lead.Leadership: it revokes the lease of the leader.
 func (s *Store) Depose(ctx context.Context, l lead.Leader) error {
-	r, err := s.client.Get(ctx, s.elections()+"/", clientv3.WithFirstCreate()...)
+	all, _, err := s.read(ctx)
+	if err == nil && leader(all).Term == l.Term && l.Term > 0 {
+		err = s.revoke(ctx, clientv3.LeaseID(all[0].Lease))
+	}
 	if err != nil {
-		return fmt.Errorf("etcd: depose: %w", err)
-	}
-	if len(r.Kvs) == 0 || lead.Term(r.Kvs[0].CreateRevision) != l.Term {
-		return nil
-	}
-	_, err = s.client.Revoke(ctx, clientv3.LeaseID(r.Kvs[0].Lease))
-	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("etcd: depose: %w", err)
 	}
 	return nil
@@ -221,9 +279,7 @@ func (s *Store) Resign(ctx context.Context) error {
 		return nil
 	}
 	defer t.lose()
-	t.session.Orphan()
-	_, err := s.client.Revoke(ctx, t.session.Lease())
-	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+	if err := s.release(ctx, t.lease); err != nil {
 		return fmt.Errorf("etcd: resign: %w", err)
 	}
 	return nil
@@ -280,6 +336,9 @@ func (s *Store) Append(ctx context.Context, term lead.Term, records ...lead.Reco
 		all = append(all, op)
 	}
 	_, err := s.fenced(ctx, term, all...)
+	if err != nil {
+		s.failed.Add(1)
+	}
 	return err
 }
 
@@ -289,7 +348,11 @@ func (s *Store) Load(ctx context.Context, term lead.Term) (all []lead.Record, er
 	for from := s.records(); ; {
 		page := clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(at),
 			clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))
-		r, err := s.fenced(ctx, term, page)
+		var r *clientv3.TxnResponse
+		err := s.try(ctx, pageTimeout, func(ctx context.Context) (err error) {
+			r, err = s.fenced(ctx, term, page)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -22,6 +23,25 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// startCluster starts an etcd of three members.
+func startCluster(t *testing.T) (endpoints []string, members []*os.Process) {
+	t.Helper()
+	var peers, names []string
+	for i := range 3 {
+		endpoints, peers = append(endpoints, port(t)), append(peers, port(t))
+		names = append(names, fmt.Sprintf("m%d=%s", i, peers[i]))
+	}
+	for i := range 3 {
+		members = append(members, start(t, endpoints[i], "--name", fmt.Sprintf("m%d", i),
+			"--listen-peer-urls", peers[i], "--initial-advertise-peer-urls", peers[i],
+			"--initial-cluster", strings.Join(names, ",")))
+	}
+	for _, e := range endpoints {
+		listens(t, e)
+	}
+	return endpoints, members
+}
+
 func server(t *testing.T) string {
 	t.Helper()
 	endpoint, _ := startServer(t)
@@ -31,31 +51,43 @@ func server(t *testing.T) string {
 // startServer starts an etcd of one member.
 func startServer(t *testing.T) (endpoint string, process *os.Process) {
 	t.Helper()
+	client, peer := port(t), port(t)
+	process = start(t, client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+		"--initial-cluster", "default="+peer)
+	listens(t, client)
+	return client, process
+}
+
+// start starts one member.
+func start(t *testing.T, client string, args ...string) *os.Process {
+	t.Helper()
 	path, err := exec.LookPath("etcd")
 	if err != nil {
 		t.Skip("there is no etcd in PATH: install Debian's etcd-server")
 	}
-	client, peer := port(t), port(t)
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	require.NoError(t, err)
 	defer log.Close()
-	cmd := exec.Command(path, "--data-dir", filepath.Join(t.TempDir(), "data"), "--log-level=warn", "--unsafe-no-fsync",
-		"--listen-client-urls", client, "--advertise-client-urls", client,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
+	cmd := exec.Command(path, append([]string{"--data-dir", filepath.Join(t.TempDir(), "data"), "--log-level=warn",
+		"--unsafe-no-fsync", "--listen-client-urls", client, "--advertise-client-urls", client}, args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
+	return cmd.Process
+}
+
+func listens(t *testing.T, client string) {
+	t.Helper()
 	require.Eventually(t, func() bool {
 		c, err := net.Dial("tcp", client[len("http://"):])
 		if err == nil {
 			err = c.Close()
 		}
 		return err == nil
-	}, 20*time.Second, 10*time.Millisecond, "see %s", log.Name())
-	return client, cmd.Process
+	}, 20*time.Second, 10*time.Millisecond)
 }
 
 func port(t *testing.T) string {
@@ -129,4 +161,57 @@ func TestFrozenEtcd(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return errors.Is(s.Append(t.Context(), term, lead.Record{Key: "late", Value: []byte{}}), lead.ErrDeposed)
 	}, 20*time.Second, 100*time.Millisecond)
+}
+
+// A frozen member of three, which takes connections and requests, neither ends a leadership nor keeps the next leader
+// from being elected.
+func TestFrozenMember(t *testing.T) {
+	endpoints, members := startCluster(t)
+	open := func() *Store {
+		s, err := Open(Config{Endpoints: endpoints, Prefix: "/m"})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	}
+	a, b := open(), open()
+	term, lost, err := a.Campaign(t.Context(), "a:1")
+	require.NoError(t, err)
+	elected := make(chan lead.Term, 1)
+	go func() {
+		if term, _, err := b.Campaign(t.Context(), "b:1"); err == nil {
+			elected <- term
+		}
+	}()
+	for i := range members { // a member that leads the others costs an election of theirs, so freeze one that follows
+		status, err := a.client.Status(t.Context(), endpoints[i])
+		require.NoError(t, err)
+		if status.Leader != status.Header.MemberId {
+			require.NoError(t, members[i].Signal(syscall.SIGSTOP))
+			break
+		}
+	}
+	frozen := time.Now()
+	require.Eventually(t, func() bool {
+		require.NoError(t, lostNot(lost))
+		return time.Since(frozen) > 2*ttl*time.Second
+	}, time.Minute, 10*time.Millisecond)
+	require.Less(t, a.Stats().Silence, ttl*time.Second)
+	require.NoError(t, b.Depose(t.Context(), lead.Leader{Term: term}))
+	deposed := time.Now()
+	select {
+	case later := <-elected:
+		require.Greater(t, later, term)
+		t.Log("elected after", time.Since(deposed))
+	case <-time.After(8 * time.Second): // less than the connection to the frozen member lives
+		require.Fail(t, "nobody is elected")
+	}
+}
+
+func lostNot(lost <-chan struct{}) error {
+	select {
+	case <-lost:
+		return lead.ErrDeposed
+	default:
+		return nil
+	}
 }
