@@ -82,22 +82,18 @@ func Open(cfg Config) (*Store, error) {
 	return &Store{client: client, prefix: strings.TrimSuffix(cfg.Prefix, "/") + "/"}, nil
 }
 
-// Stats are for metrics.
-type Stats struct {
-	Failed  int64         // requests
-	Silence time.Duration // since etcd answered this process, which leads; else 0
-}
+// Failed is how many requests have failed.
+func (s *Store) Failed() int64 { return s.failed.Load() }
 
-// Stats of this process.
-func (s *Store) Stats() Stats {
+// Silence is how long etcd has not answered the renewals of this process, which leads; else 0.
+func (s *Store) Silence() time.Duration {
 	s.mu.Lock()
 	t := s.tenure
 	s.mu.Unlock()
-	st := Stats{Failed: s.failed.Load()}
-	if t != nil {
-		st.Silence = t.lease.silence()
+	if t == nil {
+		return 0
 	}
-	return st
+	return t.lease.silence()
 }
 
 // Close ends all calls. A leadership ends with its lease; Resign ends it at once.

@@ -195,7 +195,7 @@ func TestFrozenMember(t *testing.T) {
 		require.NoError(t, lostNot(lost))
 		return time.Since(frozen) > 2*ttl*time.Second
 	}, time.Minute, 10*time.Millisecond)
-	require.Less(t, a.Stats().Silence, ttl*time.Second)
+	require.Less(t, a.Silence(), ttl*time.Second)
 	require.NoError(t, b.Depose(t.Context(), lead.Leader{Term: term}))
 	deposed := time.Now()
 	select {

@@ -4,17 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
 	"strings"
 	"sync"
-	"syscall"
+	"sync/atomic"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/retry"
 	"dlrover-run/rendezvous/lead"
 )
@@ -22,8 +22,11 @@ import (
 // election is what the options say about several masters; nil: there is one.
 type election struct {
 	store store
-	addr  string // of this master
+	addr  string       // of this master
+	token string       // that all of them have, "" for none
 	log   *slog.Logger // set before run
+
+	elected, lost, deposed atomic.Int64 // how often this process was, and how often it has deposed another one
 }
 
 const severalMasters = "Several masters" // category of options
@@ -71,6 +74,9 @@ func newElection(c *cli.Context) (*election, error) {
 	}
 	e := &election{addr: c.String("advertise")}
 	var err error
+	if e.token, err = token.Find(c.String("token-file"), os.LookupEnv); err != nil {
+		return nil, err
+	}
 	if e.addr == "" {
 		if e.addr, err = advertised(c.String("listen")); err != nil {
 			return nil, err
@@ -136,16 +142,13 @@ const (
 	firstCampaign   = 100 * time.Millisecond // pause while etcd is away, at first
 	longestCampaign = 2 * time.Second
 	resignTimeout   = time.Second
-	dialTimeout     = 2 * time.Second       // to the leader
-	firstDial       = 20 * time.Millisecond // pause before the leader is dialed again, at first
-	redial          = time.Second
 	rude            = 10 * time.Second // between two leaders that one master deposes
 )
 
 // tenure is one leadership of this master.
 type tenure struct {
-	decisions lead.Decisions
-	term      lead.Term
+	election *election
+	term     lead.Term
 }
 
 // run calls serve whenever this master leads, with a context that ends with its leadership, until ctx ends. A master
@@ -170,7 +173,8 @@ func (e *election) run(ctx context.Context, serve func(context.Context, *tenure)
 			continue
 		}
 		e.log.Info("elected", "term", term, "advertise", e.addr)
-		t := &tenure{e.store, term}
+		e.elected.Add(1)
+		t := &tenure{e, term}
 		if err := e.lead(ctx, lost, func(leading context.Context) error { return serve(leading, t) }); err != nil {
 			if !errors.Is(err, lead.ErrDeposed) {
 				e.log.Error("this master was elected and cannot serve", "err", err)
@@ -189,6 +193,7 @@ func (e *election) lead(ctx context.Context, lost <-chan struct{}, serve func(co
 	wg.Go(func() {
 		select {
 		case <-lost:
+			e.lost.Add(1)
 			e.log.Warn("deposed: another master may lead, and this one serves no longer")
 			stop()
 		case <-leading.Done():
@@ -203,68 +208,38 @@ func (e *election) lead(ctx context.Context, lost <-chan struct{}, serve func(co
 	return err
 }
 
-// deposeTheDead ends the leadership of a master whose process is gone. etcd would notice that after two seconds.
+// deposeTheDead ends the leadership of a master whose process is gone or frozen. etcd would notice that after two
+// seconds.
 func (e *election) deposeTheDead(ctx context.Context) {
 	leaders := e.store.Watch(ctx)
 	var deposed time.Time
-	leader, ok := <-leaders
-	for ok {
+	for leader, ok := <-leaders; ok; {
 		following, stop := context.WithCancel(ctx)
-		gone := make(chan bool, 1)
-		go func() { gone <- e.follow(following, leader) }()
+		end := make(chan error, 1)
+		go func() { end <- e.follow(following, leader) }()
 		select {
 		case leader, ok = <-leaders:
 			stop()
-			<-gone
+			<-end
 			continue
-		case dead := <-gone:
+		case why := <-end:
 			stop()
-			if dead && time.Since(deposed) > rude {
+			if why != nil && time.Since(deposed) > rude {
 				deposed = time.Now()
-				e.log.Info("the master that leads is gone, or serves no longer", "addr", leader.Addr)
-				if err := e.store.Depose(ctx, leader); err != nil {
-					e.log.Warn("its lease has to expire", "err", err)
-				}
+				e.depose(ctx, leader, why)
 			}
 		}
-		leader, ok = <-leaders
-	}
-}
-
-// follow keeps a connection to another master that leads, until ctx ends or its process is gone: its host refuses
-// connections after one was made. A leader that has just been elected may not listen yet.
-func (e *election) follow(ctx context.Context, l lead.Leader) (gone bool) {
-	if l.Addr == "" || l.Addr == e.addr {
-		<-ctx.Done()
-		return false
-	}
-	dialer := net.Dialer{Timeout: dialTimeout}
-	pause := retry.Backoff{First: firstDial, Most: redial}
-	for connected, short := false, 0; ; {
-		c, err := dialer.DialContext(ctx, "tcp", l.Addr)
-		if err == nil {
-			if connected, short = true, short+1; await(ctx, c) > redial {
-				short = 0
-				pause.Reset()
-			}
-			if short < 2 {
-				continue
-			}
-		}
-		if connected && errors.Is(err, syscall.ECONNREFUSED) {
-			return true
-		}
-		if !pause.Wait(ctx) {
-			return false
+		select { // a frozen one may wake, and is followed again
+		case leader, ok = <-leaders:
+		case <-time.After(redial):
 		}
 	}
 }
 
-// await returns when the other end closes a connection, or ctx ends, and how long that took.
-func await(ctx context.Context, c net.Conn) time.Duration {
-	began := time.Now()
-	defer c.Close()
-	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	_, _ = io.Copy(io.Discard, c)
-	return time.Since(began)
+func (e *election) depose(ctx context.Context, l lead.Leader, why error) {
+	e.deposed.Add(1)
+	e.log.Info("the master that leads serves no longer, and is deposed", "addr", l.Addr, "why", why)
+	if err := e.store.Depose(ctx, l); err != nil {
+		e.log.Warn("its lease has to expire", "err", err)
+	}
 }

@@ -204,11 +204,14 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	}
 	cfg := service.Config{
 		Token: secret, Insecure: c.Bool("insecure"), TopologyFile: c.String("topology-file"), Observe: d.observe,
-		Extra: d.extra(), Log: d.log, Agents: agents, Keep: keep,
+		Global: map[string]http.Handler{}, Extra: d.extra(t), Log: d.log, Agents: agents, Keep: keep,
 	}
 	if d.marks != nil {
 		cfg.Suspect, cfg.Avoid = d.marks.Suspect, d.marks.Avoid
-		cfg.Cleared, cfg.Global = d.marks.Cleared, map[string]http.Handler{"nodes": d.marks.Handler()}
+		cfg.Cleared, cfg.Global["nodes"] = d.marks.Cleared, d.marks.Handler()
+	}
+	if t != nil {
+		cfg.Global["standby"] = t.standby()
 	}
 	if d.service, err = service.New(cfg); err != nil {
 		d.closeMarks()
@@ -270,9 +273,9 @@ func (d *daemon) annotate(run string, event job.Event, node, text string) {
 }
 
 // extra serves paths that need no token.
-func (d *daemon) extra() http.Handler {
+func (d *daemon) extra(t *tenure) http.Handler {
 	ready := func() error { return nil }
-	if d.marks != nil {
+	if d.marks != nil && t == nil { // an elected master serves while its store is away: no other one could
 		ready = d.marks.Ready
 	}
 	mux := http.NewServeMux()

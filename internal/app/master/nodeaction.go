@@ -66,7 +66,7 @@ func (d *daemon) keepMarks(c *cli.Context, t *tenure) error {
 		cfg.Actor = actor.asked()
 	}
 	if t != nil {
-		cfg.Store, cfg.Term = t.decisions, t.term
+		cfg.Store, cfg.Term = t.election.store, t.term
 	} else if dir == "" {
 		d.log.Info("what is known of nodes ends with this process; --data-dir keeps it")
 	}

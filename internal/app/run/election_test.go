@@ -95,7 +95,11 @@ func TestKilledMasterIsReplaced(t *testing.T) {
 	ctl("node", "mark", "gpu-07", "--reason=smoke")
 	for range 3 {
 		leader := e.leader()
-		eventually(t, "the others follow it", func() bool { return connections(e.addrs[leader]) >= 4 })
+		for i := range e.masters {
+			if i != leader {
+				eventually(t, "the others follow it", e.follows(i, leader))
+			}
+		}
 		e.masters[leader].signal(syscall.SIGKILL)
 		killed := time.Now()
 		e.masters[leader].wait()
@@ -113,25 +117,29 @@ func TestKilledMasterIsReplaced(t *testing.T) {
 	require.Len(t, b.lines("starts"), 2, "no worker was restarted")
 }
 
-// connections counts those to an address of this host.
-func connections(addr string) (n int) {
-	out, err := exec.Command("ss", "-Htn", "state", "established", "dst", addr).Output()
-	if err != nil {
-		return 4
+// follows reports whether the newest leader that a master has followed is this one.
+func (e *electorate) follows(i, leader int) func() bool {
+	return func() bool {
+		text := e.masters[i].err.String()
+		at := strings.LastIndex(text, `"msg":"following the master that serves"`)
+		return at >= 0 && strings.Contains(text[at:], e.addrs[leader])
 	}
-	return strings.Count(string(out), "\n")
 }
 
-// A frozen master is deposed by the end of its lease, and serves no longer when it wakes.
+// A frozen master is deposed by another one before its lease is over, and serves no longer when it wakes.
 func TestFrozenMasterIsReplaced(t *testing.T) {
 	b := newBench(t)
 	e := newElectorate(b, 2)
 	leader := e.leader()
-	e.masters[leader].signal(syscall.SIGSTOP)
 	other := 1 - leader
+	eventually(t, "the other one follows it", e.follows(other, leader))
+	e.masters[leader].signal(syscall.SIGSTOP)
+	frozen := time.Now()
 	eventually(t, "the other one serves", func() bool {
 		return strings.Contains(e.masters[other].err.String(), `"msg":"serving"`)
 	})
+	t.Logf("master %d serves %s after master %d was frozen", other, time.Since(frozen).Round(time.Millisecond), leader)
+	require.Contains(t, e.masters[other].err.String(), "it has answered nothing for a while")
 	e.masters[leader].signal(syscall.SIGCONT)
 	require.Equal(t, other, e.leader(leader))
 	require.Contains(t, e.masters[leader].err.String(), `"msg":"deposed`)

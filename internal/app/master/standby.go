@@ -1,0 +1,175 @@
+package master
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/retry"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/lead"
+)
+
+// A master that waits sends a small request to the one that serves again and again. No answer, while the kernel of its
+// host has acknowledged the request, means that the leader is frozen. A request that is not acknowledged tells nothing
+// of the process: the host or the network is silent, and the lease decides.
+const (
+	beat = 200 * time.Millisecond // between an answer and the next request
+	// A leader is frozen when it has not answered for so many turns. They are counted one by one, so that time in which
+	// this process did not run itself counts as one turn.
+	turn        = 100 * time.Millisecond
+	frozenTurns = 7
+	restOfPulse = 2 * time.Second // for the rest of an answer that has begun
+	maxPulse    = 4 << 10         // bytes of an answer
+	dialTimeout = 2 * time.Second
+	firstDial   = 20 * time.Millisecond // pause before the leader is dialed again, at first
+	redial      = time.Second
+)
+
+var (
+	errGone   = errors.New("its host refuses connections")
+	errFrozen = errors.New("it has answered nothing for a while, though its host has received the question")
+)
+
+// pulse is the answer to a standby.
+type pulse struct {
+	Term lead.Term `json:"term"`
+}
+
+// standby answers the masters that wait, at /v1/standby.
+func (t *tenure) standby() http.Handler {
+	return api.Answer(func(*http.Request) (any, error) { return pulse{t.term}, nil })
+}
+
+// follow exchanges pulses with another master that leads, until ctx ends, which is nil, or it is known that the leader
+// does not serve any more: its process is gone, so that its host refuses connections after one was made, or it is
+// frozen. A leader that has just been elected may not listen yet, or take its time to answer.
+func (e *election) follow(ctx context.Context, l lead.Leader) error {
+	if l.Addr == "" || l.Addr == e.addr {
+		<-ctx.Done()
+		return nil
+	}
+	dialer := net.Dialer{Timeout: dialTimeout}
+	pause := retry.Backoff{First: firstDial, Most: redial}
+	for connected, answered := false, false; ; {
+		c, err := dialer.DialContext(ctx, "tcp", l.Addr)
+		if err == nil {
+			connected = true
+			n, err := e.pulses(ctx, c, l, answered)
+			if n > 0 {
+				answered = true
+				pause.Reset()
+			}
+			if errors.Is(err, errFrozen) {
+				return err
+			}
+			if n > 0 {
+				continue // without a pause: the process may be gone
+			}
+		}
+		if connected && errors.Is(err, syscall.ECONNREFUSED) {
+			return errGone
+		}
+		if !pause.Wait(ctx) {
+			return nil
+		}
+	}
+}
+
+// pulses asks over one connection until that breaks, or the leader is frozen, and returns how many answers came.
+func (e *election) pulses(ctx context.Context, c net.Conn, l lead.Leader, answered bool) (n int, err error) {
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	r := bufio.NewReaderSize(c, maxPulse)
+	for ; ; n++ {
+		if err := e.ask(ctx, c, l); err != nil {
+			return n, err
+		}
+		if err := await(c, r, answered || n > 0); err != nil {
+			return n, err
+		}
+		if err := e.hear(c, r); err != nil {
+			return n, err
+		}
+		if !answered && n == 0 {
+			e.log.Info("following the master that serves", "addr", l.Addr, "term", l.Term)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(beat))
+		if _, err := r.Peek(1); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n + 1, err // its end, or an answer to nothing
+		}
+	}
+}
+
+// ask sends a request.
+func (e *election) ask(ctx context.Context, c net.Conn, l lead.Leader) error {
+	u := url.URL{Scheme: "http", Host: l.Addr, Path: "/v1/standby"}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return err
+	}
+	if e.token != "" {
+		req.Header.Set("Authorization", "Bearer "+e.token)
+	}
+	_ = c.SetWriteDeadline(time.Now().Add(dialTimeout))
+	return req.Write(c)
+}
+
+// await returns when an answer has begun, the connection is broken, or, if that is to be told, the leader is frozen.
+func await(c net.Conn, r *bufio.Reader, tell bool) error {
+	for n := 1; ; n++ {
+		_ = c.SetReadDeadline(time.Now().Add(turn))
+		_, err := r.Peek(1)
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		if tell && n >= frozenTurns && received(c) {
+			return errFrozen
+		}
+	}
+}
+
+// hear reads an answer. An earlier version answers that there is no such path, which tells as much of its life.
+func (e *election) hear(c net.Conn, r *bufio.Reader) error {
+	_ = c.SetReadDeadline(time.Now().Add(restOfPulse))
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, io.LimitReader(resp.Body, maxPulse)); err != nil {
+		return err
+	}
+	if resp.Close {
+		return fmt.Errorf("the leader ends the connection: HTTP %s", resp.Status)
+	}
+	return nil
+}
+
+// received reports whether the other end's kernel has acknowledged all that was sent.
+func received(c net.Conn) bool {
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return false
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return false
+	}
+	all := false
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		all = err == nil && info.Unacked == 0 && info.Notsent_bytes == 0
+	})
+	return all
+}
