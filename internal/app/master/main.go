@@ -212,6 +212,7 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	}
 	if t != nil {
 		cfg.Global["standby"] = t.standby()
+		d.metrics.watchElection(t)
 	}
 	if d.service, err = service.New(cfg); err != nil {
 		d.closeMarks()

@@ -87,6 +87,38 @@ func (p *page) fresh(now time.Time) ([]byte, error) {
 	return p.text, nil
 }
 
+// watchElection adds those of a master that was elected among several.
+func (m *metrics) watchElection(t *tenure) {
+	gauge := func(name, help string, value func() float64) {
+		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
+	}
+	counter := func(name, help string, value func() int64) {
+		m.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
+			func() float64 { return float64(value()) }))
+	}
+	e := t.election
+	gauge("dlrover_election_leader", "1 on the one of several masters that serves; the others serve no metrics.",
+		func() float64 { return 1 })
+	gauge("dlrover_election_term", "Number of this leadership; each has a higher one than all before it.",
+		func() float64 { return float64(t.term) })
+	counter("dlrover_election_won_total", "Leaderships of this process.", e.elected.Load)
+	counter("dlrover_election_lost_total", "Leaderships of this process that ended against its will.", e.lost.Load)
+	counter("dlrover_election_depositions_total",
+		"Other masters that this process has deposed, because they were gone or frozen.", e.deposed.Load)
+	if s, ok := e.store.(reporter); ok {
+		counter("dlrover_election_store_errors_total", "Requests of this process to the masters' store that have failed.",
+			s.Failed)
+		gauge("dlrover_election_store_silence_seconds", "Time since the masters' store has answered this leader.",
+			func() float64 { return s.Silence().Seconds() })
+	}
+}
+
+// reporter is a store that tells how it fares.
+type reporter interface {
+	Failed() int64          // requests
+	Silence() time.Duration // since this leader was answered
+}
+
 // watchAll adds the metrics of the daemon's parts; k is nil without marks.
 func (m *metrics) watchAll(s *service.Service, k *marks.Manager) {
 	m.watch(s.Hub)
