@@ -85,12 +85,14 @@ func (c *cluster) failing(err error) {
 // What an earlier daemon has left goes at the start, and what comes later within an hour.
 func TestMarksThatWereLeftAreSwept(t *testing.T) {
 	dir := t.TempDir()
-	k := open(t, Config{Dir: dir})
+	k := open(t, in(t, dir))
 	require.NoError(t, k.Mark(t.Context(), "n1", "me", "smoke"))
 	require.NoError(t, k.Close())
 	synctest.Test(t, func(t *testing.T) {
 		c := &cluster{marks: map[string]bool{"n1": true, "old": true}}
-		k := open(t, Config{Dir: dir, Actor: c})
+		cfg := in(t, dir)
+		cfg.Actor = c
+		k := open(t, cfg)
 		synctest.Wait()
 		require.Equal(t, []string{"n1"}, c.names())
 		require.Equal(t, []string{"n1"}, c.avoid)
@@ -111,7 +113,9 @@ func TestMarksEndSoonerWhereTheyMayLastLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir, c := t.TempDir(), &cluster{marks: map[string]bool{}}
 		start := func(expiry time.Duration) *Manager {
-			k := open(t, Config{Dir: dir, Actor: c, Policy: nodehealth.Config{Expiry: expiry}})
+			cfg := in(t, dir)
+			cfg.Actor, cfg.Policy = c, nodehealth.Config{Expiry: expiry}
+			k := open(t, cfg)
 			synctest.Wait()
 			return k
 		}

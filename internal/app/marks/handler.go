@@ -115,7 +115,7 @@ func kept(err error) error {
 	return fmt.Errorf("%w: %w", errNotKept, err)
 }
 
-// Ready serves GET /readyz: 200 if the directory can be written to, else 503 with the reason. It needs no token.
+// Ready serves GET /readyz: 200 if what is decided can be kept, else 503 with the reason. It needs no token.
 func Ready(ready func() error) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		if err := ready(); err != nil {

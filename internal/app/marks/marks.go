@@ -1,7 +1,7 @@
-// Package marks keeps one nodehealth.Registry for a daemon: with its file, its clock, the handlers below /v1/nodes, and
-// an Actor that applies marks elsewhere, such as to a cluster. Follow adds the findings of a service about machines.
+// Package marks keeps one nodehealth.Registry for a daemon: in its store, with its clock, the handlers below /v1/nodes,
+// and an Actor that applies marks elsewhere, such as to a cluster. Follow adds the findings of a service about machines.
 //
-// Goroutines, until Close: one that keeps the file and the time, one that acts if there is an Actor, and one that
+// Goroutines, until Close: one that keeps the records and the time, one that acts if there is an Actor, and one that
 // listens after Follow.
 package marks
 
@@ -23,9 +23,7 @@ import (
 
 // Config says how a Manager applies its marks.
 type Config struct {
-	// Dir is the directory of the file; with "", and without Store, the record ends with the process.
-	Dir    string
-	Store  lead.Decisions // in place of Dir, by the leader of Term; nil: none
+	Store  lead.Decisions // keeps the Registry, by the leader of Term; nil: it ends with the process
 	Term   lead.Term
 	Actor  Actor // nil: marks have no effect elsewhere
 	DryRun bool  // log the calls of an Actor instead of making them
@@ -43,7 +41,7 @@ type Config struct {
 // Manager keeps a Registry. It is safe for use by several goroutines.
 type Manager struct {
 	cfg     Config
-	kept    place // nil without a Dir or a Store
+	kept    *records // nil without a Store
 	actor   *actor
 	queue   *queue
 	service atomic.Pointer[service.Service] // nil before Follow
@@ -56,22 +54,26 @@ type Manager struct {
 	waiting  []chan error // for the next write
 	failed   error        // of the last write
 
-	dirty, urgent chan struct{} // hold one when the file is older than the Registry; urgent: it is to be written now
+	dirty, urgent chan struct{} // hold one when the store is older than the Registry; urgent: it is to be written now
 }
 
-// Open reads the file in cfg.Dir, which it creates if need be, and keeps it from then on. The error names the bad file,
-// or the other daemon that has the directory, and the way out.
+// Open loads what is known of nodes, and keeps it from then on.
 func Open(cfg Config) (*Manager, error) {
 	if cfg.Settle == 0 {
 		cfg.Settle = time.Second
 	}
 	mgr := &Manager{cfg: cfg, registry: nodehealth.New(cfg.Policy), dirty: make(chan struct{}, 1),
 		urgent: make(chan struct{}, 1)}
-	if err := mgr.load(); err != nil {
-		return nil, err
-	}
 	ctx, stop := context.WithCancel(context.Background())
 	mgr.ctx, mgr.stop = ctx, stop
+	if cfg.Store != nil {
+		mgr.kept = &records{store: cfg.Store, term: cfg.Term}
+		var err error
+		if mgr.registry, err = mgr.kept.load(ctx, cfg.Policy); err != nil {
+			stop()
+			return nil, err
+		}
+	}
 	if cfg.Actor != nil && !cfg.DryRun {
 		mgr.actor = newActor(mgr)
 	}
@@ -85,42 +87,11 @@ func Open(cfg Config) (*Manager, error) {
 	return mgr, nil
 }
 
-// place is where the Registry is kept.
-type place interface {
-	load(policy nodehealth.Config) (*nodehealth.Registry, error)
-	// take returns the write of a Registry as it is now. Writes come one after the other.
-	take(g *nodehealth.Registry) (write func() error, err error)
-	probe() error // why nothing can be written, nil if it can
-	close()
-}
-
-// load takes over the Registry from where it is kept.
-func (mgr *Manager) load() (err error) {
-	switch {
-	case mgr.cfg.Store != nil:
-		mgr.kept = &records{store: mgr.cfg.Store, term: mgr.cfg.Term}
-	case mgr.cfg.Dir != "":
-		if mgr.kept, err = openFile(mgr.cfg.Dir); err != nil {
-			return err
-		}
-	default:
-		return nil
-	}
-	if mgr.registry, err = mgr.kept.load(mgr.cfg.Policy); err != nil {
-		mgr.kept.close()
-	}
-	return err
-}
-
 // Close writes all changes, and ends the Manager.
 func (mgr *Manager) Close() error {
 	mgr.stop()
 	mgr.wg.Wait()
-	err := mgr.write()
-	if mgr.kept != nil {
-		mgr.kept.close()
-	}
-	return err
+	return mgr.write()
 }
 
 // gather is the time for which changes are batched before they are written, unless a caller waits or a mark has
@@ -150,8 +121,7 @@ func (mgr *Manager) keep(ctx context.Context) {
 			return
 		}
 		again = nil
-		if err := mgr.write(); err != nil {
-			mgr.cfg.Log.Error("what is known of nodes cannot be written", "err", err)
+		if mgr.write() != nil { // the store has said why
 			again = time.After(retry)
 		}
 	}
@@ -255,7 +225,7 @@ func (mgr *Manager) tell(a nodehealth.Act) {
 	}
 }
 
-// write brings the file up to date, and wakes the callers that wait for it.
+// write brings the store up to date, and wakes the callers that wait for it.
 func (mgr *Manager) write() error {
 	mgr.mu.Lock()
 	waiting := mgr.waiting
@@ -277,7 +247,7 @@ func (mgr *Manager) write() error {
 	return err
 }
 
-// durable waits until all changes so far are in the file.
+// durable waits until all changes so far are in the store.
 func (mgr *Manager) durable(ctx context.Context) error {
 	done := make(chan error, 1)
 	mgr.mu.Lock()
@@ -314,7 +284,7 @@ func (mgr *Manager) Size(run string, machines []string) {
 	mgr.change(func(now time.Time) []nodehealth.Act { mgr.registry.Size(now, run, machines); return nil }, true)
 }
 
-// Mark marks a machine in the name of an operator. It returns once the mark is on disk.
+// Mark marks a machine in the name of an operator. It returns once the mark is stored.
 func (mgr *Manager) Mark(ctx context.Context, node, by, why string) (err error) {
 	mgr.change(func(now time.Time) (acts []nodehealth.Act) {
 		acts, err = mgr.registry.SetMark(now, node, by, why, time.Time{})
@@ -327,7 +297,7 @@ func (mgr *Manager) Mark(ctx context.Context, node, by, why string) (err error) 
 }
 
 // Clear removes every mark of a machine, and forgets its findings, in the name of an operator. It returns once that is
-// on disk; known is false if there was nothing.
+// stored; known is false if there was nothing.
 func (mgr *Manager) Clear(ctx context.Context, node, by, why string) (known bool, err error) {
 	if err := nodehealth.CheckName(node); err != nil {
 		return false, err
@@ -431,16 +401,9 @@ func (mgr *Manager) Stats() Stats {
 	return s
 }
 
-// Ready reports why the file cannot be written now; nil: it can, or there is none.
+// Ready reports why the newest write has failed.
 func (mgr *Manager) Ready() error {
-	if mgr.kept == nil {
-		return nil
-	}
 	mgr.mu.Lock()
-	err := mgr.failed
-	mgr.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return mgr.kept.probe()
+	defer mgr.mu.Unlock()
+	return mgr.failed
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -20,30 +19,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous/lead"
+	"dlrover-run/rendezvous/lead/journal"
 )
 
-// helperDir names the directory of a process that marks n0 and then waits to be killed.
-const helperDir = "MARKS_TEST_DIR"
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(helperDir); dir != "" {
-		helper(dir)
-	}
-	goleak.VerifyTestMain(m)
-}
-
-func helper(dir string) {
-	k, err := Open(Config{Dir: dir, Log: quiet()})
-	if err == nil {
-		err = k.Mark(context.Background(), "n0", "me", "smoke")
-	}
-	fmt.Println("marked", err)
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	os.Exit(3)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
@@ -57,6 +41,24 @@ func open(t *testing.T, cfg Config) *Manager {
 	return k
 }
 
+// leaders are the newest of each directory.
+var leaders = map[string]*journal.Journal{}
+
+// in is the store in a directory, which the leader before has to leave.
+func in(t *testing.T, dir string) Config {
+	t.Helper()
+	if before := leaders[dir]; before != nil {
+		require.NoError(t, before.Resign(t.Context()))
+	}
+	j, err := journal.Open(dir, quiet())
+	require.NoError(t, err)
+	leaders[dir] = j
+	t.Cleanup(func() { require.NoError(t, j.Resign(t.Context())) })
+	term, err := j.TryCampaign()
+	require.NoError(t, err)
+	return Config{Store: j, Term: term}
+}
+
 func broken(node string) nodehealth.Finding {
 	return nodehealth.Finding{Node: node, Run: "r", Kind: nodehealth.CheckFailed, Text: "its link is slow"}
 }
@@ -65,22 +67,15 @@ func broken(node string) nodehealth.Finding {
 func names(k *Manager) []string { return k.List().Avoid }
 
 func TestWhatIsKnownOutlivesTheDaemon(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "a", "b")
-	k := open(t, Config{Dir: dir})
+	dir := t.TempDir()
+	k := open(t, in(t, dir))
 	k.Size("r", []string{"n0", "n1", "n2"})
 	k.Find(broken("n1"))
 	require.NoError(t, k.Mark(t.Context(), "n2", "me", "smoke"))
 	want := k.List()
 	require.NoError(t, k.Close())
 
-	st, err := os.Stat(dir)
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o700), st.Mode().Perm())
-	st, err = os.Stat(filepath.Join(dir, fileName))
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o600), st.Mode().Perm())
-
-	k = open(t, Config{Dir: dir})
+	k = open(t, in(t, dir))
 	got := k.List()
 	require.Equal(t, []string{"n1", "n2"}, got.Avoid)
 	require.Equal(t, want.Nodes[0].Mark, got.Nodes[0].Mark)
@@ -92,116 +87,91 @@ func TestWhatIsKnownOutlivesTheDaemon(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, known)
 	require.NoError(t, k.Close())
-	k = open(t, Config{Dir: dir})
+	k = open(t, in(t, dir))
 	require.Equal(t, []string{"n1"}, names(k))
 	require.NoError(t, k.Close())
 }
 
-func TestASecondDaemonIsRefused(t *testing.T) {
+// The file of an older program is taken over once, in place of what is in the store.
+func TestTheFileOfAnOlderProgram(t *testing.T) {
 	dir := t.TempDir()
-	k := open(t, Config{Dir: dir})
-	_, err := Open(Config{Dir: dir, Log: quiet()})
-	require.ErrorContains(t, err, "another dlrover-master uses it")
-	require.ErrorContains(t, err, dir)
-	require.NoError(t, k.Close())
-	require.NoError(t, open(t, Config{Dir: dir}).Close())
+	path := filepath.Join(dir, oldFile)
+	write := func(node string) {
+		data := strings.ReplaceAll(`{"version":1,"nodes":[{"name":"NODE","seen":"2026-03-01T12:00:00Z","mark":{"node":"NODE",`+
+			`"kind":"operator","reason":"smoke","since":"2026-03-01T12:00:00Z","by":"me"}}]}`, "NODE", node)
+		require.NoError(t, os.WriteFile(path, []byte(data), 0o600))
+	}
+	known := func() []string {
+		cfg := in(t, dir)
+		require.NoError(t, Import(t.Context(), dir, cfg.Store, cfg.Term, quiet()))
+		require.NoFileExists(t, path)
+		k := open(t, cfg)
+		defer func() { require.NoError(t, k.Close()) }()
+		return names(k)
+	}
+	require.Empty(t, known())
+	write("n1")
+	require.Equal(t, []string{"n1"}, known())
+	require.FileExists(t, path+imported)
+	require.Equal(t, []string{"n1"}, known())
+	write("n2") // somebody went back to the older program for a while
+	require.Equal(t, []string{"n2"}, known())
+	require.Equal(t, []string{"n2"}, known())
 }
 
-// What an operator has been told to count is there after kill -9, and the lock is not.
-func TestKilledDaemons(t *testing.T) {
-	dir := t.TempDir()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), helperDir+"="+dir)
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	defer in.Close()
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	line := make([]byte, len("marked <nil>\n"))
-	_, err = io.ReadFull(out, line)
-	require.NoError(t, err)
-	require.Equal(t, "marked <nil>\n", string(line))
-	require.NoError(t, cmd.Process.Kill())
-	require.Error(t, cmd.Wait())
-	require.NoError(t, os.WriteFile(filepath.Join(dir, tempName), []byte("half"), 0o600), "of a write that was cut off")
-	k := open(t, Config{Dir: dir})
-	require.Equal(t, []string{"n0"}, names(k))
-	require.NoError(t, k.Mark(t.Context(), "n1", "me", "smoke"))
-	require.NoError(t, k.Close())
-}
-
-func TestFilesThatCannotBeUsed(t *testing.T) {
+func TestOldFilesThatCannotBeUsed(t *testing.T) {
 	for name, c := range map[string]struct {
 		make func(t *testing.T, dir string)
 		want string
 	}{
 		"corrupt": {func(t *testing.T, dir string) {
-			require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), []byte(`{"version":1,`), 0o600))
-		}, "move the file away"},
-		"empty": {func(t *testing.T, dir string) {
-			require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), nil, 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, oldFile), []byte(`{"version":1,`), 0o600))
 		}, "move the file away"},
 		"a link": {func(t *testing.T, dir string) {
 			other := filepath.Join(t.TempDir(), "other")
 			require.NoError(t, os.WriteFile(other, []byte(`{"version":1}`), 0o600))
-			require.NoError(t, os.Symlink(other, filepath.Join(dir, fileName)))
-		}, fileName},
+			require.NoError(t, os.Symlink(other, filepath.Join(dir, oldFile)))
+		}, oldFile},
 		"a pipe": {func(t *testing.T, dir string) {
-			require.NoError(t, exec.Command("mkfifo", filepath.Join(dir, fileName)).Run())
+			require.NoError(t, exec.Command("mkfifo", filepath.Join(dir, oldFile)).Run())
 		}, "not a regular file"},
-		"a lock that is a link": {func(t *testing.T, dir string) {
-			require.NoError(t, os.Symlink(filepath.Join(t.TempDir(), "x"), filepath.Join(dir, lockName)))
-		}, "data directory"},
 		"huge": {func(t *testing.T, dir string) {
-			require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), nil, 0o600))
-			require.NoError(t, os.Truncate(filepath.Join(dir, fileName), nodehealth.MaxSnapshot+1))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, oldFile), nil, 0o600))
+			require.NoError(t, os.Truncate(filepath.Join(dir, oldFile), nodehealth.MaxSnapshot+1))
 		}, "at most"},
+		"in use": {func(t *testing.T, dir string) {
+			f, err := os.Create(filepath.Join(dir, oldLock))
+			require.NoError(t, err)
+			require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+			t.Cleanup(func() { _ = f.Close() })
+		}, "another dlrover-master, of an older version, uses it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			c.make(t, dir)
-			_, err := Open(Config{Dir: dir, Log: quiet()})
-			require.ErrorContains(t, err, c.want)
-			require.ErrorContains(t, err, dir)
-			_, err = Open(Config{Dir: dir, Log: quiet()})
-			require.NotContains(t, err.Error(), "another dlrover-master", "the lock is let go")
+			cfg := in(t, dir)
+			require.ErrorContains(t, Import(t.Context(), dir, cfg.Store, cfg.Term, quiet()), c.want)
+			all, err := cfg.Store.Load(t.Context(), cfg.Term)
+			require.NoError(t, err)
+			require.Empty(t, all)
 		})
 	}
-	plain := filepath.Join(t.TempDir(), "plain")
-	require.NoError(t, os.WriteFile(plain, nil, 0o600))
-	_, err := Open(Config{Dir: plain, Log: quiet()})
-	require.ErrorContains(t, err, "data directory "+plain)
 }
 
-// Who reads the file while it is replaced reads the old one to its end, and a crash leaves one of both.
-func TestTheFileIsReplacedAsAWhole(t *testing.T) {
-	dir := t.TempDir()
-	f, err := openFile(dir)
-	require.NoError(t, err)
-	defer f.close()
-	old, data := strings.Repeat("old ", 5000), strings.Repeat("new", 50)
-	require.NoError(t, f.save([]byte(old)))
-	in, err := os.Open(f.path())
-	require.NoError(t, err)
-	defer in.Close()
-	begin := make([]byte, 1000)
-	_, err = io.ReadFull(in, begin)
-	require.NoError(t, err)
-	before, err := in.Stat()
-	require.NoError(t, err)
-
-	require.NoError(t, f.save([]byte(data)))
-	rest, err := io.ReadAll(in)
-	require.NoError(t, err)
-	require.Equal(t, old, string(begin)+string(rest))
-	after, err := os.Stat(f.path())
-	require.NoError(t, err)
-	require.False(t, os.SameFile(before, after))
-	text, err := os.ReadFile(f.path())
-	require.NoError(t, err)
-	require.Equal(t, data, string(text))
-	require.NoFileExists(t, filepath.Join(dir, tempName))
+// Many changes are written in Appends as large as a store takes.
+func TestChangesFitIntoAppends(t *testing.T) {
+	var all []lead.Record
+	for i := range 200 {
+		all = append(all, lead.Record{Key: fmt.Sprint("k", i), Value: make([]byte, i*500%lead.MaxValue)})
+	}
+	appends := 0
+	for rest := all; len(rest) > 0; appends++ {
+		n := fitting(rest)
+		require.NotZero(t, n)
+		require.NoError(t, lead.Validate(rest[:n]))
+		rest = rest[n:]
+	}
+	require.Less(t, appends, 40)
 }
 
 // told collects what a Manager says and has done.
@@ -248,7 +218,9 @@ func (o *told) Remove(_ context.Context, m nodehealth.Mark) error { return o.act
 func TestMarksAreToldCarriedOutAndExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var notes, acts told
-		k := open(t, Config{Dir: t.TempDir(), Actor: &acts, Annotate: notes.annotate})
+		cfg := in(t, t.TempDir())
+		cfg.Actor, cfg.Annotate = &acts, notes.annotate
+		k := open(t, cfg)
 		k.Size("r", []string{"n0", "n1", "n2"})
 		k.Size("other", []string{"n1"})
 		k.Find(broken("n1"))
@@ -295,8 +267,10 @@ func TestATurnComesEveryHour(t *testing.T) {
 			`"until":%[2]q,"by":"policy"}}]}`
 		now, end := time.Now().UTC(), time.Now().UTC().Add(4*time.Hour)
 		text := fmt.Sprintf(data, now.Format(time.RFC3339), end.Format(time.RFC3339))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), []byte(text), 0o600))
-		k := open(t, Config{Dir: dir})
+		require.NoError(t, os.WriteFile(filepath.Join(dir, oldFile), []byte(text), 0o600))
+		cfg := in(t, dir)
+		require.NoError(t, Import(t.Context(), dir, cfg.Store, cfg.Term, quiet()))
+		k := open(t, cfg)
 		time.Sleep(2 * gather) // what the start has changed is written
 		synctest.Wait()
 		b := nodehealth.New(nodehealth.Config{})
@@ -342,12 +316,14 @@ func TestActsAreTriedAgainAndTheNewestCounts(t *testing.T) {
 // A daemon that was killed may not have come to it.
 func TestMarksAreCarriedOutAgainAfterAStart(t *testing.T) {
 	dir := t.TempDir()
-	k := open(t, Config{Dir: dir})
+	k := open(t, in(t, dir))
 	require.NoError(t, k.Mark(t.Context(), "n1", "me", "smoke"))
 	require.NoError(t, k.Close())
 	synctest.Test(t, func(t *testing.T) {
 		var acts told
-		k := open(t, Config{Dir: dir, Actor: &acts})
+		cfg := in(t, dir)
+		cfg.Actor = &acts
+		k := open(t, cfg)
 		synctest.Wait()
 		require.Equal(t, []string{"apply n1"}, acts.take())
 		require.NoError(t, k.Close())
@@ -371,7 +347,7 @@ func TestReadiness(t *testing.T) {
 		require.NoError(t, k.Close())
 
 		dir := filepath.Join(t.TempDir(), "data")
-		k = open(t, Config{Dir: dir})
+		k = open(t, in(t, dir))
 		ask := func() (int, string) {
 			w := httptest.NewRecorder()
 			Ready(k.Ready)(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
@@ -379,24 +355,18 @@ func TestReadiness(t *testing.T) {
 		}
 		status, _ := ask()
 		require.Equal(t, 200, status)
-		entries, err := os.ReadDir(dir)
-		require.NoError(t, err)
-		for _, e := range entries {
-			require.NotEqual(t, probeName, e.Name())
-		}
 		require.NoError(t, os.Rename(dir, dir+"2"))
-		time.Sleep(probeEvery)
+		require.Error(t, k.Mark(t.Context(), "n1", "me", "smoke"), "who asks is told that it may be lost")
 		status, body := ask()
 		require.Equal(t, 503, status)
 		require.Contains(t, body, "not ready")
-		require.Error(t, k.Mark(t.Context(), "n1", "me", "smoke"), "who asks is told that it may be lost")
 		require.NoError(t, os.Rename(dir+"2", dir))
 		time.Sleep(retry)
 		synctest.Wait()
 		status, _ = ask()
 		require.Equal(t, 200, status, "it was written meanwhile")
 		require.NoError(t, k.Close())
-		k = open(t, Config{Dir: dir})
+		k = open(t, in(t, dir))
 		require.Equal(t, []string{"n1"}, names(k))
 		require.NoError(t, k.Close())
 	})

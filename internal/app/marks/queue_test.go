@@ -22,17 +22,20 @@ type aJob struct {
 	t     *testing.T
 	k     *Manager
 	s     *service.Service
+	dir   string
 	notes told
 }
 
 // inJob runs f with a run of nodes on the machines m0, m1 ...; n0 and so on are their names.
 func inJob(t *testing.T, size int, f func(*aJob)) {
 	synctest.Test(t, func(t *testing.T) {
-		j := &aJob{t: t}
-		j.k = open(t, Config{Dir: t.TempDir(), Annotate: func(run string, event job.Event, node, text string) {
+		j := &aJob{t: t, dir: t.TempDir()}
+		cfg := in(t, j.dir)
+		cfg.Annotate = func(run string, event job.Event, node, text string) {
 			j.notes.annotate(run, event, node, text)
 			_ = j.s.Hub.Annotate(run, event, node, text)
-		}})
+		}
+		j.k = open(t, cfg)
 		var err error
 		j.s, err = service.New(service.Config{Log: quiet(), Observe: j.k.Hear, Cleared: j.k.Cleared})
 		require.NoError(t, err)
@@ -172,7 +175,7 @@ func TestWhatWasHeardLastOutlivesTheDaemon(t *testing.T) {
 			}
 			require.Empty(t, names(j.k))
 			require.NoError(t, j.k.Close())
-			k := open(t, Config{Dir: j.k.cfg.Dir})
+			k := open(j.t, in(j.t, j.dir))
 			require.Equal(t, []string{"m1"}, names(k))
 			require.NoError(t, k.Close())
 		})

@@ -13,9 +13,8 @@ import (
 )
 
 const (
-	recordPrefix  = "nodes/"
-	storeTimeout  = 5 * time.Second // of one request
-	recordsAtOnce = 3               // three of the largest fit into one Append
+	recordPrefix = "nodes/"
+	storeTimeout = 5 * time.Second // of one request
 )
 
 // records is the Registry in a store that a later leader reads. Only changes are written.
@@ -25,9 +24,9 @@ type records struct {
 	kept  map[string][]byte // what the store has, by key without recordPrefix
 }
 
-// load implements place.
-func (r *records) load(policy nodehealth.Config) (*nodehealth.Registry, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+// load returns the Registry that the leader before has left.
+func (r *records) load(ctx context.Context, policy nodehealth.Config) (*nodehealth.Registry, error) {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	all, err := r.store.Load(ctx, r.term)
 	if err != nil {
@@ -46,7 +45,7 @@ func (r *records) load(policy nodehealth.Config) (*nodehealth.Registry, error) {
 	return g, nil
 }
 
-// take implements place.
+// take returns the write of a Registry as it is now. Writes come one after the other.
 func (r *records) take(g *nodehealth.Registry) (write func() error, err error) {
 	now, err := g.Records()
 	if err != nil {
@@ -67,7 +66,8 @@ func (r *records) take(g *nodehealth.Registry) (write func() error, err error) {
 }
 
 func (r *records) write(changes []lead.Record) error {
-	for some := range slices.Chunk(changes, recordsAtOnce) {
+	for len(changes) > 0 {
+		some := changes[:fitting(changes)]
 		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 		err := r.store.Append(ctx, r.term, some...)
 		cancel()
@@ -80,12 +80,19 @@ func (r *records) write(changes []lead.Record) error {
 				delete(r.kept, key)
 			}
 		}
+		changes = changes[len(some):]
 	}
 	return nil
 }
 
-// probe implements place. The last write tells enough.
-func (r *records) probe() error { return nil }
-
-// close implements place.
-func (r *records) close() {}
+// fitting is how many of some records fit into one Append.
+func fitting(all []lead.Record) (n int) {
+	size := 0
+	for _, r := range all[:min(len(all), lead.MaxRecords)] {
+		if size += len(r.Key) + len(r.Value); size > lead.MaxBytes && n > 0 {
+			break
+		}
+		n++
+	}
+	return n
+}

@@ -147,8 +147,9 @@ const (
 
 // tenure is one leadership of this master.
 type tenure struct {
-	election *election
-	term     lead.Term
+	election  *election // nil: this is the only master
+	decisions lead.Decisions
+	term      lead.Term
 }
 
 // run calls serve whenever this master leads, with a context that ends with its leadership, until ctx ends. A master
@@ -174,7 +175,7 @@ func (e *election) run(ctx context.Context, serve func(context.Context, *tenure)
 		}
 		e.log.Info("elected", "term", term, "advertise", e.addr)
 		e.elected.Add(1)
-		t := &tenure{e, term}
+		t := &tenure{election: e, decisions: e.store, term: term}
 		if err := e.lead(ctx, lost, func(leading context.Context) error { return serve(leading, t) }); err != nil {
 			if !errors.Is(err, lead.ErrDeposed) {
 				e.log.Error("this master was elected and cannot serve", "err", err)

@@ -31,6 +31,7 @@ import (
 	"dlrover-run/internal/version"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/lead/journal"
 )
 
 const description = `Launchers find it through DLROVER_MASTER_ADDR=host:port or --rdzv-endpoint.
@@ -90,8 +91,8 @@ func app(stdout io.Writer) *cli.App {
 				Usage: "`UID`: the JOB_UID of DLRover's agents; requests with another one, or none, are refused (default: " +
 					"$JOB_UID)"},
 			&cli.StringFlag{Name: "data-dir", Category: "Options",
-				Usage: "`DIR`: directory for findings about nodes across jobs (dlroverctl nodes), made if needed, one for each " +
-					"daemon (default: nothing is kept)"},
+				Usage: "`DIR`: directory for a journal of decisions, such as findings about nodes across jobs (dlroverctl nodes); " +
+					"made if needed, one for each daemon (default: nothing is kept)"},
 			&cli.GenericFlag{Name: "keep-runs", Category: "Options", Value: new(duration.Value(24 * time.Hour)),
 				Usage: "`DURATION`: how long a run is kept after its end, for dlroverctl; 10m to 720h (default: 24h)"},
 		}, nodeFlags(), electionFlags(), []cli.Flag{
@@ -166,8 +167,9 @@ type daemon struct {
 	metrics *metrics
 	service *service.Service
 	hub     atomic.Pointer[api.Hub]
-	marks   *marks.Manager // nil: no record of nodes is kept
-	nodes   *cluster       // nil: marks have no effect on the cluster
+	data    *journal.Journal // nil without --data-dir
+	marks   *marks.Manager   // nil: no record of nodes is kept
+	nodes   *cluster         // nil: marks have no effect on the cluster
 }
 
 // Bounds of --keep-runs.
@@ -176,7 +178,7 @@ const (
 	mostKeep  = 30 * 24 * time.Hour
 )
 
-// newDaemon makes the daemon of a leader; t is nil if there is one master.
+// newDaemon makes the daemon of a leader; t is nil for the only master.
 func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	secret, err := token.Find(c.String("token-file"), os.LookupEnv)
 	if err != nil {
@@ -199,7 +201,7 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.keepMarks(c, t); err != nil {
+	if t, err = d.keepMarks(c, t); err != nil {
 		return nil, err
 	}
 	cfg := service.Config{
@@ -210,12 +212,13 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 		cfg.Suspect, cfg.Avoid = d.marks.Suspect, d.marks.Avoid
 		cfg.Cleared, cfg.Global["nodes"] = d.marks.Cleared, d.marks.Handler()
 	}
-	if t != nil {
+	if t != nil && t.election != nil {
 		cfg.Global["standby"] = t.standby()
 		d.metrics.watchElection(t)
 	}
 	if d.service, err = service.New(cfg); err != nil {
 		d.closeMarks()
+		d.leaveData()
 		return nil, err
 	}
 	d.hub.Store(d.service.Hub)
@@ -275,13 +278,9 @@ func (d *daemon) annotate(run string, event job.Event, node, text string) {
 
 // extra serves paths that need no token.
 func (d *daemon) extra(t *tenure) http.Handler {
-	ready := func() error { return nil }
-	if d.marks != nil && t == nil { // an elected master serves while its store is away: no other one could
-		ready = d.marks.Ready
-	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", d.metrics.handler())
-	mux.HandleFunc("GET /readyz", marks.Ready(ready))
+	mux.HandleFunc("GET /readyz", marks.Ready(func() error { return d.ready(t) }))
 	return mux
 }
 
@@ -315,6 +314,7 @@ func (d *daemon) close(grace time.Duration) {
 	d.closeMarks()
 	d.service.Close(grace)
 	_ = d.events.Close() // nothing is left to be written
+	d.leaveData()
 }
 
 // reservedFiles are the descriptors that connections leave to everything else.

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -106,22 +105,4 @@ func TestWithoutADataDirectoryNothingIsKept(t *testing.T) {
 	status, body := ready(t, at)
 	require.Equal(t, http.StatusOK, status)
 	require.Equal(t, "ready\n", body)
-}
-
-func TestDataDirectoriesThatCannotBeUsed(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "nodes.json"), []byte("{"), 0o600))
-	_, err := made(t, "--data-dir="+dir)
-	require.ErrorContains(t, err, "move the file away")
-	require.Contains(t, err.Error(), dir)
-
-	dir = t.TempDir() // other options are wrong: the directory is let go
-	for _, wrong := range []string{"--topology-file=/nope", "--event-log=/nope/x"} {
-		_, err = made(t, "--data-dir="+dir, wrong)
-		require.Error(t, err)
-		require.False(t, strings.Contains(err.Error(), "another"), err)
-	}
-	d, err := made(t, "--data-dir="+dir)
-	require.NoError(t, err)
-	d.close(0)
 }

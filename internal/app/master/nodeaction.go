@@ -38,25 +38,37 @@ func nodeFlags() []cli.Flag {
 	}
 }
 
-// keepMarks keeps the record of nodes, and acts on it if the options ask for that.
-func (d *daemon) keepMarks(c *cli.Context, t *tenure) error {
+// keepMarks keeps the record of nodes, and acts on it, if the options ask for that. Without a tenure it returns that of
+// --data-dir: nothing is made before all options are known to be right.
+func (d *daemon) keepMarks(c *cli.Context, t *tenure) (*tenure, error) {
 	expiry := time.Duration(*c.Generic("node-mark-time").(*duration.Value))
 	if expiry < leastMarkTime || expiry > mostMarkTime {
-		return fmt.Errorf("--node-mark-time=%v: need %v to %v", expiry, leastMarkTime, mostMarkTime)
+		return nil, fmt.Errorf("--node-mark-time=%v: need %v to %v", expiry, leastMarkTime, mostMarkTime)
 	}
 	level, actor, err := d.nodeAction(c)
-	if err != nil {
-		return err
+	if err == nil && t == nil {
+		t, err = d.alone(c)
 	}
-	dir, dry := c.String("data-dir"), c.Bool("node-action-dry-run")
-	if dir == "" && t == nil && level == kube.None {
+	if err == nil {
+		err = d.openMarks(c, t, expiry, level, actor)
+	}
+	if err != nil {
+		actor.close()
+		d.leaveData()
+	}
+	return t, err
+}
+
+func (d *daemon) openMarks(c *cli.Context, t *tenure, expiry time.Duration, level kube.Level, actor *cluster) error {
+	dry := c.Bool("node-action-dry-run")
+	if t == nil && level == kube.None {
 		if c.IsSet("node-mark-time") {
 			d.log.Warn("--node-mark-time is of no use: no node is marked without --data-dir or a level of --node-action")
 		}
 		return nil
 	}
 	cfg := marks.Config{
-		Dir: dir, DryRun: dry, Log: d.log, Annotate: d.annotate, Policy: nodehealth.Config{Expiry: expiry},
+		DryRun: dry, Log: d.log, Annotate: d.annotate, Policy: nodehealth.Config{Expiry: expiry},
 	}
 	if level != kube.None {
 		cfg.Action = string(level)
@@ -65,17 +77,16 @@ func (d *daemon) keepMarks(c *cli.Context, t *tenure) error {
 	if actor != nil {
 		cfg.Actor = actor.asked()
 	}
-	if t != nil {
-		cfg.Store, cfg.Term = t.election.store, t.term
-	} else if dir == "" {
+	if t == nil {
 		d.log.Info("what is known of nodes ends with this process; --data-dir keeps it")
+	} else {
+		d.track(c.Context, t)
+		cfg.Store, cfg.Term = t.decisions, t.term
 	}
-	if d.marks, err = marks.Open(cfg); err != nil {
-		actor.close()
-		return err
-	}
+	var err error
+	d.marks, err = marks.Open(cfg)
 	d.nodes = actor
-	return nil
+	return err
 }
 
 // nodeAction returns the level and the cluster that acts on it: nil at level none, and in a dry run.

@@ -418,7 +418,7 @@ func keeping(t *testing.T, out io.Writer, args ...string) *daemon {
 	t.Helper()
 	d := &daemon{log: slog.New(slog.NewTextHandler(out, nil)), metrics: newMetrics()}
 	a := app(io.Discard)
-	a.Action = func(c *cli.Context) error { return d.keepMarks(c, nil) }
+	a.Action = func(c *cli.Context) error { _, err := d.keepMarks(c, nil); return err }
 	require.NoError(t, a.Run(append([]string{"dlrover-master"}, args...)))
 	return d
 }

@@ -1,7 +1,9 @@
 package nodehealth
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand"
 	"slices"
 	"strings"
@@ -212,7 +214,7 @@ func TestWhatACheckCanSee(t *testing.T) {
 		require.Equal(t, []string{"mark n001"}, brief(b.Find(noon, c.f)))
 		others := slices.DeleteFunc(slices.Clone(all), func(a string) bool { return a == c.by })
 		require.Empty(t, b.Passed(after(time.Minute), "n001", others...), c.f)
-		data, err := b.Snapshot()
+		data, err := snapshotOf(b)
 		require.NoError(t, err)
 		b, err = Restore(Config{}, data)
 		require.NoError(t, err)
@@ -521,14 +523,24 @@ func TestALargeClusterIsBounded(t *testing.T) {
 	again(t, b)
 }
 
+// snapshotOf is all that a Registry knows, as an older program has written it.
+func snapshotOf(g *Registry) ([]byte, error) {
+	s := g.saved()
+	for _, run := range slices.Sorted(maps.Keys(g.runs.of)) {
+		j := g.runs.of[run]
+		s.Runs = append(s.Runs, savedRun{run, j.heard, slices.Sorted(maps.Keys(j.members)), j.failures, j.blames})
+	}
+	return json.Marshal(s)
+}
+
 // again restores a Registry and requires that nothing is lost.
 func again(t *testing.T, b *Registry) *Registry {
 	t.Helper()
-	data, err := b.Snapshot()
+	data, err := snapshotOf(b)
 	require.NoError(t, err)
 	c, err := Restore(b.cfg, data)
 	require.NoError(t, err)
-	twice, err := c.Snapshot()
+	twice, err := snapshotOf(c)
 	require.NoError(t, err)
 	require.Equal(t, string(data), string(twice))
 	require.Equal(t, b.nodes.findings, c.nodes.findings)
@@ -536,13 +548,20 @@ func again(t *testing.T, b *Registry) *Registry {
 	return c
 }
 
-// Records have the machines that matter, and no run.
+// Records have the machines that matter, the failures of runs, and no members.
 func TestRecords(t *testing.T) {
 	b := sized(3)
 	b.Find(noon, find("n001", ECC))
+	b.Failed(noon, "r", "n002", "")
+	b.Failed(noon, "r", "n002", "")
 	records, err := b.Records()
 	require.NoError(t, err)
-	require.Len(t, records, 2)
+	require.Len(t, records, 3)
+	b.Size(after(time.Minute), "r", names(2))
+	later, err := b.Records()
+	require.NoError(t, err)
+	key := runRecord + digest("r")
+	require.Equal(t, string(records[key]), string(later[key]), "only failures change the record of a run")
 	again, err := RestoreRecords(b.cfg, records)
 	require.NoError(t, err)
 	require.Equal(t, b.Marks(), again.Marks())
@@ -550,6 +569,10 @@ func TestRecords(t *testing.T) {
 	same, err := again.Records()
 	require.NoError(t, err)
 	require.Equal(t, records, same)
+	require.False(t, again.Suspect("n002"))
+	again.Failed(noon, "r", "n002", "")
+	require.True(t, again.Suspect("n002"), "the third failure")
+	records["later"] = []byte("of a newer program")
 	fresh, err := RestoreRecords(b.cfg, nil)
 	require.NoError(t, err)
 	require.Empty(t, fresh.Marks())
@@ -564,7 +587,7 @@ func TestRecords(t *testing.T) {
 func TestRestoreIsStrict(t *testing.T) {
 	b := sized(3)
 	b.Find(noon, find("n001", ECC))
-	good, err := b.Snapshot()
+	good, err := snapshotOf(b)
 	require.NoError(t, err)
 	const more = `{"node":"n001","kind":"ecc","at":"2026-03-01T12:00:00Z"},`
 	edit := func(old, with string) string {
@@ -763,7 +786,7 @@ func FuzzRestore(f *testing.F) {
 		b.Failed(noon, "r", "n001", "x")
 	}
 	_, _ = b.SetMark(noon, "n000", "me", "", time.Time{})
-	data, err := b.Snapshot()
+	data, err := snapshotOf(b)
 	require.NoError(f, err)
 	f.Add(data)
 	f.Add([]byte(`{"version":1}`))

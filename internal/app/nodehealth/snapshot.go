@@ -9,15 +9,16 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"dlrover-run/internal/text"
 )
 
-// version is that of a snapshot. Fields that are added leave it as it is; older programs skip them.
+// version is that of the records. Fields that are added leave it as it is; older programs skip them.
 const version = 1
 
-// MaxSnapshot bounds a snapshot in bytes.
+// MaxSnapshot bounds the data of Restore in bytes.
 const MaxSnapshot = 512 << 20
 
 type snapshot struct {
@@ -44,16 +45,6 @@ type savedRun struct {
 	Blames   []blame   `json:"blames,omitempty"`
 }
 
-// Snapshot is all that the Registry knows, as JSON. The same knowledge gives the same bytes.
-func (g *Registry) Snapshot() ([]byte, error) {
-	s := g.saved()
-	for _, run := range slices.Sorted(maps.Keys(g.runs.of)) {
-		j := g.runs.of[run]
-		s.Runs = append(s.Runs, savedRun{run, j.heard, slices.Sorted(maps.Keys(j.members)), j.failures, j.blames})
-	}
-	return json.Marshal(s)
-}
-
 // saved is a snapshot without runs.
 func (g *Registry) saved() snapshot {
 	s := snapshot{Version: version, Nodes: make([]savedNode, 0, len(g.nodes.of)), Made: g.marks.made, Swept: g.swept}
@@ -64,28 +55,41 @@ func (g *Registry) saved() snapshot {
 	return s
 }
 
-// headRecord is the key of the record with all but the machines.
-const headRecord = "head"
+// Keys of records.
+const (
+	headRecord    = "head" // all but the machines and runs
+	machineRecord = "machine/"
+	runRecord     = "run/"
+)
 
-// Records is a snapshot in pieces, by key: one for each machine with a mark or findings, and one for the rest. The
-// others are left out, and runs that are under way: they may be many, and are known again after a while.
-func (g *Registry) Records() (map[string][]byte, error) {
+// Records is what is to be kept, by key: a record for each machine with a mark or findings, one for each run with
+// failures, and one for the rest. The same knowledge gives the same bytes. Other machines are left out, and the members
+// of runs: they may be many, and are known again after a while.
+func (g *Registry) Records() (all map[string][]byte, err error) {
 	s, all := g.saved(), map[string][]byte{}
+	keep := func(key string, v any) {
+		data, failed := json.Marshal(v)
+		all[key], err = data, errors.Join(err, failed)
+	}
 	for _, n := range s.Nodes {
-		if n.Mark == nil && n.Held == nil && len(n.Findings) == 0 {
-			continue
+		if n.Mark != nil || n.Held != nil || len(n.Findings) > 0 {
+			keep(machineRecord+digest(n.Name), n)
 		}
-		data, err := json.Marshal(n)
-		if err != nil {
-			return nil, err
+	}
+	for run, j := range g.runs.of {
+		if n := len(j.failures); n > 0 { // heard of at its newest failure, so that only failures change its record
+			keep(runRecord+digest(run), savedRun{Run: run, Heard: j.failures[n-1].At, Failures: j.failures})
 		}
-		sum := sha256.Sum256([]byte(n.Name))
-		all["machine/"+hex.EncodeToString(sum[:16])] = data
 	}
 	s.Nodes = nil
-	var err error
-	all[headRecord], err = json.Marshal(s)
+	keep(headRecord, s)
 	return all, err
+}
+
+// digest makes a name a part of a key.
+func digest(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return hex.EncodeToString(sum[:16])
 }
 
 // RestoreRecords returns the Registry of records, which is new if there are none.
@@ -98,14 +102,18 @@ func RestoreRecords(cfg Config, records map[string][]byte) (*Registry, error) {
 		return nil, fmt.Errorf("record %s: %w", headRecord, err)
 	}
 	for _, key := range slices.Sorted(maps.Keys(records)) {
-		if key == headRecord {
-			continue
+		var err error
+		switch {
+		case strings.HasPrefix(key, machineRecord):
+			whole.Nodes = append(whole.Nodes, savedNode{})
+			err = json.Unmarshal(records[key], &whole.Nodes[len(whole.Nodes)-1])
+		case strings.HasPrefix(key, runRecord):
+			whole.Runs = append(whole.Runs, savedRun{})
+			err = json.Unmarshal(records[key], &whole.Runs[len(whole.Runs)-1])
 		}
-		var n savedNode
-		if err := json.Unmarshal(records[key], &n); err != nil {
+		if err != nil {
 			return nil, fmt.Errorf("record %s: %w", key, err)
 		}
-		whole.Nodes = append(whole.Nodes, n)
 	}
 	data, err := json.Marshal(whole)
 	if err != nil {
@@ -114,7 +122,7 @@ func RestoreRecords(cfg Config, records map[string][]byte) (*Registry, error) {
 	return Restore(cfg, data)
 }
 
-// Restore returns the Registry of a snapshot. The error describes an invalid one.
+// Restore returns the Registry of the file that older programs kept, as JSON. The error describes an invalid one.
 func Restore(cfg Config, data []byte) (*Registry, error) {
 	var head struct{ Version int }
 	if err := json.Unmarshal(data, &head); err != nil {

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -31,8 +32,8 @@ type file interface {
 	close() error
 }
 
-// maxSegment bounds the file that is read: a snapshot, and as much again.
-const maxSegment = 3 * maxFrame
+// maxSegment bounds the file that is read: the newest records, as much again, and room for the frames.
+const maxSegment = 3 * maxKept
 
 // directory is the disk of this host.
 type directory struct{ path string }
@@ -55,26 +56,29 @@ func (d directory) create(name string, content []byte) (file, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := osFile{f}
+	s := &osFile{f, path + ".new"}
 	err = s.append(content)
 	if err == nil {
+		s.path = path
 		err = os.Rename(path+".new", path)
 	}
 	if err == nil {
 		err = d.sync()
 	}
 	if err != nil {
+		_ = os.Remove(path + ".new")
 		return nil, errors.Join(err, f.Close())
 	}
 	return s, nil
 }
 
 func (d directory) open(name string, size int64) (file, error) {
-	f, err := openfile.Open(filepath.Join(d.path, name), os.O_WRONLY, 0)
+	path := filepath.Join(d.path, name)
+	f, err := openfile.Open(path, os.O_WRONLY, 0)
 	if err != nil {
 		return nil, err
 	}
-	s := osFile{f}
+	s := &osFile{f, path}
 	if err := s.truncate(size); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -95,17 +99,40 @@ func (d directory) sync() error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-type osFile struct{ *os.File }
+type osFile struct {
+	*os.File
+	path string // its present name
+}
 
-func (f osFile) append(frame []byte) error {
+func (f *osFile) append(frame []byte) error {
+	if err := f.inPlace(); err != nil {
+		return err
+	}
 	if _, err := f.Write(frame); err != nil {
 		return err
 	}
 	return unix.Fdatasync(int(f.Fd()))
 }
 
+// inPlace reports a file that is not found under its name any more: what is written to it would be lost.
+func (f *osFile) inPlace() error {
+	found, err := os.Lstat(f.path)
+	if err != nil {
+		return err
+	}
+	mine, err := f.Stat()
+	if err == nil && !os.SameFile(found, mine) {
+		err = fmt.Errorf("%s was replaced", f.path)
+	}
+	return err
+}
+
 // truncate leaves the offset at the new end.
-func (f osFile) truncate(size int64) error {
+func (f *osFile) truncate(size int64) error {
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil || end == size {
+		return err
+	}
 	if err := f.Truncate(size); err != nil {
 		return err
 	}
@@ -115,4 +142,4 @@ func (f osFile) truncate(size int64) error {
 	return f.Sync()
 }
 
-func (f osFile) close() error { return f.Close() }
+func (f *osFile) close() error { return f.Close() }

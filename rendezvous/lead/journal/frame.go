@@ -21,7 +21,7 @@ import (
 const headerSize = 16
 
 const (
-	maxFrame   = 64 << 20 // bytes of a payload: a snapshot of everything is one frame
+	maxFrame   = 64 << 20 // bytes of a payload
 	maxMissing = 1 << 32  // frames in a row
 )
 

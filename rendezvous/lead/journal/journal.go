@@ -5,6 +5,7 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"slices"
@@ -21,6 +22,7 @@ const (
 	// segmentSize is the length from which on a segment is written anew, with the newest record of each key alone, if it
 	// has also doubled since it was new.
 	segmentSize = 1 << 20
+	maxKept     = 256 << 20 // bytes of all records
 )
 
 // store is the decisions in a directory. One process uses it at a time.
@@ -35,6 +37,7 @@ type store struct {
 	writing sync.Mutex // guards the rest; held while a frame is written
 	term    lead.Term
 	newest  map[string][]byte // by key
+	kept    int               // bytes of newest
 	seg     segment
 }
 
@@ -62,16 +65,26 @@ func openStore(d disk, log *slog.Logger) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range slices.Backward(names) {
+	for i, name := range slices.Backward(names) {
 		ok, err := s.load(name)
 		if err != nil {
 			return nil, err
 		}
 		if ok {
+			for _, old := range names[:i] { // of a crash between two segments
+				s.drop(old)
+			}
 			break
 		}
 	}
 	return s, nil
+}
+
+// drop removes a segment that is not read any more.
+func (s *store) drop(name string) {
+	if err := s.disk.remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.log.Warn("an old segment of the journal remains", "file", name, "err", err)
+	}
 }
 
 // segments are the names of the segments, the oldest first.
@@ -130,11 +143,15 @@ func (s *store) setAside(name, damage string) error {
 func (s *store) apply(b batch) {
 	s.term = max(s.term, b.term)
 	for _, r := range b.records {
+		if old, known := s.newest[r.Key]; known {
+			s.kept -= len(r.Key) + len(old)
+		}
 		if r.Value == nil {
 			delete(s.newest, r.Key)
-		} else {
-			s.newest[r.Key] = r.Value
+			continue
 		}
+		s.newest[r.Key] = r.Value
+		s.kept += len(r.Key) + len(r.Value)
 	}
 }
 
@@ -170,7 +187,10 @@ func (s *store) flush() {
 		all.term, all.records = r.term, append(all.records, r.records...)
 	}
 	var err error
-	if all.term != 0 {
+	switch {
+	case s.kept > maxKept:
+		err = fmt.Errorf("the journal has %d bytes of records: at most %d are kept", s.kept, maxKept)
+	case all.term != 0:
 		err = s.commit(all)
 	}
 	for _, r := range requests {
@@ -205,26 +225,30 @@ func (s *store) renew() error {
 	if err := s.begin(old.name); err != nil {
 		return err
 	}
-	var err error
 	if old.file != nil {
-		err = old.file.close()
+		_ = old.file.close() // it is not read any more
 	}
 	if old.name != "" {
-		err = errors.Join(err, s.disk.remove(old.name))
-	}
-	if err != nil { // it is not read any more
-		s.log.Warn("an old segment of the journal remains", "file", old.name, "err", err)
+		s.drop(old.name)
 	}
 	return nil
 }
+
+// recordsInFrame bounds a frame of a new segment: maxFrame is more than that many of the largest records.
+const recordsInFrame = 512
 
 // begin writes the newest records to the segment that follows another one; "" is none.
 func (s *store) begin(after string) (err error) {
 	var number uint64
 	_, _ = fmt.Sscanf(after, "%x", &number)
 	content := appendFrame(nil, 0, []byte(format))
-	content = appendFrame(content, 1, batch{term: s.term, records: s.records()}.encode(nil))
-	next := segment{name: segmentName(number + 1), number: 2, size: int64(len(content)), fresh: int64(len(content))}
+	content = appendFrame(content, 1, batch{term: s.term}.encode(nil))
+	next := segment{name: segmentName(number + 1), number: 2}
+	for some := range slices.Chunk(s.records(), recordsInFrame) {
+		content = appendFrame(content, next.number, batch{term: s.term, records: some}.encode(nil))
+		next.number++
+	}
+	next.size, next.fresh = int64(len(content)), int64(len(content))
 	if next.file, err = s.disk.create(next.name, content); err == nil {
 		s.seg = next
 	}

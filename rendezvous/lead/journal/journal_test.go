@@ -1,7 +1,10 @@
 package journal
 
 import (
+	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,4 +28,87 @@ func TestStore(t *testing.T) {
 			return j
 		}}
 	})
+}
+
+func leading(t *testing.T, dir string) (*Journal, lead.Term) {
+	t.Helper()
+	j, err := Open(dir, quiet())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, j.Resign(t.Context())) })
+	term, err := j.TryCampaign()
+	require.NoError(t, err)
+	return j, term
+}
+
+func TestTryCampaign(t *testing.T) {
+	dir := t.TempDir()
+	a, first := leading(t, dir)
+	b, err := Open(dir, quiet())
+	require.NoError(t, err)
+	_, err = b.TryCampaign()
+	require.ErrorIs(t, err, ErrTaken)
+	require.NoError(t, a.Append(t.Context(), first), "which makes the term durable")
+	require.NoError(t, a.Resign(t.Context()))
+	second, err := b.TryCampaign()
+	require.NoError(t, err)
+	require.Greater(t, second, first)
+	require.NoError(t, b.Resign(t.Context()))
+}
+
+// What is written while the directory is away is refused, and so is the probe; nothing is lost when it is back, or was
+// made anew.
+func TestADirectoryThatVanishes(t *testing.T) {
+	for name, back := range map[string]func(dir string) error{
+		"moved back": func(dir string) error { return os.Rename(dir+"2", dir) },
+		"made anew":  func(dir string) error { return os.Mkdir(dir, 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "data")
+			j, term := leading(t, dir)
+			require.NoError(t, j.Append(t.Context(), term, record("a", "1")))
+			require.NoError(t, j.Probe())
+			require.NoFileExists(t, filepath.Join(dir, probeFile))
+			require.NoError(t, os.Rename(dir, dir+"2"))
+			for range 2 {
+				require.ErrorIs(t, j.Append(t.Context(), term, record("b", "2")), os.ErrNotExist)
+			}
+			j.probed = j.probed.Add(-probeEvery)
+			require.ErrorIs(t, j.Probe(), os.ErrNotExist)
+			require.NoError(t, back(dir))
+			require.NoError(t, j.Append(t.Context(), term, record("c", "3")))
+			require.NoError(t, j.Resign(t.Context()))
+			j, term = leading(t, dir)
+			all, err := j.Load(t.Context(), term)
+			require.NoError(t, err)
+			require.Equal(t, []lead.Record{record("a", "1"), record("c", "3")}, all)
+		})
+	}
+}
+
+// More records than fit into a frame, and segments that a crash has left.
+func TestLargeJournals(t *testing.T) {
+	dir := t.TempDir()
+	j, term := leading(t, dir)
+	const count = 2*recordsInFrame + 10
+	for round := range 2 {
+		for i := 0; i < count; i += lead.MaxRecords {
+			var some []lead.Record
+			for k := i; k < min(count, i+lead.MaxRecords); k++ {
+				some = append(some, lead.Record{Key: fmt.Sprint(k), Value: make([]byte, 1500+round)})
+			}
+			require.NoError(t, j.Append(t.Context(), term, some...))
+		}
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, segmentName(0)), nil, 0o600))
+	require.NoError(t, j.Resign(t.Context()))
+	j, term = leading(t, dir)
+	all, err := j.Load(t.Context(), term)
+	require.NoError(t, err)
+	require.Len(t, all, count)
+	segments, err := j.store.segments()
+	require.NoError(t, err)
+	require.Len(t, segments, 1)
+	require.Greater(t, segments[0], segmentName(1), "it was written anew")
+	j.store.kept = maxKept + 1
+	require.ErrorContains(t, j.Append(t.Context(), term, record("a", "1")), "at most 268435456 are kept")
 }

@@ -22,6 +22,7 @@ import (
 const (
 	lockFile   = "lock"
 	leaderFile = "leader"
+	probeFile  = "probe"
 	poll       = 100 * time.Millisecond
 	maxLeader  = 4 << 10 // bytes of the leader's file
 )
@@ -36,7 +37,14 @@ type Journal struct {
 	store *store     // nil: this process does not lead
 	lock  *os.File
 	lost  chan struct{}
+
+	probing sync.Mutex // guards the rest
+	probed  time.Time
+	bad     error
 }
+
+// ErrTaken is the error of TryCampaign while another process leads.
+var ErrTaken = errors.New("another process uses the directory")
 
 // Open uses a directory, which it makes if need be. The parent must exist.
 func Open(dir string, log *slog.Logger) (*Journal, error) {
@@ -48,46 +56,71 @@ func Open(dir string, log *slog.Logger) (*Journal, error) {
 
 // Campaign implements lead.Leadership. lost is closed by Resign alone.
 func (j *Journal) Campaign(ctx context.Context, addr string) (lead.Term, <-chan struct{}, error) {
-	lock, err := j.await(ctx)
+	for {
+		term, err := j.TryCampaign()
+		if err == nil {
+			if err = j.begin(term, addr); err != nil {
+				return 0, nil, errors.Join(err, j.Resign(ctx))
+			}
+			return term, j.lost, nil
+		}
+		if !errors.Is(err, ErrTaken) {
+			return 0, nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return 0, nil, ctx.Err()
+		case <-time.After(poll):
+		}
+	}
+}
+
+// begin makes a term durable, and announces its leader.
+func (j *Journal) begin(term lead.Term, addr string) error {
+	err := j.leading().append(batch{term: term})
+	if err == nil {
+		err = j.announce(lead.Leader{Term: term, Addr: addr})
+	}
 	if err != nil {
-		return 0, nil, err
+		return fmt.Errorf("journal in %s: %w", j.dir.path, err)
+	}
+	return nil
+}
+
+// TryCampaign makes this process lead, or returns ErrTaken, and writes nothing: the first Append makes the term durable,
+// so that a full disk keeps nobody from leading. Watchers see no leader.
+func (j *Journal) TryCampaign() (lead.Term, error) {
+	lock, err := j.take()
+	if err != nil {
+		return 0, err
 	}
 	s, err := openStore(j.dir, j.log)
-	if err == nil {
-		err = s.commit(batch{term: s.term + 1})
-	}
-	if err == nil {
-		err = j.announce(lead.Leader{Term: s.term, Addr: addr})
-	}
 	if err != nil {
-		return 0, nil, errors.Join(fmt.Errorf("journal in %s: %w", j.dir.path, err), lock.Close())
+		return 0, errors.Join(fmt.Errorf("journal in %s: %w", j.dir.path, err), lock.Close())
 	}
+	s.term++
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.store, j.lock, j.lost = s, lock, make(chan struct{})
-	return s.term, j.lost, nil
+	return s.term, nil
 }
 
-// await takes the lock.
-func (j *Journal) await(ctx context.Context) (*os.File, error) {
+// take takes the lock.
+func (j *Journal) take() (*os.File, error) {
 	f, err := j.openLock()
 	if err != nil {
 		return nil, err
 	}
-	for {
-		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart})
-		switch {
-		case err == nil:
-			return f, nil
-		case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR):
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), f.Close())
-		case <-time.After(poll):
-		}
+	err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart})
+	switch {
+	case err == nil:
+		return f, nil
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINTR):
+		err = ErrTaken
+	default:
+		err = fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
+	return nil, errors.Join(err, f.Close())
 }
 
 func (j *Journal) openLock() (*os.File, error) {
@@ -152,10 +185,32 @@ func (j *Journal) Resign(context.Context) error {
 	if j.store == nil {
 		return nil
 	}
-	err := errors.Join(os.Remove(filepath.Join(j.dir.path, leaderFile)), j.store.close(), j.lock.Close())
+	err := os.Remove(filepath.Join(j.dir.path, leaderFile))
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	err = errors.Join(err, j.store.close(), j.lock.Close())
 	close(j.lost)
 	j.store, j.lock = nil, nil
 	return err
+}
+
+// probeEvery bounds how often the directory is tried.
+const probeEvery = 2 * time.Second
+
+// Probe reports why the directory cannot be written to.
+func (j *Journal) Probe() error {
+	j.probing.Lock()
+	defer j.probing.Unlock()
+	if now := time.Now(); j.probed.IsZero() || now.Sub(j.probed) >= probeEvery {
+		j.probed = now
+		f, err := j.dir.create(probeFile, []byte("ok\n"))
+		if err == nil {
+			err = errors.Join(f.close(), j.dir.remove(probeFile))
+		}
+		j.bad = err
+	}
+	return j.bad
 }
 
 // Append implements lead.Decisions. It blocks while the disk does, whatever ctx says.
