@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -109,6 +110,9 @@ func (f *osFile) append(frame []byte) error {
 		return err
 	}
 	if _, err := f.Write(frame); err != nil {
+		if named, ok := errors.AsType[*fs.PathError](err); ok {
+			named.Path = f.path
+		}
 		return err
 	}
 	return unix.Fdatasync(int(f.Fd()))
