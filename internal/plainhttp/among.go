@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -13,31 +14,92 @@ import (
 // Among dials one of several addresses of a service, of which only the elected one listens. Its methods may be called
 // by any goroutine.
 type Among struct {
-	addrs []string
-
 	mu    sync.Mutex
-	first int // that is dialed first: the last one that has answered
+	addrs []string
+	first int                  // that is dialed first: the last one that has answered
+	conns map[*connection]bool // that lead to addrs; nil: they are never replaced
 }
 
 // NewAmong takes HOST:PORT, or several of them with commas between.
 func NewAmong(addrs string) *Among { return &Among{addrs: strings.Split(addrs, ",")} }
 
+// NewReplaceable is an Among for addresses that Replace may change.
+func NewReplaceable(addrs string) *Among {
+	a := NewAmong(addrs)
+	a.conns = map[*connection]bool{}
+	return a
+}
+
+// Replace takes other addresses, and ends the connections to those that are not among them.
+func (a *Among) Replace(addrs string) {
+	a.mu.Lock()
+	a.addrs, a.first = strings.Split(addrs, ","), 0
+	var old []*connection
+	for c := range a.conns {
+		if !slices.Contains(a.addrs, c.to) {
+			old = append(old, c)
+		}
+	}
+	a.mu.Unlock()
+	for _, c := range old {
+		_ = c.Close() // its user has the error
+	}
+}
+
+// connection is one that Replace can end.
+type connection struct {
+	net.Conn
+	to    string
+	among *Among
+}
+
+// Close implements net.Conn.
+func (c *connection) Close() error {
+	c.among.mu.Lock()
+	delete(c.among.conns, c)
+	c.among.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// NetConn is the connection below.
+func (c *connection) NetConn() net.Conn { return c.Conn }
+
+// made returns a connection as its user gets it.
+func (a *Among) made(c net.Conn, to string) (net.Conn, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.conns == nil {
+		return c, nil
+	}
+	if !slices.Contains(a.addrs, to) { // replaced meanwhile
+		_ = c.Close()
+		return nil, fmt.Errorf("%s does not serve any longer", to)
+	}
+	tracked := &connection{c, to, a}
+	a.conns[tracked] = true
+	return tracked, nil
+}
+
 // First is the host in URLs of the service, whichever address is dialed.
-func (a *Among) First() string { return a.addrs[0] }
+func (a *Among) First() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.addrs[0]
+}
 
 // Dial tries each address once.
 func (a *Among) Dial(ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (
 	c net.Conn, err error,
 ) {
 	a.mu.Lock()
-	first := a.first
+	addrs, first := a.addrs, a.first
 	a.mu.Unlock()
 	var errs error
-	for i := range a.addrs {
-		next := (first + i) % len(a.addrs)
-		if c, err = dial(ctx, "tcp", a.addrs[next]); err == nil {
+	for i := range addrs {
+		next := (first + i) % len(addrs)
+		if c, err = dial(ctx, "tcp", addrs[next]); err == nil {
 			a.prefer(first, next)
-			return c, nil
+			return a.made(c, addrs[next])
 		}
 		if errs == nil {
 			errs = err
@@ -49,17 +111,19 @@ func (a *Among) Dial(ctx context.Context, dial func(ctx context.Context, network
 }
 
 // failed has the next connection be tried at another address first: a process that is frozen still takes connections.
-func (a *Among) failed() {
+// It reports whether there is another one.
+func (a *Among) failed() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.first = (a.first + 1) % len(a.addrs)
+	return len(a.addrs) > 1
 }
 
 // prefer sets the address that is dialed first, unless another goroutine has done so meanwhile.
 func (a *Among) prefer(old, now int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.first == old {
+	if a.first == old && now < len(a.addrs) {
 		a.first = now
 	}
 }
@@ -87,8 +151,7 @@ type failover struct {
 // RoundTrip implements http.RoundTripper.
 func (f failover) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := f.Transport.RoundTrip(r)
-	if err != nil && !errors.Is(err, context.Canceled) && len(f.among.addrs) > 1 {
-		f.among.failed()
+	if err != nil && !errors.Is(err, context.Canceled) && f.among.failed() {
 		f.CloseIdleConnections() // they lead to the same process
 	}
 	return resp, err

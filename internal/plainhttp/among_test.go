@@ -96,3 +96,47 @@ func TestFrozenServerIsLeft(t *testing.T) {
 	require.ErrorIs(t, get(late), context.DeadlineExceeded, "a request that was canceled says nothing")
 	require.NoError(t, get(t.Context()))
 }
+
+// Addresses that are replaced end the requests that are under way there; others go on.
+func TestReplace(t *testing.T) {
+	frozen, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer frozen.Close()
+	hold := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hold }))
+	defer s.Close()
+	a := NewReplaceable(frozen.Addr().String())
+	c := a.Through(nil)
+	defer c.CloseIdleConnections()
+	get := func() chan error {
+		done := make(chan error, 1)
+		go func() {
+			resp, err := c.Get("http://" + a.First() + "/")
+			if err == nil {
+				err = resp.Body.Close()
+			}
+			done <- err
+		}()
+		return done
+	}
+	lost := get()
+	nc, err := frozen.Accept()
+	require.NoError(t, err)
+	defer nc.Close()
+	a.Replace(s.Listener.Addr().String())
+	require.Error(t, <-lost)
+	kept := get()
+	require.Eventually(t, func() bool { return len(a.live()) == 1 }, 20*time.Second, time.Millisecond)
+	a.Replace("127.0.0.1:1," + s.Listener.Addr().String())
+	close(hold)
+	require.NoError(t, <-kept)
+}
+
+func (a *Among) live() (all []*connection) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range a.conns {
+		all = append(all, c)
+	}
+	return all
+}

@@ -36,8 +36,16 @@ type Client struct {
 
 // NewClient returns a Client of the daemon at host:port, or at one of several with commas between, of which only the
 // elected one listens. It connects on first use.
-func NewClient(addr, token string) *Client {
-	c := &Client{among: plainhttp.NewAmong(addr), token: token}
+func NewClient(addr, token string) *Client { return newClient(plainhttp.NewAmong(addr), token) }
+
+// NewFollower returns a Client of the daemon at host:port until Follow names another one.
+func NewFollower(addr, token string) *Client { return newClient(plainhttp.NewReplaceable(addr), token) }
+
+// Follow turns to the daemon at another host:port. Requests that are under way at the former one fail.
+func (c *Client) Follow(addr string) { c.among.Replace(addr) }
+
+func newClient(among *plainhttp.Among, token string) *Client {
+	c := &Client{among: among, token: token}
 	c.hc = c.among.Through(func(t *http.Transport) {
 		t.DialContext, t.IdleConnTimeout = c.dial, 5*time.Second
 		t.WriteBufferSize, t.ReadBufferSize = 4<<10, 4<<10
