@@ -44,6 +44,8 @@ type Config struct {
 	TLS       *tls.Config
 	User      string
 	Password  string
+	// Seats bounds how many processes campaign at a time; the others wait for a seat. 0: all campaign.
+	Seats int
 }
 
 // Store is a lead.Store. It has no goroutine before its first call.
@@ -51,6 +53,9 @@ type Store struct {
 	client *clientv3.Client
 	prefix string       // ends with a slash
 	failed atomic.Int64 // requests
+	seats  int
+	seated chan struct{} // closed when this process has had a seat
+	sat    sync.Once
 
 	mu     sync.Mutex // guards tenure
 	tenure *tenure    // nil: this process does not lead
@@ -79,7 +84,8 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(cfg.Endpoints, ","), err)
 	}
-	return &Store{client: client, prefix: strings.TrimSuffix(cfg.Prefix, "/") + "/"}, nil
+	return &Store{client: client, prefix: strings.TrimSuffix(cfg.Prefix, "/") + "/", seats: cfg.Seats,
+		seated: make(chan struct{})}, nil
 }
 
 // Failed is how many requests have failed.
@@ -109,7 +115,7 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	if err != nil {
 		return 0, nil, err
 	}
-	l, err := s.grant(ctx)
+	l, err := s.enter(ctx)
 	if err != nil {
 		return 0, nil, err
 	}
