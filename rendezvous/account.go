@@ -191,13 +191,19 @@ func (a *account) directive() *Spent {
 	return a.sent
 }
 
-// restore takes over the budget that an earlier daemon had sent to the node, unless another node knows a newer epoch.
-func (a *account) restore(now time.Time, e Join, fresh bool) {
+// restore takes over the budget that an earlier daemon had sent to the node, unless a newer epoch is known. Of one epoch
+// what is larger counts; after the end of a pause, which may begin a new budget, what is known.
+func (a *account) restore(now time.Time, e Join, fresh, unpaused bool) {
 	a.restarts = max(a.restarts, e.Restarts)
-	if e.Spent == nil || !fresh || a.spentIn.Newer(e.Seen) {
+	same := e.Seen == a.spentIn
+	if e.Spent == nil || !fresh || a.spentIn.Newer(e.Seen) || same && unpaused {
 		return
 	}
-	a.spent, a.spentIn, a.sent = e.Spent.brought(now, e.Paused != nil), e.Seen, nil
+	s := e.Spent.brought(now, e.Paused != nil)
+	if same {
+		s = s.larger(a.spent)
+	}
+	a.spent, a.spentIn, a.sent = s, e.Seen, nil
 }
 
 // hold books that the run is paused instead of failing, for d or, if that is 0, until an order.

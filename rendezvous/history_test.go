@@ -173,9 +173,15 @@ func (s *sim) newDaemon(rnd *rand.Rand) {
 	v := &revived{sim: s, old: &sim{r: s.r, dirs: s.dirs, runs: maps.Clone(s.runs), worked: s.worked}}
 	clear(s.awaited)
 	cfg := Config{Term: s.r.out.seq + 1000, Suspicious: s.r.cfg.Suspicious, Suspect: s.r.cfg.Suspect}
+	if rnd.Intn(4) > 0 {
+		cfg.Kept = stored(s.t, s.r)
+	}
 	s.r, s.dirs = New(cfg), map[string]Directive{}
 	ids := sortedKeys(v.old.dirs)
 	rnd.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+	if cfg.Kept != nil {
+		defer v.checkKept(ids)
+	}
 	for _, id := range ids {
 		if k := v.old.dirs[id].Kind; v.old.r.members.nodes[id] == nil || k == job.Done || k == job.Fail || rnd.Intn(10) == 0 {
 			delete(s.runs, id)

@@ -8,6 +8,9 @@ import (
 )
 
 func (r *Round) join(now time.Time, e Join) error {
+	if r.conflicts(e) {
+		r.reset()
+	}
 	if r.epoch.phase == finished {
 		if err := r.reopen(now, e); err != nil {
 			return err
@@ -25,9 +28,11 @@ func (r *Round) join(now time.Time, e Join) error {
 		return err
 	}
 	if r.epoch.fresh() && len(r.members.nodes) == 0 {
-		*r.params = e.Params.WithDefaults()
 		r.epoch.formingAt = now
-		r.orders.open(e, r.params.Hold)
+		if *r.params == (Params{}) || r.memory.kept == nil {
+			*r.params = e.Params.WithDefaults()
+			r.orders.open(e, r.params.Hold)
+		}
 	}
 	if r.params.MaxRestarts == Unlimited {
 		r.params.MaxRestarts = e.Params.MaxRestarts
@@ -41,7 +46,7 @@ func (r *Round) join(now time.Time, e Join) error {
 		r.depart(now, o, job.CauseLoss, "replaced by "+n.Name, true)
 	}
 	r.members.wish(n)
-	r.memory.learn(now, e)
+	r.memory.learn(now, n, e)
 	r.orders.restoreCommand(e)
 	if c := r.memory.pause(n, e); c != nil {
 		seen := e.Seen
@@ -100,6 +105,9 @@ func (r *Round) leave(now time.Time, e Leave) error {
 func (r *Round) reopen(now time.Time, e Join) error {
 	late := false
 	switch {
+	case len(r.members.nodes) == 0 && e.Seen.Newer(r.epoch.id):
+		r.reset() // the run was opened anew, and the record of that is lost
+		return nil
 	case now.Add(-e.Node.Uptime).Before(r.epoch.finishedAt):
 		if err := r.admission.conflict(e); err != nil {
 			return fmt.Errorf("%w: %w", ErrRefused, err)

@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"dlrover-run/internal/job"
@@ -45,6 +46,8 @@ type memory struct {
 	gate    *gate
 	out     *outbox
 
+	kept    *Kept     // what earlier daemons have kept, until the nodes of that time are back or given up; or nil
+	back    bool      // some of them are back
 	rebuild *rebuild  // a world that an earlier daemon sealed, or nil
 	holdAt  time.Time // no world is sealed before: members of an older history may come back
 	held    bool      // that was waited for
@@ -58,26 +61,83 @@ type rebuild struct {
 	failing []Failing // to be acted upon when the world is rebuilt
 	stopped []*node   // have ended their workers already, by a directive of the old daemon
 	restart *Order    // to be carried out when the world is rebuilt
+	names   string    // of those that are missing, as far as they are known
 }
 
 // learn takes the state that a restarted daemon has lost from a newcomer. A spare that knows of a world announces
 // others that may still run in it.
-func (m *memory) learn(now time.Time, e Join) {
+func (m *memory) learn(now time.Time, n *node, e Join) {
+	m.await(now, n, e)
 	if e.Seen.Round == 0 || e.Seen.Term == m.epoch.id.Term {
 		return
 	}
-	m.account.restore(now, e, m.epoch.fresh())
+	m.account.restore(now, e, m.epoch.fresh(), m.orders.unpaused)
 	if m.epoch.fresh() && !m.held && e.Stopped.Round == 0 {
 		m.held, m.holdAt = true, now.Add(resumeWindow)
 	}
 }
 
+// await has the first node wait for all others of the newest world that earlier daemons have kept.
+func (m *memory) await(now time.Time, n *node, e Join) {
+	if m.kept == nil {
+		return
+	}
+	m.recallPass(now, n)
+	w := m.kept.World
+	m.back = m.back || e.Seen.Round > 0 || w != nil && slices.Contains(w.Names, n.Name)
+	switch {
+	case w == nil || w.Size == 0:
+		m.kept = nil
+	case !m.held:
+		m.held, m.holdAt = true, now.Add(resumeWindow)
+		m.out.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of the newest world%s", w.Size,
+			listed(w.Names)))
+	}
+}
+
+// listed are names as the end of a text.
+func listed(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	more := len(names) - maxNamed
+	if more > 0 {
+		names = append(slices.Clone(names[:maxNamed]), fmt.Sprintf("%d more", more))
+	}
+	return ": " + strings.Join(names, ", ")
+}
+
 // holding reports whether members of an older history may still come back, so that no world is sealed.
 func (m *memory) holding(now time.Time) bool {
-	if !m.holdAt.IsZero() && !now.Before(m.holdAt) {
+	if m.holdAt.IsZero() {
+		return false
+	}
+	complete := m.kept != nil && m.kept.World.complete(m.members)
+	m.back = m.back || complete
+	if complete || !now.Before(m.holdAt) {
 		m.holdAt, m.epoch.formingAt = time.Time{}, now
+		m.giveUp()
 	}
 	return !m.holdAt.IsZero()
+}
+
+// giveUp goes on without the nodes of a kept world that have not come back. If none has, the run was abandoned, and the
+// nodes that are here begin it anew.
+func (m *memory) giveUp() {
+	if m.kept == nil {
+		return
+	}
+	w := m.kept.World
+	m.kept = nil
+	switch missing := w.missing(m.members); {
+	case !m.back:
+		m.account.restarts, m.account.spent, m.account.sent = 0, Spent{}, nil
+		m.out.note(job.EventResumed, "", fmt.Sprintf("none of the %d nodes of the newest world has come back: the run "+
+			"begins anew", w.Size))
+	case len(missing) > 0:
+		m.out.note(job.EventResumed, "", fmt.Sprintf("%d of the %d nodes of the newest world have not come back%s",
+			len(missing), w.Size, listed(missing)))
+	}
 }
 
 // pause returns the pause that an earlier daemon had sent to the joining node. It returns nil if this history is newer:
@@ -125,7 +185,8 @@ func bounded(c job.Cause) *job.Cause {
 // node's world has no place.
 func (m *memory) adopt(now time.Time, n *node, join Join) bool {
 	e := join.Resume
-	if e == nil || !m.epoch.collecting() || (!m.epoch.fresh() && m.rebuild == nil) || !plausible(e.Place) {
+	if e == nil || !m.epoch.collecting() || (!m.epoch.fresh() && m.rebuild == nil) || !plausible(e.Place) ||
+		m.outdated(join) {
 		return false
 	}
 	m.giveUpFor(now, e.EpochID)
@@ -148,6 +209,11 @@ func (m *memory) adopt(now time.Time, n *node, join Join) bool {
 		w.stop(n)
 	}
 	return true
+}
+
+// outdated: the node has workers of a world that was followed by another one. That has been sealed without it.
+func (m *memory) outdated(e Join) bool {
+	return m.kept != nil && m.kept.Epoch.Newer(e.Resume.EpochID) && e.Stopped != e.Resume.EpochID
 }
 
 func plausible(p job.Place) bool {
@@ -186,6 +252,9 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 	m.account.restarts = e.Place.RestartCount
 	m.out.seq = max(m.out.seq, m.epoch.id.Term)
 	m.orders.restoreHold(e.Hold)
+	if o := m.orders.restart; o != nil && o.Of == e.EpochID {
+		m.rebuild.restart = o
+	}
 	m.out.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
 }
 
@@ -212,15 +281,24 @@ func (m *memory) catchUp(n *node, e *Resume) {
 // rebuilt ends the rebuilding when everyone is back, or when waiting is useless, and returns the world; nil: not yet.
 func (m *memory) rebuilt(now time.Time) *rebuild {
 	w := m.rebuild
-	if w.missing > 0 && now.Before(w.until) {
+	if w.missing > 0 && now.Before(w.until) && !m.allBack() {
 		return nil
 	}
+	if m.kept != nil && m.kept.Epoch == m.epoch.id {
+		w.names = listed(m.kept.World.missing(m.members))
+	}
+	m.kept = nil
 	m.rebuild, m.epoch.adopted, m.epoch.phase, m.epoch.sealedAt, m.account.newest.ranAt = nil, true, running, now, now
 	m.epoch.setWorld(slices.DeleteFunc(slices.Clone(w.world), func(n *node) bool { return n == nil }))
 	if w.missing == 0 {
 		m.out.note(job.EventResumed, "", "the running world is complete again")
 	}
 	return w
+}
+
+// allBack: of the world that is being rebuilt, only nodes are missing that an earlier daemon had given up.
+func (m *memory) allBack() bool {
+	return m.kept != nil && m.kept.Epoch == m.epoch.id && m.kept.World.complete(m.members)
 }
 
 // onlyStopped reports that no member with running workers has come back.

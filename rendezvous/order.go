@@ -72,6 +72,8 @@ func (r *Round) order(now time.Time, o Order) error {
 	switch o.Kind {
 	case OrderRestart:
 		r.orders.setCommand(o.Command, r.out)
+		o.Of, o.Command = r.epoch.id, nil
+		r.orders.restart = &o
 		if r.memory.rebuild != nil {
 			r.memory.rebuild.restart = &o // as soon as it is complete
 		} else {

@@ -592,7 +592,8 @@ func (v *revived) comeBack(ids ...string) {
 	for _, id := range ids {
 		d := v.old.dirs[id]
 		n := *v.old.r.members.nodes[id]
-		j := Join{Node: n.Node, Params: v.p, Restarts: d.Restarts, Paused: d.Paused}
+		n.Uptime = v.now.Sub(n.since)
+		j := Join{Node: n.Node, Params: v.p, Restarts: d.Restarts, Spent: d.Spent, Paused: d.Paused}
 		if d.Round > 0 {
 			j.Seen = d.EpochID
 		}

@@ -28,6 +28,7 @@ type orders struct {
 	unheld    bool         // an order has ended a hold; the nodes' state is older
 	command   *job.Command // of the workers; nil: the one with which their nodes were started
 	commandIn *job.EpochID // the newest epoch that was known to the node that brought the command; nil: it was ordered
+	restart   *Order       // has ended the newest epoch, which Of names; nil: none has
 	onResume  *job.Command // becomes the command when the run is first paused, or a hold ends; nil: none was given
 }
 
@@ -73,7 +74,7 @@ func (o *orders) release() { o.hold, o.unheld = nil, true }
 
 // finish drops what a run that has ended has no use for.
 func (o *orders) finish() {
-	o.paused, o.hold, o.unheld, o.command, o.commandIn, o.onResume = nil, nil, false, nil, nil, nil
+	o.paused, o.hold, o.unheld, o.command, o.commandIn, o.onResume, o.restart = nil, nil, false, nil, nil, nil, nil
 }
 
 // roomForBar forgets which names were unbarred when there is no room for another one that is barred.

@@ -31,6 +31,8 @@ type Config struct {
 	// Run is the run's name, for launchers that are started after it has succeeded: they get its result and no workers. ""
 	// lets them open the run anew.
 	Run string
+	// Kept is what earlier daemons have kept of the run; nil: nothing. The Round refers to it.
+	Kept *Kept
 }
 
 // Errors of Step that a launcher can act upon.
@@ -110,8 +112,12 @@ type Round struct {
 	ended []NodeStatus // the nodes at the end of the run
 }
 
-// New returns the Round of a run that no node has joined.
+// New returns the Round of a run that no node has joined, unless in the time of an earlier daemon.
 func New(cfg Config) *Round {
+	past := cfg.Kept
+	if cfg.Kept = nil; past != nil {
+		cfg.Term = max(cfg.Term, past.Term+1) // also if the clock was set back
+	}
 	r := &Round{
 		cfg: &cfg, params: &Params{}, members: newMembers(), orders: &orders{bars: map[string]*job.Cause{}},
 		epoch: &epoch{phase: forming, id: job.EpochID{Term: cfg.Term}, term: cfg.Term},
@@ -131,6 +137,9 @@ func New(cfg Config) *Round {
 	r.admission = &admission{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, orders: r.orders}
 	r.memory = &memory{params: r.params, members: r.members, epoch: r.epoch, account: r.account, orders: r.orders,
 		checks: r.checks, gate: r.gate, out: r.out}
+	if past != nil {
+		r.recall(past)
+	}
 	return r
 }
 
@@ -247,7 +256,9 @@ func (r *Round) settle(now time.Time) {
 	switch r.epoch.phase {
 	case forming, gating:
 		if len(r.members.nodes) == 0 {
-			r.reset() // abandoned: the next node starts afresh
+			if r.memory.kept == nil || r.memory.rebuild != nil {
+				r.reset() // abandoned: the next node starts afresh
+			}
 			return
 		}
 		if r.memory.rebuild != nil {
@@ -281,7 +292,7 @@ func (r *Round) settle(now time.Time) {
 func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.ended = r.members.lastStatuses(r.orders.bars, o)
 	r.epoch.finish(now, o, c)
-	r.memory.rebuild = nil
+	r.memory.rebuild, r.memory.kept = nil, nil
 	r.orders.finish()
 	for _, n := range r.members.sorted(everyNode) {
 		r.out.direct(n, r.epoch.verdict())
@@ -308,8 +319,8 @@ func (r *Round) resumed(now time.Time) {
 	}
 	if w.missing > 0 {
 		r.epoch.elastic = true
-		text := fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again",
-			w.missing, len(w.world))
+		text := fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again%s",
+			w.missing, len(w.world), w.names)
 		r.breakWorld(now, job.Cause{Kind: job.CauseLoss, Text: text})
 	}
 	for _, e := range w.failing {

@@ -151,6 +151,7 @@ func (s *sealer) seal(now time.Time, size int) {
 	chosen := choose(s.members.candidates(size), size, s.suspect)
 	ranked := rank(chosen, s.cfg.Topology, s.params.Static)
 	s.epoch.next(now, ranked)
+	s.orders.restart = nil
 	s.account.book(now, s.epoch.elastic)
 	places := s.epoch.places(s.account.restarts)
 	for i, n := range ranked {

@@ -62,6 +62,25 @@ func (s Spent) brought(now time.Time, paused bool) Spent {
 	return s
 }
 
+// larger is s, or o where that is more.
+func (s Spent) larger(o Spent) Spent {
+	s.Streak, s.Fruitless, s.Sum = max(s.Streak, o.Streak), max(s.Fruitless, o.Fruitless), max(s.Sum, o.Sum)
+	if o.Same > s.Same {
+		s.Same, s.Alike = o.Same, o.Alike
+	}
+	if len(o.Recent) > len(s.Recent) {
+		s.Recent = o.Recent
+	}
+	if s.Since.IsZero() || !o.Since.IsZero() && o.Since.Before(s.Since) {
+		s.Since = o.Since
+	}
+	if o.Held && !s.Held {
+		s.Held, s.HeldUntil = true, o.HeldUntil
+	}
+	s.Best = reached(o.Best, s.Best)
+	return s
+}
+
 // within is how many restarts w counts that were like the one that is due at the cost c.
 func (s Spent) within(now time.Time, w Window, c cost) (n int) {
 	for _, e := range s.Recent {

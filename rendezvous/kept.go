@@ -1,0 +1,234 @@
+package rendezvous
+
+import (
+	"cmp"
+	"hash/fnv"
+	"slices"
+	"time"
+
+	"dlrover-run/internal/job"
+)
+
+// Kept is what a later daemon has to know of a run besides what the launchers bring: what was decided, spent and
+// learned. It takes a few kilobytes, whatever the size of the run.
+//
+// For what runs the launchers' word counts, which may be newer than the store's; for all else it is Kept's.
+type Kept struct {
+	Term   uint64      `json:"term"`            // the newest of the run's daemons
+	Params Params      `json:"params,omitzero"` // zero: no node has opened the run
+	Epoch  job.EpochID `json:"epoch,omitzero"`  // the newest that is known; all below is of its time, or later
+	World  *KeptWorld  `json:"world,omitempty"` // its nodes; nil without, and after the end
+	Works  []string    `json:"works,omitempty"` // of the run's nodes, as Join.Work
+
+	Restarts int       `json:"restarts,omitempty"`
+	Spent    Spent     `json:"spent,omitzero"`
+	PausedAt time.Time `json:"paused_at,omitzero"`
+
+	Paused   *job.Cause           `json:"paused,omitempty"`
+	Unpaused bool                 `json:"unpaused,omitempty"`
+	Hold     *job.Cause           `json:"hold,omitempty"`
+	Unheld   bool                 `json:"unheld,omitempty"`
+	Bars     map[string]job.Cause `json:"bars,omitempty"`
+	Unbarred []string             `json:"unbarred,omitempty"` // names that were barred once
+	Command  *job.Command         `json:"command,omitempty"`
+	OnResume *job.Command         `json:"on_resume,omitempty"`
+	Restart  *Order               `json:"restart,omitempty"` // ends Epoch, perhaps before its nodes hear of it
+
+	Passes map[string]KeptPass `json:"passes,omitempty"` // of checks, by the ID of the launcher
+
+	End *KeptEnd `json:"end,omitempty"` // nil: the run has not ended
+}
+
+// KeptWorld are the nodes of the newest world that are still here.
+type KeptWorld struct {
+	Size  int      `json:"size"`
+	Hash  uint64   `json:"hash"`            // of their names, in any order
+	Names []string `json:"names,omitempty"` // if they are few
+}
+
+// KeptPass is what a check has found of a node that has passed it.
+type KeptPass struct {
+	Until  time.Time     `json:"until,omitzero"` // zero: for good
+	Left   time.Duration `json:"left,omitempty"` // instead of Until, while the node has workers: the clock stands still
+	Domain string        `json:"domain,omitempty"`
+	Alone  bool          `json:"alone,omitempty"`
+}
+
+// KeptEnd is how a run has ended.
+type KeptEnd struct {
+	At       time.Time    `json:"at"`
+	Evidence job.Evidence `json:"evidence"`
+	Nodes    []NodeStatus `json:"nodes,omitempty"` // as they were then, if they are few
+}
+
+// Bounds of Kept.
+const (
+	maxKeptNames  = 64 // of a world
+	maxKeptPasses = 512
+	maxKeptEnded  = 256 // nodes of a run that has ended
+)
+
+// Kept is what a later Round of the run has to begin with. The caller must not write to what it refers to.
+func (r *Round) Kept() Kept {
+	o, e := r.orders, r.epoch
+	k := Kept{
+		Term: max(e.id.Term, e.term), Params: *r.params, Epoch: e.id, World: r.memory.world(), Works: r.admission.works,
+		Restarts: r.account.restarts, Spent: r.account.spent, PausedAt: r.account.pausedAt,
+		Paused: o.paused, Unpaused: o.unpaused, Hold: o.hold, Unheld: o.unheld, Command: o.command, OnResume: o.onResume,
+		Restart: o.restart, Bars: o.barred(), Passes: r.checks.passes(),
+	}
+	if e.fresh() {
+		k.Epoch = r.account.spentIn
+	}
+	k.Spent.Recent = k.Spent.Recent[max(0, len(k.Spent.Recent)-maxRecentTold):]
+	for name, c := range o.bars {
+		if c == nil {
+			k.Unbarred = append(k.Unbarred, name)
+		}
+	}
+	slices.Sort(k.Unbarred)
+	if e.phase == finished {
+		k.End = &KeptEnd{At: e.finishedAt, Evidence: r.out.evidence()}
+		if len(r.ended) <= maxKeptEnded {
+			k.End.Nodes = r.ended
+		}
+	}
+	return k
+}
+
+// recall begins with what earlier daemons have kept of the run.
+func (r *Round) recall(k *Kept) {
+	*r.params = k.Params
+	r.admission.works = k.Works
+	r.account.restarts, r.account.spent, r.account.spentIn = k.Restarts, k.Spent, k.Epoch
+	r.account.pausedAt = k.PausedAt
+	r.orders.recall(k)
+	if k.End == nil {
+		r.memory.kept = k
+		return
+	}
+	e, end := r.epoch, k.End.Evidence
+	e.phase, e.id, e.workers, e.outcome, e.cause = finished, k.Epoch, end.WorldSize, end.Outcome, end.Cause
+	e.finishedAt, e.kept = k.End.At, kept{end.Failures, end.Losses}
+	r.ended = k.End.Nodes
+}
+
+// recall takes over the orders that an earlier daemon was given. Those of the nodes' newest epoch count unless a node
+// knows of a newer one.
+func (o *orders) recall(k *Kept) {
+	o.hold, o.unheld, o.onResume, o.restart = k.Hold, k.Unheld, k.OnResume, k.Restart
+	for name, c := range k.Bars {
+		o.bars[name] = &c
+	}
+	for _, name := range k.Unbarred {
+		o.bars[name] = nil
+	}
+	in := k.Epoch
+	if o.unpaused = k.Unpaused; k.Paused != nil {
+		o.paused, o.pausedIn = k.Paused, &in
+	}
+	if k.Command != nil {
+		o.command, o.commandIn = k.Command, &in
+	}
+}
+
+// passes are those of nodes that are here, if they are few.
+func (c *checks) passes() map[string]KeptPass {
+	if !c.params.Gate || len(c.members.nodes) > maxKeptPasses || c.epoch.phase == finished {
+		return nil
+	}
+	all := map[string]KeptPass{}
+	for id, n := range c.members.nodes {
+		if !n.cleared {
+			continue
+		}
+		p := KeptPass{Until: n.until, Domain: n.domain, Alone: n.unpaired}
+		if stands := c.epoch.seated(n) && !c.epoch.sealedAt.IsZero(); stands && !n.until.IsZero() {
+			p.Until, p.Left = time.Time{}, max(n.until.Sub(c.epoch.sealedAt), 1)
+		}
+		all[id] = p
+	}
+	return all
+}
+
+// recallPass gives n the pass that it had.
+func (m *memory) recallPass(now time.Time, n *node) {
+	if m.kept == nil {
+		return
+	}
+	p, passed := m.kept.Passes[n.ID]
+	if !passed {
+		return
+	}
+	n.cleared, n.until, n.domain, n.unpaired = true, p.Until, p.Domain, p.Alone
+	if p.Left > 0 {
+		n.until = now.Add(p.Left)
+	}
+}
+
+// world are the nodes that a later daemon has to wait for: those that this one still waits for, or else those of the
+// newest world that are here.
+func (m *memory) world() *KeptWorld {
+	switch {
+	case m.kept != nil:
+		return m.kept.World
+	case m.epoch.fresh() || m.epoch.phase == finished || m.rebuild != nil:
+		return nil
+	}
+	w := &KeptWorld{}
+	for _, n := range m.epoch.world {
+		if !m.members.here(n) || n.state == leaving {
+			continue
+		}
+		w.Size++
+		w.Hash += hashed(n.Name)
+		if w.Size <= maxKeptNames {
+			w.Names = append(w.Names, n.Name)
+		}
+	}
+	if w.Size > maxKeptNames {
+		w.Names = nil
+	}
+	return w
+}
+
+func hashed(name string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name))
+	return h.Sum64()
+}
+
+// missing are the names of the nodes that are not here, as far as they are known.
+func (w *KeptWorld) missing(m *members) (names []string) {
+	here := map[string]int{}
+	for _, n := range m.nodes {
+		here[n.Name]++
+	}
+	for _, name := range w.Names {
+		if here[name]--; here[name] < 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// complete reports whether all nodes are here. Of many nodes that is known only while no others are here.
+func (w *KeptWorld) complete(m *members) bool {
+	switch {
+	case len(m.nodes) < w.Size:
+		return false
+	case len(w.Names) == w.Size:
+		return len(w.missing(m)) == 0
+	}
+	var sum uint64
+	for _, n := range m.nodes {
+		sum += hashed(n.Name)
+	}
+	return len(m.nodes) == w.Size && sum == w.Hash
+}
+
+// conflicts: a node that opens a run which earlier daemons have known is of another job by that name.
+func (r *Round) conflicts(e Join) bool {
+	return r.memory.kept != nil && len(r.members.nodes) == 0 && r.memory.kept.Params != (Params{}) &&
+		r.admission.conflict(e) != nil && cmp.Or(e.Params.WithDefaults().Validate(), e.Node.validate()) == nil
+}

@@ -1,0 +1,432 @@
+package rendezvous
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
+)
+
+// stored is what a Round keeps, as another process reads it.
+func stored(t testing.TB, r *Round) *Kept {
+	t.Helper()
+	data, err := json.Marshal(r.Kept())
+	require.NoError(t, err)
+	k := new(Kept)
+	require.NoError(t, json.Unmarshal(data, k))
+	return k
+}
+
+// succession is a new daemon that has what s has kept.
+func (s *sim) succession() *revived {
+	s.t.Helper()
+	v := s.revive()
+	v.r = New(Config{Term: s.r.out.seq + 1000, Run: s.r.cfg.Run, Kept: stored(s.t, s.r)})
+	return v
+}
+
+// checkKept holds what a new daemon may not have changed after all nodes that are here have come back.
+func (v *revived) checkKept(ids []string) {
+	t, old, r := v.t, v.old.r, v.r
+	if old.epoch.phase == finished {
+		require.Equal(t, finished, r.epoch.phase)
+		require.Equal(t, old.epoch.outcome, r.epoch.outcome)
+		require.Equal(t, old.Evidence(), r.Evidence())
+		return
+	}
+	if len(old.members.nodes) == 0 || len(r.members.nodes) == 0 || r.epoch.phase == finished {
+		return
+	}
+	require.GreaterOrEqual(t, r.account.restarts, old.account.restarts)
+	require.GreaterOrEqual(t, r.account.spent.Streak, old.account.spent.Streak)
+	require.GreaterOrEqual(t, r.account.spent.Sum, old.account.spent.Sum)
+	require.Equal(t, old.orders.paused != nil, r.orders.paused != nil)
+	for name, c := range old.orders.bars {
+		require.Equal(t, c != nil, r.orders.bars[name] != nil, name)
+	}
+	if old.epoch.phase != running {
+		return
+	}
+	for _, n := range old.epoch.world {
+		if run, runs := v.old.runs[n.ID]; !runs || run.EpochID != old.epoch.id || v.dirs[n.ID].Seq == 0 {
+			return
+		}
+	}
+	require.Equal(t, old.epoch.id, r.epoch.id)
+	for _, n := range old.epoch.world {
+		require.Equal(t, v.old.runs[n.ID].EpochID, v.runs[n.ID].EpochID, "%s runs on", n.ID)
+	}
+}
+
+// A run that has ended stays so: for people, for its own launchers, and for those that come later.
+func TestKeptEnd(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1})
+	s.r.cfg.Run = "job"
+	for _, id := range []string{"a", "b"} {
+		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2}, Params: s.p, Work: "w"})
+		s.must(Attach{ID: id})
+	}
+	s.obey()
+	s.fail("a", RestartCharged)
+	s.obey()
+	s.pass(time.Second)
+	s.succeed("a", "b")
+	require.Equal(t, finished, s.r.epoch.phase)
+	v := s.succession()
+	want, got := s.r.Status(), v.r.Status()
+	want.Members, want.Waiting = 0, 0
+	require.Equal(t, want, got)
+	require.Equal(t, s.r.Ended(), v.r.Ended())
+	require.Equal(t, s.r.Evidence(), v.r.Evidence())
+	v.comeBack("a")
+	require.Equal(t, job.Done, v.dirs["a"].Kind, "a launcher that had not heard of it")
+	v.pass(time.Second)
+	v.must(Join{Node: Node{ID: "c", Name: "c", Rank: -1, Slots: 2}, Params: v.p, Work: "w"})
+	require.Equal(t, job.Done, v.dirs["c"].Kind, "a pod that was made again")
+	require.Equal(t, job.CauseEnded, v.dirs["c"].Cause.Kind)
+	require.Equal(t, v.r.Kept(), s.succession().r.Kept(), "it can be kept again")
+}
+
+func TestKeptFailure(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 2}, "a", "b")
+	s.fail("a", RestartCharged)
+	s.pass(time.Minute)
+	require.Equal(t, finished, s.r.epoch.phase)
+	v := s.succession()
+	v.comeBack("b")
+	require.Equal(t, job.Fail, v.dirs["b"].Kind)
+	require.Equal(t, "a failed", v.dirs["b"].Cause.Text)
+	require.Len(t, v.r.Evidence().Failures, 1)
+}
+
+// A run that was opened anew after its end, of which no record could be written, runs on.
+func TestNewerLauncherThanTheKeptEnd(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 1}, "a")
+	s.succeed("a")
+	k := stored(t, s.r)
+	s.must(Leave{ID: "a"})
+	s.pass(time.Minute)
+	s.joinNode(Node{ID: "b", Name: "b", Rank: -1, Slots: 2})
+	s.obey()
+	require.Contains(t, s.runs, "b")
+	v := s.revive()
+	v.r = New(Config{Term: s.r.out.seq + 1000, Kept: k})
+	v.comeBack("b")
+	require.Equal(t, "b", v.order())
+	require.Equal(t, running, v.r.epoch.phase)
+}
+
+// Nodes that come before those of the newest world get no workers while that may be running.
+func TestKeptWorldIsWaitedFor(t *testing.T) {
+	p := Params{Min: 1, Max: 4, LastCall: time.Nanosecond}
+	s := world(t, p, "a", "b")
+	v := s.succession()
+	v.join("x")
+	v.pass(resumeWindow - time.Second)
+	v.obey()
+	require.Empty(t, v.runs)
+	require.Equal(t, "waiting for 2 nodes of the newest world: a, b", v.noted(job.EventResume))
+	v.comeBack("b")
+	v.comeBack("a")
+	require.Equal(t, running, v.r.epoch.phase)
+	require.Equal(t, s.r.epoch.id, v.r.epoch.id)
+	require.Equal(t, "a b", v.order())
+}
+
+func TestKeptWorldThatDoesNotComeBack(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 3, MaxRestarts: 3}, "a", "b", "c")
+	s.fail("a", RestartCharged)
+	s.obey()
+	t.Run("some do", func(t *testing.T) {
+		v := s.succession()
+		v.comeBack("b", "c")
+		v.pass(resumeWindow)
+		require.Equal(t, "1 of 3 nodes did not come back after the rendezvous daemon was started again: a",
+			v.noted(job.EventBreak))
+		v.obey()
+		require.Len(t, v.runs, 2)
+		require.Equal(t, 1, v.runs["b"].Place.RestartCount)
+	})
+	t.Run("none does", func(t *testing.T) {
+		v := s.succession()
+		v.join("x", "y")
+		v.pass(resumeWindow + v.p.WithDefaults().LastCall)
+		v.obey()
+		require.Equal(t, "x y", v.order())
+		require.Equal(t, 0, v.runs["x"].Place.RestartCount, "it is another run")
+		require.Contains(t, v.noted(job.EventResumed), "none of the 3 nodes")
+	})
+	t.Run("nobody comes for long", func(t *testing.T) {
+		v := s.succession()
+		v.pass(time.Hour)
+		v.comeBack("a", "b", "c")
+		require.Equal(t, "a b c", v.order())
+	})
+	t.Run("another job by that name", func(t *testing.T) {
+		v := s.succession()
+		v.p.Min, v.p.Max = 1, 1
+		v.join("x")
+		v.obey()
+		require.Equal(t, "x", v.order())
+	})
+}
+
+// A node that was lost before is not waited for once all others are back.
+func TestKeptLossIsNotWaitedFor(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 3}, "a", "b", "c")
+	s.vanish("c")
+	s.pass(BrokenGrace)
+	require.Equal(t, forming, s.r.epoch.phase)
+	v := s.succession() // a and b have not heard that they shall stop
+	v.comeBack("a", "b")
+	v.obey()
+	require.Equal(t, "a b", v.order())
+	require.True(t, v.r.epoch.id.Newer(s.r.epoch.id))
+}
+
+// While the newest world gets its workers, nobody brings it along.
+func TestKeptWorldWithoutWorkers(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	require.Equal(t, releasing, s.r.epoch.phase)
+	v := s.succession()
+	v.comeBack("b", "a")
+	v.obey()
+	require.Len(t, v.runs, 2, "nobody is waited for")
+	require.True(t, v.r.epoch.id.Newer(s.r.epoch.id))
+}
+
+func TestLargeKeptWorld(t *testing.T) {
+	ids := nodes(maxKeptNames + 1)
+	s := newSim(t, Params{Min: len(ids), Max: len(ids)})
+	s.join(ids...)
+	s.pass(defaultLastCall)
+	k := s.r.Kept()
+	require.Equal(t, len(ids), k.World.Size)
+	require.Nil(t, k.World.Names)
+	v := s.succession()
+	v.comeBack(ids...)
+	v.obey()
+	require.Len(t, v.runs, len(ids), "all are back, and nobody is waited for")
+}
+
+// An earlier world's workers do not run on beside those of a later one.
+func TestOutdatedWorldIsNotAdopted(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 3}, "a", "b")
+	b := s.runs["b"]
+	s.vanish("b")
+	s.pass(BrokenGrace)
+	s.obey()
+	require.Equal(t, "a", s.order())
+	v := s.succession()
+	v.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: v.p, Seen: b.EpochID,
+		Resume: &Resume{EpochID: b.EpochID, Place: *b.Place}})
+	require.Equal(t, job.Wait, v.dirs["b"].Kind)
+	v.comeBack("a")
+	require.Equal(t, s.r.epoch.id, v.r.epoch.id)
+	require.Contains(t, v.runs, "a")
+}
+
+func TestKeptOrders(t *testing.T) {
+	p := Params{Min: 2, Max: 2, MaxRestarts: 3}
+	stop := job.Cause{Kind: job.CauseOperator, Text: "lunch"}
+	t.Run("pause without nodes", func(t *testing.T) {
+		s := world(t, p, "a", "b")
+		s.must(Order{Kind: OrderPause, Text: "lunch"})
+		v := s.succession()
+		require.Equal(t, &stop, v.r.Status().Paused)
+		v.pass(time.Hour)
+		v.join("x", "y")
+		v.pass(time.Hour)
+		v.obey()
+		require.Empty(t, v.runs)
+		v.must(Order{Kind: OrderResume})
+		v.obey()
+		require.Equal(t, "x y", v.order())
+	})
+	t.Run("pause that nobody has heard of", func(t *testing.T) {
+		s := world(t, p, "a", "b")
+		heard := map[string]Directive{"a": s.dirs["a"], "b": s.dirs["b"]}
+		runs := map[string]Directive{"a": s.runs["a"], "b": s.runs["b"]}
+		s.must(Order{Kind: OrderPause, Text: "lunch"})
+		s.dirs, s.runs = heard, runs
+		v := s.succession()
+		v.comeBack("a", "b")
+		require.Equal(t, "a:stop b:stop", v.kinds())
+	})
+	t.Run("pause that has ended since", func(t *testing.T) {
+		s := world(t, p, "a", "b")
+		s.must(Order{Kind: OrderPause})
+		s.obey()
+		k := stored(t, s.r)
+		s.must(Order{Kind: OrderResume})
+		s.obey()
+		v := s.revive()
+		v.r = New(Config{Term: s.r.out.seq + 1000, Kept: k})
+		v.comeBack("a", "b")
+		require.Equal(t, "a b", v.order())
+		require.Nil(t, v.r.Status().Paused)
+	})
+	t.Run("restart that nobody has heard of", func(t *testing.T) {
+		s := world(t, p, "a", "b")
+		heard := map[string]Directive{"a": s.dirs["a"], "b": s.dirs["b"]}
+		runs := map[string]Directive{"a": s.runs["a"], "b": s.runs["b"]}
+		s.must(Order{Kind: OrderRestart, Charge: true, Cause: job.CauseHang, Text: "it hangs"})
+		s.dirs, s.runs = heard, runs
+		v := s.succession()
+		v.comeBack("a", "b")
+		require.Equal(t, "a:stop b:stop", v.kinds())
+		require.Equal(t, "it hangs", v.dirs["a"].Cause.Text)
+		v.obey()
+		require.Equal(t, 1, v.runs["a"].Place.RestartCount)
+		require.Nil(t, v.r.Kept().Restart)
+	})
+	t.Run("bars", func(t *testing.T) {
+		s := world(t, p, "a", "b")
+		s.must(Order{Kind: OrderBar, Node: "x", Text: "smoke"})
+		s.must(Order{Kind: OrderBar, Node: "y"})
+		s.must(Order{Kind: OrderUnbar, Node: "y"})
+		v := s.succession()
+		require.Equal(t, s.r.orders.bars, v.r.orders.bars)
+		v.joinNode(Node{ID: "x", Name: "x", Rank: -1, Slots: 2, Can: []Ability{CanGate}})
+		require.Equal(t, job.Bar, v.dirs["x"].Kind)
+	})
+	t.Run("hold and command", func(t *testing.T) {
+		s := newSim(t, Params{Min: 2, Max: 2, Hold: true})
+		s.can = []Ability{CanHold, CanCommand}
+		s.join("a", "b")
+		s.obey()
+		s.must(Order{Kind: OrderResume, Command: &job.Command{Args: []string{"--lr=2"}}})
+		v := s.succession()
+		require.Nil(t, v.r.Status().Hold, "it has ended")
+		v.comeBack("a", "b")
+		v.obey()
+		require.Equal(t, "a b", v.order())
+		require.False(t, v.runs["a"].Hold)
+		require.Equal(t, []string{"--lr=2"}, v.runs["a"].Command.Args)
+	})
+	t.Run("a new run that is held", func(t *testing.T) {
+		s := newSim(t, Params{Min: 2, Max: 2, Hold: true})
+		s.can = []Ability{CanHold}
+		s.join("a")
+		v := s.succession()
+		require.NotNil(t, v.r.Status().Hold)
+	})
+}
+
+// The rules are those of the node that has opened the run, whoever comes back first.
+func TestKeptParams(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, "a", "b")
+	v := s.succession()
+	v.p.MaxRestarts = 7
+	v.comeBack("b", "a")
+	require.Equal(t, *s.r.params, *v.r.params)
+	require.Equal(t, 3, v.dirs["a"].Params.MaxRestarts)
+}
+
+// What was spent counts, also if no launcher has heard of it; a newer launcher is right.
+func TestKeptSpent(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1, MaxRestarts: 9, Budget: Budget{
+		Sum: true, Deadline: time.Hour, Windows: [MaxWindows]Window{{Scope: windowJob, Max: 9, Per: time.Hour}}}})
+	s.join("a")
+	s.obey()
+	for range 3 {
+		s.fail("a", RestartCharged)
+		s.pass(time.Minute)
+		s.obey()
+	}
+	require.Equal(t, 3, s.r.account.spent.Sum)
+	for name, change := range map[string]func(*Directive){
+		"as it is":            func(*Directive) {},
+		"a launcher of old":   func(d *Directive) { d.Spent, d.Restarts, d.Epoch = &Spent{Sum: 1}, 1, d.Epoch-1 },
+		"nothing of its own":  func(d *Directive) { d.Spent, d.Restarts = nil, 0 },
+		"less of one's epoch": func(d *Directive) { d.Spent, d.Restarts = &Spent{Sum: 1}, 1 },
+	} {
+		v := s.succession()
+		d := s.dirs["a"]
+		change(&d)
+		v.old = &sim{r: s.r, dirs: map[string]Directive{"a": d}, runs: s.runs, worked: s.worked}
+		v.comeBack("a")
+		require.Equal(t, s.r.account.spent, v.r.account.spent, name)
+		require.Equal(t, 3, v.r.account.restarts, name)
+		require.Equal(t, "a", v.order(), name)
+	}
+	v := s.succession()
+	d := s.dirs["a"]
+	d.Spent, d.Epoch = &Spent{Sum: 5}, d.Epoch+1
+	v.old = &sim{r: s.r, dirs: map[string]Directive{"a": d}, runs: s.runs, worked: s.worked}
+	v.comeBack("a")
+	require.Equal(t, 5, v.r.account.spent.Sum)
+}
+
+func TestLargerSpent(t *testing.T) {
+	at := time.Unix(1, 0)
+	a := Spent{Since: at, Streak: 1, Sum: 5, Same: 2, Alike: "x", Best: job.Progress{Step: 9, Stepping: true}}
+	b := Spent{Since: at.Add(1), Streak: 3, Fruitless: 4, Same: 1, Alike: "y", Held: true, HeldUntil: at,
+		Recent: []restarted{{At: at}}, Best: job.Progress{Step: 4, Stepping: true}}
+	want := Spent{Since: at, Streak: 3, Fruitless: 4, Sum: 5, Same: 2, Alike: "x", Held: true, HeldUntil: at,
+		Recent: b.Recent, Best: a.Best}
+	require.Equal(t, want, a.larger(b))
+	require.Equal(t, want, b.larger(a))
+	require.Equal(t, a, a.larger(Spent{}))
+	require.Equal(t, a, Spent{}.larger(a))
+}
+
+// A node that has passed its check is not checked again because the daemon is another one.
+func TestKeptPasses(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 3, Gate: true})
+	s.can = []Ability{CanGate}
+	s.join("a", "b")
+	for _, id := range []string{"a", "b"} {
+		s.must(Cleared{ID: id, Until: s.now.Add(time.Minute)})
+	}
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	s.pass(time.Hour) // the clock of a pass stands still meanwhile
+	v := s.succession()
+	v.now = v.now.Add(time.Hour)
+	v.comeBack("a", "b")
+	v.fail("a", RestartCharged)
+	v.obey()
+	require.Equal(t, "a b", v.order())
+	require.Empty(t, v.checked)
+}
+
+// Terms rise, also if the clock of the later daemon is behind.
+func TestKeptTerm(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 1}, "a")
+	r := New(Config{Term: 1, Kept: stored(t, s.r)})
+	require.Greater(t, r.epoch.id.Term, s.r.epoch.id.Term)
+}
+
+// A run keeps little, however large it is.
+func TestKeptIsSmall(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: MaxNodes, LastCall: time.Nanosecond, MaxRestarts: 1, Gate: true})
+	s.can = []Ability{CanGate}
+	for i := range 2000 {
+		s.joinNode(Node{ID: fmt.Sprintf("%032d", i), Name: fmt.Sprintf("worker-%d", i), Rank: -1, Slots: 8, Can: s.can})
+	}
+	for id := range s.dirs {
+		s.must(Cleared{ID: id, Until: s.now.Add(time.Hour)})
+	}
+	s.pass(time.Minute)
+	s.obey()
+	require.Len(t, s.runs, 2000)
+	data, err := json.Marshal(s.r.Kept())
+	require.NoError(t, err)
+	require.Less(t, len(data), 4<<10)
+}
+
+// noted is the text of the newest note of a kind.
+func (s *sim) noted(event job.Event) (text string) {
+	for _, n := range s.log {
+		if n.Event == event {
+			text = n.Text
+		}
+	}
+	return text
+}
