@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// seatSpread is the longest pause before a process tries to take a seat that has become free, so that many do not try at
-// once. The other seats are taken meanwhile.
+// seatSpread is the longest pause before a process tries to take a seat that has become free, so that many do not try
+// at once. The other seats are taken meanwhile.
 const seatSpread = time.Second
 
 // enter gets the lease with which this process campaigns. A process without a seat has none, and only watches.
