@@ -21,7 +21,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo test race lint docs fuzz bench chaos soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-kube image clean torch
+.PHONY: help build gpucheck demo demo-ha test race lint docs fuzz bench chaos soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-kube image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -39,6 +39,10 @@ gpucheck: # where there is a C compiler for glibc
 demo: build ## an elastic PyTorch job on this machine that loses a worker, loses a node and gains one
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./tools/demo
 	bin/demo $(DEMOFLAGS)
+
+demo-ha: build ## a PyTorch job on this machine whose master, one of three on etcd, is killed three times while it trains
+	CGO_ENABLED=0 go build -trimpath -o bin/demo ./tools/demo
+	bin/demo --masters $(DEMOFLAGS)
 
 test: torch build lint race ## lint, and the tests under the race detector with real PyTorch: less than ten minutes
 

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -21,15 +22,17 @@ import (
 //go:embed train.py
 var trainPy []byte
 
-// cluster is the processes of the demo: one daemon and the launchers of some nodes,
-// each with files of its name in dir.
+// cluster is the processes of the demo, such as one daemon and the launchers of some nodes, each with files of its name
+// in dir.
 type cluster struct {
 	dir     string // made here
 	bin     string // of dlrover-run and dlrover-master
 	python  string
 	train   []string // arguments of train.py
-	addr    string   // of the daemon
-	daemon  *child
+	launch  []string // more options of dlrover-run
+	addr    string   // of the daemon, or of all masters
+	daemon  *child   // nil: there are several masters
+	all     []*child // in the order of their start
 	nodes   map[string]*child
 	records chan record // the records in the order of their arrival
 	quit    chan struct{}
@@ -56,14 +59,18 @@ func newCluster(dir, bin, python string, train []string) (*cluster, error) {
 
 func (c *cluster) path(name string) string { return filepath.Join(c.dir, name) }
 
-// start runs a program in a process group of its own, so that Ctrl-C reaches only us.
+// start runs a program of bin, or one with an absolute path, in a process group of its own, so that Ctrl-C reaches only
+// us.
 func (c *cluster) start(name, program string, args, env []string, stdout *os.File) (*child, error) {
 	stderr, err := os.Create(c.path(name + ".stderr"))
 	if err != nil {
 		return nil, err
 	}
 	defer stderr.Close()
-	cmd := exec.Command(filepath.Join(c.bin, program), args...)
+	if !filepath.IsAbs(program) {
+		program = filepath.Join(c.bin, program)
+	}
+	cmd := exec.Command(program, args...)
 	cmd.Env = append(environment(), "DLROVER_TOKEN_FILE="+c.path("token"), "TMPDIR="+c.path(""),
 		"PET_CKPT_SHM_DIR="+filepath.Clean(c.path("")))
 	cmd.Env = append(cmd.Env, env...)
@@ -73,6 +80,7 @@ func (c *cluster) start(name, program string, args, env []string, stdout *os.Fil
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	ch := &child{name: name, cmd: cmd, done: make(chan struct{})}
+	c.all = append(c.all, ch)
 	c.wg.Go(func() {
 		_ = cmd.Wait() // cmd.ProcessState has the details
 		ws := cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -117,6 +125,16 @@ func (c *cluster) startMaster(ctx context.Context) (err error) {
 	}
 }
 
+// goesOn waits a moment; false: the cluster is closed.
+func (c *cluster) goesOn() bool {
+	select {
+	case <-c.quit:
+		return false
+	case <-time.After(time.Millisecond):
+		return true
+	}
+}
+
 // poll is how often a file that another process writes is looked at.
 const poll = 10 * time.Millisecond
 
@@ -139,10 +157,10 @@ func (c *cluster) startNode(name string) error {
 		return err
 	}
 	defer out.Close()
-	args := append([]string{
-		"--rdzv-id=demo", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-conf=last_call_timeout=1",
-		"--warm",
-		"--log-dir=" + c.path(name+".logs"), "--event-log=" + c.path(name+".events"), c.path("train.py")}, c.train...)
+	args := slices.Concat([]string{
+		"--rdzv-id=demo", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-conf=last_call_timeout=1",
+		"--log-dir=" + c.path(name+".logs"), "--event-log=" + c.path(name+".events"),
+	}, c.launch, []string{c.path("train.py")}, c.train)
 	env := []string{"POD_NAME=" + name, "DLROVER_MASTER_ADDR=" + c.addr, "PYTHON_EXEC=" + c.python,
 		"OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"}
 	node, err := c.start(name, "dlrover-run", args, env, out)
@@ -222,21 +240,15 @@ func (c *cluster) readEvents(name string, log *bufio.Reader, line []byte) []byte
 // close ends everything that was started, in order if it can.
 func (c *cluster) close() {
 	close(c.quit)
-	all := []*child{c.daemon}
-	for _, n := range c.nodes {
-		all = append(all, n)
-	}
-	for _, ch := range all {
-		if ch != nil && ch.running() {
+	for _, ch := range c.all {
+		if ch.running() {
 			_ = ch.cmd.Process.Signal(syscall.SIGTERM) // it may be ending right now
 		}
 	}
 	late, cancel := context.WithTimeout(context.Background(), stopLimit)
 	defer cancel()
-	for _, ch := range all {
-		if ch != nil {
-			ch.wait(late)
-		}
+	for _, ch := range c.all {
+		ch.wait(late)
 	}
 	leftovers(stopLimit, true)
 	for _, f := range c.open {

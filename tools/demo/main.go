@@ -1,5 +1,6 @@
 // demo shows an elastic PyTorch training under dlrover-run. It kills a worker, kills a node and adds one, and checks
-// that the training survives all three. "make demo" runs it.
+// that the training survives all three: "make demo". With --masters it kills the master that serves three times, and
+// checks that the training does not notice: "make demo-ha".
 //
 // One goroutine runs the scenario. The cluster owns the goroutines that read the output of its processes, and waits for
 // them when it closes.
@@ -22,6 +23,7 @@ func main() { os.Exit(run(os.Args[1:])) }
 func run(args []string) int {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	fast := flags.Bool("fast", false, "train fewer steps, for CI")
+	several := flags.Bool("masters", false, "kill the master that serves, of three, instead of workers and nodes")
 	bin := flags.String("bin", "bin", "`directory` of dlrover-run and dlrover-master")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -35,7 +37,11 @@ func run(args []string) int {
 	}
 	ctx, stop := onSignal()
 	defer stop()
-	err := demo(ctx, newScreen(os.Stdout), *bin, p)
+	story := play
+	if *several {
+		story = playMasters
+	}
+	err := demo(ctx, newScreen(os.Stdout), *bin, p, story)
 	switch sig, interrupted := errors.AsType[*signalError](err); {
 	case interrupted:
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -66,15 +72,16 @@ func onSignal() (context.Context, func()) {
 	return ctx, func() { signal.Stop(signals); close(signals); <-done; cancel(nil) }
 }
 
-// demo runs the scenario of an elastic training.
-func demo(ctx context.Context, s *screen, bin string, p plan) error {
+// demo runs a story of a training.
+func demo(ctx context.Context, s *screen, bin string, p plan,
+	story func(ctx context.Context, s *screen, dir, bin string, p plan) error) error {
 	if _, err := os.Stat(filepath.Join(bin, "dlrover-run")); err != nil {
 		return fmt.Errorf("%w; run 'make build' first, or name the directory with --bin", err)
 	}
 	if err := adoptOrphans(); err != nil {
 		return err
 	}
-	return inDirectory(ctx, s, func(dir string) error { return play(ctx, s, dir, bin, p) })
+	return inDirectory(ctx, s, func(dir string) error { return story(ctx, s, dir, bin, p) })
 }
 
 // inDirectory plays in a directory of its own, which it removes unless there is something in it to look at.
@@ -115,6 +122,7 @@ func play(ctx context.Context, s *screen, dir, bin string, p plan) error {
 	if err != nil {
 		return err
 	}
+	c.launch = []string{"--nnodes=1:2", "--warm"}
 	defer c.close()
 	if err := c.startMaster(ctx); err != nil {
 		return err
@@ -145,8 +153,13 @@ func (s *scenario) judge() error {
 	s.line("\n%s", table(recs, s.began))
 	s.line("launchers restarted: from the event until every launcher has started new workers.")
 	s.line("training again: until these have done a step; the rest is Python importing torch.\n")
+	return s.verdict(checks(s.records, recs, s.plan, leftovers(leftoverLimit, false)))
+}
+
+// verdict prints the checks, and returns an error if one of them has failed.
+func (s *scenario) verdict(all []check) error {
 	failed := 0
-	for _, c := range checks(s.records, recs, s.plan, leftovers(leftoverLimit, false)) {
+	for _, c := range all {
 		mark := s.paint(green, "ok    ")
 		if !c.ok {
 			mark, failed = s.paint(red, "FAILED"), failed+1

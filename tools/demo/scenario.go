@@ -114,9 +114,20 @@ func (s *scenario) addNode() error {
 	return s.recovered()
 }
 
-// finish waits for the end of the training and of every launcher that lives, and ends
-// the daemon.
+// finish waits for the end of the training, and ends the daemon.
 func (s *scenario) finish() error {
+	if err := s.ended(); err != nil {
+		return err
+	}
+	if err := s.cluster.daemon.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return fmt.Errorf("stop dlrover-master: %w", err)
+	}
+	return s.await("the end of dlrover-master", exitLimit,
+		func(r record) bool { return r.Event == evExit && r.From == "master" })
+}
+
+// ended waits for the end of the training and of every launcher that lives.
+func (s *scenario) ended() error {
 	if err := s.await("the last step of the training", trainLimit,
 		func(r record) bool { return r.Event == evTrained }); err != nil {
 		return err
@@ -131,14 +142,7 @@ func (s *scenario) finish() error {
 		}
 		return true
 	}
-	if err := s.await("the end of every launcher", exitLimit, ended); err != nil {
-		return err
-	}
-	if err := s.cluster.daemon.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return fmt.Errorf("stop dlrover-master: %w", err)
-	}
-	return s.await("the end of dlrover-master", exitLimit,
-		func(r record) bool { return r.Event == evExit && r.From == "master" })
+	return s.await("the end of every launcher", exitLimit, ended)
 }
 
 // fault announces a fault and records its time.
@@ -280,7 +284,7 @@ func (s *scenario) exited(r record) error {
 	case s.trained.Step == 0:
 		return fmt.Errorf("%s ended with code 0 before the training was over", r.From)
 	}
-	if r.From != "master" {
+	if strings.HasPrefix(r.From, "node") {
 		s.tell(r.Time, "%s: dlrover-run ended with code 0", r.From)
 	}
 	return nil
