@@ -2,6 +2,7 @@ package probe
 
 import (
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -72,6 +73,16 @@ func TestControlWaitsNoLongerThanItMay(t *testing.T) {
 		_, err = a.want(kindGo, time.Hour, "waiting")
 		require.ErrorContains(t, err, "given up", "and nothing waits any more")
 	})
+}
+
+// An end whose time ends as it sends something still tells why.
+func TestByeAfterTheDeadline(t *testing.T) {
+	a, b := controls(t)
+	_ = a.SetWriteDeadline(time.Unix(1, 0))
+	require.ErrorIs(t, a.send(kindGo, nil), os.ErrDeadlineExceeded)
+	go a.bye(faultf(netcheck.Stalled, "not over in time"), time.Minute)
+	_, err := b.want(kindGo, time.Minute, "waiting")
+	require.EqualError(t, err, "the other end: not over in time")
 }
 
 func TestBye(t *testing.T) {
