@@ -56,7 +56,7 @@ func (s *session) run(ctx context.Context) *fault {
 	stopped := stop()
 	var f *fault
 	if err != nil {
-		f = asFault(err, "test")
+		f = asFault(s.explain(err, "test"), "test")
 	}
 	if ctx.Err() != nil && f != nil {
 		f = ended(ctx, f)
@@ -333,7 +333,7 @@ func (s *session) receive() error {
 	return err
 }
 
-// explain looks for the other end's own words when its data ended.
+// explain looks for the other end's own words when its connections ended.
 func (s *session) explain(err error, doing string) error {
 	f := asFault(err, doing)
 	if f.class != netcheck.Reset {
