@@ -1,4 +1,4 @@
-// Package marks keeps one nodehealth.Registry for a daemon: with its store, its clock, handlers below /v1/nodes, and
+// Package marks keeps one nodehealth.Registry for a daemon: with its store, its clock, the handlers below /v1/nodes and
 // an Actor that applies marks elsewhere, such as to a cluster. Follow adds the findings of a service about machines.
 //
 // Goroutines, until Close: one that keeps the records and the time, one that acts if there is an Actor, and one that

@@ -97,8 +97,8 @@ func TestTheFileOfAnOlderProgram(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, oldFile)
 	write := func(node string) {
-		data := strings.ReplaceAll(`{"version":1,"nodes":[{"name":"NODE","seen":"2026-03-01T12:00:00Z","mark":{"node":"NODE",`+
-			`"kind":"operator","reason":"smoke","since":"2026-03-01T12:00:00Z","by":"me"}}]}`, "NODE", node)
+		data := strings.ReplaceAll(`{"version":1,"nodes":[{"name":"NODE","seen":"2026-03-01T12:00:00Z","mark":`+
+			`{"node":"NODE","kind":"operator","reason":"smoke","since":"2026-03-01T12:00:00Z","by":"me"}}]}`, "NODE", node)
 		require.NoError(t, os.WriteFile(path, []byte(data), 0o600))
 	}
 	known := func() []string {

@@ -91,8 +91,8 @@ func app(stdout io.Writer) *cli.App {
 				Usage: "`UID`: the JOB_UID of DLRover's agents; requests with another one, or none, are refused (default: " +
 					"$JOB_UID)"},
 			&cli.StringFlag{Name: "data-dir", Category: "Options",
-				Usage: "`DIR`: directory for a journal of decisions, such as findings about nodes across jobs (dlroverctl nodes); " +
-					"made if needed, one for each daemon (default: nothing is kept)"},
+				Usage: "`DIR`: directory for a journal of decisions, such as findings about nodes across jobs (dlroverctl " +
+					"nodes); made if needed, one for each daemon (default: nothing is kept)"},
 			&cli.GenericFlag{Name: "keep-runs", Category: "Options", Value: new(duration.Value(24 * time.Hour)),
 				Usage: "`DURATION`: how long a run is kept after its end, for dlroverctl; 10m to 720h (default: 24h)"},
 		}, nodeFlags(), electionFlags(), []cli.Flag{

@@ -87,7 +87,7 @@ func (j *Journal) begin(term lead.Term, addr string) error {
 	return nil
 }
 
-// TryCampaign makes this process lead, or returns ErrTaken, and writes nothing: the first Append makes the term durable,
+// TryCampaign makes this process lead, or returns ErrTaken. It writes nothing: the first Append makes the term durable,
 // so that a full disk keeps nobody from leading. Watchers see no leader.
 func (j *Journal) TryCampaign() (lead.Term, error) {
 	lock, err := j.take()
