@@ -52,11 +52,22 @@ func Import(ctx context.Context, dir string, store lead.Decisions, term lead.Ter
 	if err == nil { // a crash before this leads to the same again
 		err = os.Rename(path, path+imported)
 	}
+	if err == nil { // or an old name could come back later, in place of newer findings
+		err = syncNames(dir)
+	}
 	if err != nil {
 		return fmt.Errorf("take over %s: %w", path, err)
 	}
 	log.Info("what an older program knew of nodes was taken over", "file", path, "kept_as", path+imported)
 	return nil
+}
+
+func syncNames(dir string) error {
+	d, err := os.OpenFile(dir, unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // oldProgram returns an error while an older program uses the directory.
