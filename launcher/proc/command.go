@@ -5,7 +5,24 @@ import "os/exec"
 // Command starts a command for other code, which ends it by itself. Sweep spares it and its descendants, as a helper,
 // and its exit status is left for wait, which must be called.
 func (s *Supervisor) Command(cmd *exec.Cmd) (wait func() error, err error) {
-	p := &Process{helper: true}
+	return s.command(&Process{helper: true}, cmd)
+}
+
+// LastCommand is Command for a process that CloseButLast spares.
+func (s *Supervisor) LastCommand(cmd *exec.Cmd) (wait func() error, err error) {
+	return s.command(&Process{helper: true, last: true}, cmd)
+}
+
+// CloseButLast kills all children but those of LastCommand. Start fails from then on; Close must still be called.
+func (s *Supervisor) CloseButLast() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	_, err := s.sweep(func(p *Process) bool { return p.last })
+	return err
+}
+
+func (s *Supervisor) command(p *Process, cmd *exec.Cmd) (wait func() error, err error) {
 	if !s.thread.do(func() { err = s.startCommand(p, cmd) }) {
 		return nil, ErrClosed
 	}

@@ -61,6 +61,7 @@ type Process struct {
 	os       *os.Process
 	helper   bool // the Supervisor's mu guards it
 	survives bool // the launcher
+	last     bool // CloseButLast spares it
 	adopted  bool // it may not lead a group yet
 	done     chan struct{}
 	exit     Exit // written before done is closed
