@@ -25,6 +25,8 @@ type election struct {
 	addr  string       // of this master
 	token string       // that all of them have, "" for none
 	log   *slog.Logger // set before run
+	// seated is closed when this master is a candidate, of many that only watch; nil: all are.
+	seated <-chan struct{}
 
 	elected, lost, deposed atomic.Int64 // how often this process was, and how often it has deposed another one
 }
@@ -209,9 +211,16 @@ func (e *election) lead(ctx context.Context, lost <-chan struct{}, serve func(co
 	return err
 }
 
-// deposeTheDead ends the leadership of a master whose process is gone or frozen. etcd would notice that after two
-// seconds.
+// deposeTheDead ends the leadership of a master whose process is gone or frozen; only candidates connect to it. etcd
+// would notice that after two seconds.
 func (e *election) deposeTheDead(ctx context.Context) {
+	if e.seated != nil {
+		select {
+		case <-e.seated:
+		case <-ctx.Done():
+			return
+		}
+	}
 	leaders := e.store.Watch(ctx)
 	var deposed time.Time
 	for leader, ok := <-leaders; ok; {

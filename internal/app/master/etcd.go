@@ -37,7 +37,7 @@ const maxSecret = 1 << 20
 
 // openEtcd returns the store of --etcd.
 func openEtcd(c *cli.Context) (store, error) {
-	cfg := etcd.Config{Prefix: c.String("etcd-prefix"), User: c.String("etcd-user")}
+	cfg := etcd.Config{Prefix: c.String("etcd-prefix")}
 	for _, endpoint := range strings.Split(c.String("etcd"), ",") {
 		endpoint = strings.TrimSpace(endpoint)
 		if _, port, err := net.SplitHostPort(endpoint); err != nil || port == "" {
@@ -48,64 +48,82 @@ func openEtcd(c *cli.Context) (store, error) {
 	if !strings.HasPrefix(cfg.Prefix, "/") {
 		return nil, fmt.Errorf("--etcd-prefix=%s: need a key that begins with a slash, such as /dlrover", cfg.Prefix)
 	}
-	var err error
-	if cfg.TLS, err = encryption(c); err != nil {
-		return nil, err
-	}
-	if cfg.Password, err = password(c); err != nil {
+	option := func(name string) setting { return setting{"--" + name, c.String(name)} }
+	a := access{ca: option("etcd-ca"), cert: option("etcd-cert"), key: option("etcd-key"), user: option("etcd-user"),
+		password: option("etcd-password-file")}
+	a.encrypted = a.ca.value != "" || a.cert.value != ""
+	if err := a.apply(&cfg); err != nil {
 		return nil, err
 	}
 	return etcd.Open(cfg)
 }
 
-func encryption(c *cli.Context) (*tls.Config, error) {
-	ca, cert, key := c.String("etcd-ca"), c.String("etcd-cert"), c.String("etcd-key")
-	if (cert == "") != (key == "") {
-		return nil, errors.New("--etcd-cert and --etcd-key belong together: give both or none")
+// setting is a value of the user, and its name in errors.
+type setting struct{ name, value string }
+
+// read returns the content of the file that the value names.
+func (s setting) read() ([]byte, error) {
+	data, err := openfile.ReadNamed(s.value, maxSecret)
+	if err != nil {
+		return nil, s.wrong(err)
 	}
-	if ca == "" && cert == "" {
-		return nil, nil
+	return data, nil
+}
+
+func (s setting) wrong(err error) error { return fmt.Errorf("%s=%s: %w", s.name, s.value, err) }
+
+// access is how to get into an etcd; all but the user are paths.
+type access struct {
+	encrypted      bool
+	ca, cert, key  setting
+	user, password setting
+}
+
+func (a *access) apply(cfg *etcd.Config) (err error) {
+	for _, pair := range [][2]setting{{a.cert, a.key}, {a.user, a.password}} {
+		if (pair[0].value == "") != (pair[1].value == "") {
+			return fmt.Errorf("%s and %s belong together: give both or none", pair[0].name, pair[1].name)
+		}
 	}
+	if a.encrypted {
+		if cfg.TLS, err = a.encryption(); err != nil {
+			return err
+		}
+	}
+	if cfg.User = a.user.value; cfg.User != "" {
+		var data []byte
+		data, err = a.password.read()
+		cfg.Password = strings.TrimRight(string(data), "\r\n")
+	}
+	return err
+}
+
+func (a *access) encryption() (*tls.Config, error) {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
-	if ca != "" {
-		pem, err := openfile.ReadNamed(ca, maxSecret)
+	if a.ca.value != "" {
+		pem, err := a.ca.read()
 		if err != nil {
-			return nil, fmt.Errorf("--etcd-ca=%s: %w", ca, err)
+			return nil, err
 		}
 		if cfg.RootCAs = x509.NewCertPool(); !cfg.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("--etcd-ca=%s: it has no certificate in PEM", ca)
+			return nil, a.ca.wrong(errors.New("it has no certificate in PEM"))
 		}
 	}
-	if cert == "" {
+	if a.cert.value == "" {
 		return cfg, nil
 	}
-	certPEM, err := openfile.ReadNamed(cert, maxSecret)
+	cert, err := a.cert.read()
 	if err != nil {
-		return nil, fmt.Errorf("--etcd-cert=%s: %w", cert, err)
+		return nil, err
 	}
-	keyPEM, err := openfile.ReadNamed(key, maxSecret)
+	key, err := a.key.read()
 	if err != nil {
-		return nil, fmt.Errorf("--etcd-key=%s: %w", key, err)
+		return nil, err
 	}
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
-		return nil, fmt.Errorf("--etcd-cert=%s and --etcd-key=%s: %w", cert, key, err)
+		return nil, fmt.Errorf("%s=%s and %s=%s: %w", a.cert.name, a.cert.value, a.key.name, a.key.value, err)
 	}
 	cfg.Certificates = []tls.Certificate{pair}
 	return cfg, nil
-}
-
-func password(c *cli.Context) (string, error) {
-	user, path := c.String("etcd-user"), c.String("etcd-password-file")
-	if (user == "") != (path == "") {
-		return "", errors.New("--etcd-user and --etcd-password-file belong together: give both or none")
-	}
-	if path == "" {
-		return "", nil
-	}
-	data, err := openfile.ReadNamed(path, maxSecret)
-	if err != nil {
-		return "", fmt.Errorf("--etcd-password-file=%s: %w", path, err)
-	}
-	return strings.TrimRight(string(data), "\r\n"), nil
 }

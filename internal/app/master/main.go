@@ -20,6 +20,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/member"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/conns"
@@ -47,6 +48,9 @@ func Main() {
 }
 
 func run(args []string, stdout io.Writer) int {
+	if len(args) == 2 && args[1] == member.Argument {
+		return joinElection(os.Stdin, stdout)
+	}
 	a := app(stdout)
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		help.Print(stdout, a, "[options]")

@@ -32,16 +32,17 @@ func Find(file string, env func(string) (string, bool)) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("token file: %w", err)
 		}
-		return check(strings.TrimSpace(string(data)), "token file "+file)
+		return Check(strings.TrimSpace(string(data)), "token file "+file)
 	}
 	if v, ok := env(guard.TokenVariable); ok && v != "" {
 		guard.Conceal() // from workers of the same user
-		return check(v, "$"+guard.TokenVariable)
+		return Check(v, "$"+guard.TokenVariable)
 	}
 	return "", nil
 }
 
-func check(token, where string) (string, error) {
+// Check returns the token if it can be one; where names its place in errors.
+func Check(token, where string) (string, error) {
 	switch {
 	case len(token) < minLength:
 		return "", fmt.Errorf("%s holds %d bytes; a job token needs at least %d, such as the output of: openssl rand -hex 16",
