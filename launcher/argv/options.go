@@ -61,15 +61,18 @@ func rendezvousOptions() []Option {
 	return []Option{
 		{Name: "rdzv-backend", Default: "static", Meta: "NAME", Category: rdzvSection,
 			Usage: "how nodes find each other: static (fixed node ranks), c10d (one node serves the rendezvous; " +
-				"ranks are assigned when the nodes meet) or dlrover-master (a daemon serves it)"},
+				"ranks are assigned when the nodes meet), etcd or etcd-v2 (the nodes elect in etcd the one that serves) or " +
+				"dlrover-master (a daemon serves it)"},
 		{Name: "rdzv-endpoint", Meta: "HOST[:PORT]", Category: rdzvSection,
-			Usage: "address of the rendezvous, IPv6 as [ADDRESS]:PORT (default with static: --master-addr and --master-port)"},
+			Usage: "address of the rendezvous, or of etcd, IPv6 as [ADDRESS]:PORT; of several masters or members of etcd with " +
+				"commas between (default with static: --master-addr and --master-port)"},
 		{Name: "rdzv-id", Default: "none", Meta: "ID", Category: rdzvSection,
 			Usage: "id of the job, the same on all its nodes"},
 		{Name: "rdzv-conf", Meta: "KEY=VALUE,...", Category: rdzvSection,
 			Usage: "rendezvous settings; times are seconds or have a unit: join_timeout (default: 600), last_call_timeout (2 " +
 				"after the newest node, 30 in all; 30 while nodes are missing that a scheduler has promised), growth_delay (1), " +
-				"node_timeout (15), read_timeout (60), is_host=true|false"},
+				"node_timeout (15), read_timeout (60), is_host=true|false; with etcd protocol=http|https, ca_cert, ssl_cert, " +
+				"ssl_cert_key, user, password_file, etcd_prefix"},
 		{Name: "standalone", Kind: Flag, Category: rdzvSection,
 			Usage: "run a one-node job with its own rendezvous on a free port; --rdzv-backend, " +
 				"--rdzv-endpoint and --rdzv-id are ignored"},

@@ -23,6 +23,8 @@ var variables = []variable{
 	{"DLROVER_MASTER_ADDR", launcher + ", dlroverctl",
 		"`HOST:PORT` of the daemon, or `HOST:PORT,...` of [several](../tasks/high-availability.md), which elect one of " +
 			"them; makes `dlrover-master` the backend unless one is given"},
+	{"DLROVER_ETCD_USER", launcher, "user of etcd with `--rdzv-backend=etcd`, unless `--rdzv-conf` has one"},
+	{"DLROVER_ETCD_PASSWORD_FILE", launcher, "file with the password of that user"},
 	{"USER", "dlroverctl", "who gives an order, in the reason that the run is told"},
 	{"PYTHON_EXEC", launcher, "the workers' Python"},
 	{"DS_ENV_FILE", launcher, asDeepspeed + "name of the file with the workers' variables"},

@@ -39,14 +39,14 @@ func (a *auth) deriveToken(o *options, scheduler, runID string) bool {
 }
 
 // secure finds the job token, and refuses to cross a network without one. A master reports by itself whether it
-// needs one; DLRover's needs none.
+// needs one; DLRover's needs none. Nodes that meet in etcd agree on one there.
 func (s *settings) secure(o *options) error {
 	a, r, nodes := &s.auth, &s.rdzv, s.params.Max
 	r.topology = o.String("topology-file")
 	if err := a.read(o, s.called.command.Token); err != nil {
 		return err
 	}
-	if r.backend == local || r.backend == master || a.token != "" || a.insecure || token.Loopback(r.host) {
+	if r.backend == local || r.backend == master || r.backend == etcd || a.token != "" || a.insecure || token.Loopback(r.host) {
 		return nil
 	}
 	if r.byScheduler && a.deriveToken(o, s.scheduler.Name, s.runID) {

@@ -29,19 +29,20 @@ import (
 // endpoint is this node's side of the rendezvous: the client or server of the service, and the workers' store. When
 // this node serves the rendezvous for others, both share the endpoint's port.
 type endpoint struct {
-	svc    api.Service
-	where  string
-	store  *tcpstore.Server
-	port   int
-	served *service.Service   // when it is served here
-	client *api.Client        // when it is not
-	master *anymaster.Service // when the daemon dlrover-master serves it
-	life   *api.Lifeline      // then: its end shows the daemon at once that this launcher was killed
-	second bool               // another launcher on this host serves it
-	done   chan error
-	acl    *storeacl.ACL
-	own    *rendezvous.Node
-	local  bool // the rendezvous stays inside this process
+	svc     api.Service
+	where   string
+	store   *tcpstore.Server
+	port    int
+	served  *service.Service   // when it is served here
+	client  *api.Client        // when it is not
+	master  *anymaster.Service // when the daemon dlrover-master serves it
+	life    *api.Lifeline      // then: its end shows the daemon at once that this launcher was killed
+	second  bool               // another launcher on this host serves it
+	done    chan error
+	acl     *storeacl.ACL
+	own     *rendezvous.Node
+	local   bool // the rendezvous stays inside this process
+	elected bool // nodes that meet in etcd elect who serves it
 }
 
 // dataShards is the prefix of the keys with which workers distribute shards of data, after the slash that PyTorch
@@ -79,7 +80,7 @@ func openEndpoint(
 ) (*endpoint, error) {
 	g := storeacl.New(s.auth.insecure, s.size.slots)
 	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.Allow, Silent: g.Silent, Keep: dataShards})
-	e := &endpoint{acl: g, store: store, own: &s.node, local: s.rdzv.backend == local,
+	e := &endpoint{acl: g, store: store, own: &s.node, local: s.rdzv.backend == local, elected: s.rdzv.backend == etcd,
 		where: net.JoinHostPort(s.rdzv.host, strconv.Itoa(s.rdzv.port))}
 	var err error
 	if s.rdzv.serves(s.node.Rank, h) {
@@ -228,7 +229,10 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	if e.where = s.rdzv.where(); s.rdzv.backend != master {
 		e.where = net.JoinHostPort(daemon, strconv.Itoa(s.rdzv.port))
 	}
-	e.client = api.NewClient(e.where, s.auth.token)
+	if e.client = api.NewClient(e.where, s.auth.token); s.rdzv.backend == etcd {
+		e.where = "the node elected in etcd " + s.rdzv.where()
+		e.client = api.NewFollower(s.rdzv.leader, s.auth.token)
+	}
 	e.svc = e.client
 	if s.rdzv.backend == master {
 		e.master = anymaster.New(anymaster.Config{
@@ -261,6 +265,8 @@ func (e *endpoint) Store() *tcpstore.Server { return e.store }
 func (e *endpoint) Daemons() string {
 	switch {
 	case e.local || e.master.Upstream() != nil: // DLRover's master does not support our checkpoint daemons
+		return ""
+	case e.elected: // they meet on the checkpoint's storage
 		return ""
 	case e.served != nil:
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))

@@ -51,6 +51,7 @@ func of(f feature.Feature) row {
 func features() []row {
 	return []row{
 		eventLogFeature(),
+		electionFeature(),
 		of(budget.New()),
 		metricsFeature(),
 		logLevelFeature(),

@@ -153,7 +153,7 @@ func TestFeaturesHaveNames(t *testing.T) {
 		require.True(t, seen[p.Name] || p.Name == "empty", p.Name)
 		delete(absent, p.Name)
 	}
-	require.Equal(t, []string{"file timer", "live hostfile", "pid files", "preflight", "rank logs", "sides", "tensorboard",
+	require.Equal(t, []string{"election", "file timer", "live hostfile", "pid files", "preflight", "rank logs", "sides", "tensorboard",
 		"training-port"}, slices.Sorted(maps.Keys(absent)), "features that were not asked for here")
 }
 

@@ -18,6 +18,7 @@ import (
 	"dlrover-run/internal/app/ckptd"
 	"dlrover-run/internal/app/guarded"
 	"dlrover-run/internal/app/run/deathnotice"
+	"dlrover-run/internal/app/run/elector"
 	"dlrover-run/internal/app/run/events"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/findings"
@@ -138,6 +139,7 @@ type nodeJob struct {
 	findings *findings.Queue
 	notice   atomic.Pointer[deathnotice.Notice] // nil: none is ready
 	metrics  *metrics.Server                    // nil: metrics are off
+	elector  *elector.Elector                   // nil: nobody is elected
 	python   *pypath.Path
 	opened   []*feature.Opened // the requested features
 	ended    bool              // their parts are
@@ -257,12 +259,16 @@ const retryServing = 2 * time.Second
 
 // join binds the servers of this node and introduces it to the rendezvous.
 func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (*api.Session, error) {
+	if err := j.elect(ctx); err != nil {
+		return nil, err
+	}
 	for begin := time.Now(); ; {
 		var err error
 		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.runsLog, j.observe); err != nil {
 			return nil, err
 		}
 		j.notice.Store(deathnotice.New(j.guard, j.endpoint.client, j.s.runID, j.s.node.ID))
+		j.followElected()
 		if m := j.endpoint.master; m != nil {
 			m.Check = j.upstreamCheck()
 			m.Chosen = func() { j.notice.Load().Drop() } // the death notice is for our own daemon
@@ -463,7 +469,7 @@ func (j *nodeJob) copyErrorFile(f verdict.Failure) {
 func (j *nodeJob) close(res launcher.Result) {
 	j.endParts(res)
 	if j.procs != nil {
-		j.closing("end processes", j.procs.Close())
+		j.closing("end processes", j.endProcesses())
 	}
 	j.releaseFeatures()
 	j.python.Close()
@@ -474,6 +480,7 @@ func (j *nodeJob) close(res launcher.Result) {
 	}
 	if j.endpoint != nil && res.Signal == 0 {
 		j.endpoint.linger(lingerBudget, j.signals)
+		j.lingerElected()
 	}
 	if j.adapter != nil {
 		j.adapter.close()
@@ -481,6 +488,7 @@ func (j *nodeJob) close(res launcher.Result) {
 	if j.endpoint != nil {
 		j.endpoint.close()
 	}
+	j.dismiss()
 	console.Stderr.Through(nil)
 	if j.logs != nil {
 		j.closing("close logs", j.logs.Close())

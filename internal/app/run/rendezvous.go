@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/app/member"
+	"dlrover-run/internal/app/run/elector"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/duration"
@@ -25,6 +27,7 @@ const (
 	static backend = "static"         // node rank 0 serves it at the master's address and port
 	c10d   backend = "c10d"           // the node that owns the endpoint's host serves it
 	master backend = "dlrover-master" // dlrover-master serves it
+	etcd   backend = "etcd"           // the nodes elect in etcd who serves it
 )
 
 // Default ports, torchrun's.
@@ -38,9 +41,11 @@ type rdzvSettings struct {
 	backend     backend
 	host        string
 	port        int
-	others      []string // HOST:PORT of the other masters of an election
-	isHost      *bool    // rdzv-conf is_host
-	byScheduler bool     // the scheduler's variables decide
+	others      []string // HOST:PORT of the other masters of an election, or of the other members of etcd
+	etcd        member.Etcd
+	leader      string // HOST:PORT of the node that the others have elected in etcd, when this one joins
+	isHost      *bool  // rdzv-conf is_host
+	byScheduler bool   // the scheduler's variables decide
 	connect     time.Duration
 	topology    string
 	addrWhy     string // why this node's address is not the one from which it reaches the rendezvous; "": it is
@@ -58,7 +63,7 @@ func (s *rdzvSettings) serves(nodeRank int, h hostFacts) bool {
 		return true
 	case s.backend == static:
 		return nodeRank == 0
-	case s.backend == master:
+	case s.backend == master || s.backend == etcd:
 		return false
 	case s.isHost != nil:
 		return *s.isHost
@@ -77,6 +82,11 @@ func (s *settings) meet(o *options) error {
 		return err
 	}
 	s.runID = r.runID(o, s.scheduler.RunID)
+	if r.backend == etcd {
+		if r.etcd, err = elector.Read(conf, strings.Split(r.where(), ","), o.Lookup); err != nil {
+			return err
+		}
+	}
 	if err := r.applyConf(o, conf, p); err != nil {
 		return err
 	}
@@ -162,11 +172,9 @@ func (s *rdzvSettings) pick(o *options, f *scheduler.Facts, nodes int) error {
 	case name == "static":
 		return s.pickStatic(o, nodes)
 	case name == "etcd" || name == "etcd-v2":
-		return fmt.Errorf("--rdzv-backend=%s is not available yet in this version: masters elect one of them in etcd; start "+
-			"dlrover-master --etcd=HOST:2379 on two hosts, and use dlrover-master with both addresses; or use c10d or static",
-			name)
+		return s.endpoint(etcd, endpoint, elector.Port, nodes)
 	}
-	return fmt.Errorf("--rdzv-backend=%s is unknown; use static, c10d or dlrover-master", name)
+	return fmt.Errorf("--rdzv-backend=%s is unknown; use static, c10d, etcd or dlrover-master", name)
 }
 
 // pickScheduled has node 0 serve the rendezvous. Ranks are the scheduler's as long as all its nodes are there, and
@@ -212,9 +220,12 @@ func (s *rdzvSettings) endpoint(b backend, text string, port, nodes int) error {
 		return fmt.Errorf("--rdzv-backend=dlrover-master needs the daemon's address: set DLROVER_MASTER_ADDR or " +
 			"--rdzv-endpoint to host:port")
 	}
+	if text == "" && b == etcd {
+		return fmt.Errorf("--rdzv-backend=etcd needs etcd's address: give --rdzv-endpoint=HOST:2379, or several with commas")
+	}
 	text, others, several := strings.Cut(text, ",")
 	if several {
-		if err := s.electedAmong(b, others); err != nil {
+		if err := s.electedAmong(b, others, port); err != nil {
 			return err
 		}
 	}
@@ -222,7 +233,7 @@ func (s *rdzvSettings) endpoint(b backend, text string, port, nodes int) error {
 	if err != nil {
 		return err
 	}
-	if port == 0 && (b == master || nodes > 1) {
+	if port == 0 && (b == master || b == etcd || nodes > 1) {
 		return fmt.Errorf("rendezvous endpoint %q: the nodes need one fixed port, such as %s",
 			text, net.JoinHostPort(host, strconv.Itoa(defaultC10dPort)))
 	}
@@ -230,19 +241,19 @@ func (s *rdzvSettings) endpoint(b backend, text string, port, nodes int) error {
 	return nil
 }
 
-// electedAmong reads the addresses of further masters.
-func (s *rdzvSettings) electedAmong(b backend, addrs string) error {
-	if b != master {
-		return fmt.Errorf("rendezvous endpoint: several addresses are for --rdzv-backend=dlrover-master; %s has one, "+
+// electedAmong reads the addresses of further masters, or of further members of etcd.
+func (s *rdzvSettings) electedAmong(b backend, addrs string, usual int) error {
+	if b != master && b != etcd {
+		return fmt.Errorf("rendezvous endpoint: several addresses are for --rdzv-backend=dlrover-master or etcd; %s has one, "+
 			"not %q, too", b, addrs)
 	}
 	for _, text := range strings.Split(addrs, ",") {
-		host, port, err := argv.ParseEndpoint(text, 0)
+		host, port, err := argv.ParseEndpoint(text, usual)
 		if err != nil {
 			return err
 		}
 		if strings.TrimSpace(text) == "" || port == 0 {
-			return fmt.Errorf("rendezvous endpoint: %q among the masters needs a host and a port, such as master-1:50001", text)
+			return fmt.Errorf("rendezvous endpoint: %q among several needs a host and a port, such as master-1:50001", text)
 		}
 		s.others = append(s.others, net.JoinHostPort(host, strconv.Itoa(port)))
 	}
@@ -261,8 +272,8 @@ func (s *rdzvSettings) runID(o *options, scheduled string) string {
 	if s.backend == local && (o.Bool("standalone") || id == "none") {
 		id = o.host.id
 	}
-	if id == "none" && s.backend == master {
-		o.Warn("no --rdzv-id: all jobs without one share the run \"none\" of this daemon")
+	if id == "none" && (s.backend == master || s.backend == etcd) {
+		o.Warn("no --rdzv-id: all jobs without one share the run \"none\" of this %s", whose(s.backend))
 	}
 	if id == "." || id == ".." {
 		id = "run" + id // these two cannot be part of a URL
@@ -272,6 +283,13 @@ func (s *rdzvSettings) runID(o *options, scheduled string) string {
 		o.Warn("--rdzv-id is empty: this node uses the random id %s; nodes meet only under the same id", id)
 	}
 	return id
+}
+
+func whose(b backend) string {
+	if b == etcd {
+		return "etcd"
+	}
+	return "daemon"
 }
 
 // conf keys that have an effect in torchrun, but none here.
@@ -293,6 +311,9 @@ func (s *rdzvSettings) applyConf(o *options, conf map[string]string, p *rendezvo
 }
 
 func (s *rdzvSettings) applyKey(o *options, key, text string, p *rendezvous.Params) (err error) {
+	if s.backend == etcd && (key == "is_host" || key == "store_type") {
+		return fmt.Errorf("it is for c10d; in etcd the nodes elect their server: leave it out")
+	}
 	switch key {
 	case "join_timeout":
 		p.JoinTimeout, err = seconds(text)

@@ -175,11 +175,12 @@ func (c *checkpoints) joined() {
 	c.opening.Wait()
 	if c.daemon != nil {
 		c.node.Scrape(ckptMetrics{c.daemon}.tell)
-		if c.replicas > 1 && c.node.Rendezvous().Upstream() != nil {
-			c.node.Log().Warn("--ckpt-replicas has no effect under a master of DLRover, " +
-				"which brings no checkpoint daemons together")
+		meeting := c.node.Rendezvous().Daemons()
+		if c.replicas > 1 && meeting == "" {
+			c.node.Log().Warn("--ckpt-replicas has no effect under a master of DLRover and in etcd, " +
+				"which bring no checkpoint daemons together")
 		}
-		c.daemon.Serve(ckptd.Network{Master: c.node.Rendezvous().Daemons(), Addr: c.node.Job().Node.Addr})
+		c.daemon.Serve(ckptd.Network{Master: meeting, Addr: c.node.Job().Node.Addr})
 		c.daemon.RemoveStale()
 	}
 }

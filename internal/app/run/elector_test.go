@@ -1,0 +1,236 @@
+package run
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/app/member"
+	"dlrover-run/launcher/torchpython"
+)
+
+// meeting is nodes that meet in an etcd of one member.
+type meeting struct {
+	*electorate
+	opts  []string
+	nodes []*meetingNode
+}
+
+// meetingNode is a launcher, with the name by which its processes are found.
+type meetingNode struct {
+	*launched
+	name string
+	m    *meeting
+}
+
+func newMeeting(t *testing.T, opts ...string) *meeting {
+	m := &meeting{electorate: newElectorate(newBench(t), 0)}
+	m.opts = append([]string{"--rdzv-backend=etcd-v2", "--rdzv-endpoint=" + m.etcd, "--rdzv-id=job",
+		"--rdzv-conf=last_call_timeout=2", "--max-restarts=3"}, opts...)
+	return m
+}
+
+// start starts a node.
+func (m *meeting) start(args ...string) *meetingNode {
+	n := &meetingNode{name: "NODE=n" + strconv.Itoa(len(m.nodes)), m: m}
+	n.launched = m.b.start("dlrover-run", []string{n.name}, append(m.opts[:len(m.opts):len(m.opts)], args...)...)
+	m.nodes = append(m.nodes, n)
+	return n
+}
+
+// processes are those of the node with this word in their command line.
+func (n *meetingNode) processes(word string) (pids []int) {
+	for _, pid := range n.m.b.tagged() {
+		env, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+		args, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+		if bytes.Contains(env, []byte(n.name+"\x00")) && bytes.Contains(args, []byte(word)) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// kill kills them.
+func (n *meetingNode) kill(word string) {
+	n.m.b.t.Helper()
+	pids := n.processes(word)
+	require.NotEmpty(n.m.b.t, pids)
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// leads reports whether the newest election was of this node; elections is how many it knows of.
+func (n *meetingNode) leads() bool {
+	log := n.err.String()
+	own := strings.LastIndex(log, `"msg":"elected"`)
+	if own < 0 {
+		return false
+	}
+	_, addr, _ := strings.Cut(log[own:], `"advertise":"`)
+	addr, _, _ = strings.Cut(addr, `"`)
+	last := log[strings.LastIndex(log, `"msg":"the node that serves`):]
+	return addr != "" && strings.Contains(last, addr)
+}
+
+func (n *meetingNode) elections() int {
+	return strings.Count(n.err.String(), `"msg":"the node that serves`)
+}
+
+// leader waits until one of them leads.
+func (m *meeting) leader(nodes ...*meetingNode) (leader *meetingNode, others []*meetingNode) {
+	m.b.t.Helper()
+	eventually(m.b.t, "a node leads", func() bool {
+		leader, others = nil, nil
+		for _, n := range nodes {
+			if n.elections() > 0 && n.leads() {
+				leader = n
+			} else {
+				others = append(others, n)
+			}
+		}
+		return leader != nil
+	})
+	return leader, others
+}
+
+// The dlrover-master that leads is killed three times. Another one serves, and no worker of the PyTorch job notices.
+func TestElectedHelperIsKilled(t *testing.T) {
+	m := newMeeting(t, "--nnodes=2", "--nproc-per-node=2")
+	m.b.env = append(m.b.env, "PYTHON_EXEC="+torchpython.Require(t, "HELPERS THAT MEET IN ETCD ARE"))
+	script, err := filepath.Abs("testdata/allreduce.py")
+	require.NoError(t, err)
+	a, b := m.start(script, m.b.dir), m.start(script, m.b.dir)
+	eventually(t, "training", m.b.exists("trained.4"))
+	for i := range 3 {
+		leader, _ := m.leader(a, b)
+		leader.kill(member.Argument)
+		eventually(t, "the next election", func() bool { return a.elections() >= i+2 && b.elections() >= i+2 })
+		next, _ := m.leader(a, b)
+		eventually(t, "the run is complete again", func() bool {
+			return strings.Count(next.err.String(), "joined again")+strings.Count(leader.err.String(), "joined again") >= i+1
+		})
+		eventually(t, "another helper", func() bool { return len(leader.processes(member.Argument)) == 1 })
+	}
+	m.b.release()
+	require.Equal(t, 0, a.wait())
+	require.Equal(t, 0, b.wait())
+	require.NoFileExists(t, filepath.Join(m.b.dir, "trained.4.again"), "no worker was restarted")
+	require.Equal(t, 2, strings.Count(a.err.String()+b.err.String(), "workers started"))
+}
+
+// The node that leads is killed with all its processes. Another one serves, and the others restart because a member is
+// gone. A new node makes the world grow.
+func TestElectedNodeIsKilled(t *testing.T) {
+	long(t)
+	m := newMeeting(t, "--nnodes=1:4", "--nproc-per-node=1")
+	m.b.env = append(m.b.env, "PYTHON_EXEC="+torchpython.Require(t, "ELECTED NODES THAT ARE LOST ARE"))
+	script, err := filepath.Abs("testdata/allreduce.py")
+	require.NoError(t, err)
+	a, b, c := m.start(script, m.b.dir), m.start(script, m.b.dir), m.start(script, m.b.dir)
+	eventually(t, "training on three nodes", m.b.exists("trained.3"))
+	leader, others := m.leader(a, b, c)
+	leader.kill("")
+	eventually(t, "training on two nodes", m.b.exists("trained.2"))
+	d := m.start(script, m.b.dir)
+	eventually(t, "training on three nodes again", m.b.exists("trained.3.again"))
+	m.b.release()
+	for _, n := range append(others, d) {
+		require.Equal(t, 0, n.wait())
+		require.Empty(t, n.processes(""))
+	}
+}
+
+// The workers run on while etcd is away, and a failure afterwards restarts both nodes as ever.
+func TestEtcdIsAway(t *testing.T) {
+	m := newMeeting(t, "--nnodes=2", "--nproc-per-node=1")
+	args := m.b.sh(`echo $RANK >> $DIR/starts; : > $DIR/up.$RANK.$TORCHELASTIC_RESTART_COUNT; ` +
+		`while [ ! -e $DIR/go.$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.02; done; exit $((RANK*(1-TORCHELASTIC_RESTART_COUNT)))`)
+	a, b := m.start(args...), m.start(args...)
+	eventually(t, "up", func() bool { return m.b.exists("up.0.0")() && m.b.exists("up.1.0")() })
+	leader, _ := m.leader(a, b)
+	m.server.signal(syscall.SIGSTOP)
+	eventually(t, "nobody serves", func() bool { return strings.Contains(leader.err.String(), `"msg":"deposed`) })
+	require.Len(t, m.b.lines("starts"), 2)
+	m.server.signal(syscall.SIGCONT)
+	eventually(t, "the next election", func() bool {
+		return strings.Count(a.err.String()+b.err.String(), `"msg":"elected"`) >= 2
+	})
+	require.NoError(t, os.WriteFile(filepath.Join(m.b.dir, "go.0"), nil, 0o600))
+	eventually(t, "the restart", func() bool { return m.b.exists("up.0.1")() && m.b.exists("up.1.1")() })
+	require.NoError(t, os.WriteFile(filepath.Join(m.b.dir, "go.1"), nil, 0o600))
+	require.Equal(t, 0, a.wait())
+	require.Equal(t, 0, b.wait())
+	require.Len(t, m.b.lines("starts"), 4)
+}
+
+// A launcher that is killed leaves no helper.
+func TestHelperEndsWithItsLauncher(t *testing.T) {
+	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGTERM} {
+		t.Run(name, func(t *testing.T) {
+			m := newMeeting(t, "--nnodes=1", "--nproc-per-node=1")
+			n := m.start(m.b.sh(hold)...)
+			eventually(t, "up", m.b.exists("up.1.0"))
+			require.Len(t, n.processes(member.Argument), 1)
+			n.signal(sig)
+			n.wait()
+			eventually(t, "nothing is left", func() bool { return len(n.processes("")) == 0 })
+		})
+	}
+}
+
+// Nodes with the user's token do not put it into etcd, and a node without it is refused.
+func TestOwnTokenStaysOutOfEtcd(t *testing.T) {
+	m := newMeeting(t, "--nnodes=2", "--nproc-per-node=1")
+	m.b.env = append(m.b.env, "DLROVER_TOKEN="+testToken)
+	args := m.b.sh(`[ -z "$DLROVER_TOKEN" ]`)
+	a := m.start(args...)
+	m.leader(a)
+	other := m.b.startPath("/usr/bin/env", nil, append([]string{"-u", "DLROVER_TOKEN", filepath.Join(binDir, "dlrover-run")},
+		append(m.opts, args...)...)...)
+	require.NotZero(t, other.wait())
+	require.Contains(t, other.err.String(), "token")
+	b := m.start(args...)
+	require.Equal(t, 0, a.wait())
+	require.Equal(t, 0, b.wait())
+	data, err := os.ReadFile(m.snapshot())
+	require.NoError(t, err)
+	require.NotContains(t, string(data), testToken)
+	require.Contains(t, string(data), "/dlrover/runs/job/leader", "the file is etcd's")
+}
+
+// snapshot is the database of this etcd.
+func (m *meeting) snapshot() string {
+	for _, arg := range m.server.cmd.Args {
+		if filepath.Base(arg) == "etcd" && strings.Contains(arg, m.b.t.Name()) {
+			return filepath.Join(arg, "member", "snap", "db")
+		}
+	}
+	return ""
+}
+
+// What makes a meeting impossible is said before any worker is started.
+func TestMeetingThatCannotBe(t *testing.T) {
+	b := newBench(t)
+	nobody := "127.0.0.1:" + freePort(t)
+	l := b.run(b.sh("exit 0", "--rdzv-backend=etcd", "--rdzv-endpoint="+nobody, "--rdzv-id=x",
+		"--rdzv-conf=read_timeout=2")...)
+	require.NotZero(t, l.wait())
+	require.Contains(t, l.err.String(), "etcd at "+nobody+" has not answered for 2s")
+	require.Contains(t, l.err.String(), "connection refused")
+
+	alone := filepath.Join(t.TempDir(), "dlrover-run")
+	program, err := os.ReadFile(filepath.Join(binDir, "dlrover-run"))
+	require.NoError(t, err)
+	require.NoError(t, writeProgram(alone, program))
+	l = b.startPath(alone, []string{"PATH=/nowhere"},
+		b.sh("exit 0", "--rdzv-backend=etcd", "--rdzv-endpoint="+nobody, "--rdzv-id=x")...)
+	require.NotZero(t, l.wait())
+	require.Contains(t, l.err.String(), "needs dlrover-master, which is neither in")
+}
