@@ -46,7 +46,10 @@ func (s *settings) secure(o *options) error {
 	if err := a.read(o, s.called.command.Token); err != nil {
 		return err
 	}
-	if r.backend == local || r.backend == master || r.backend == etcd || a.token != "" || a.insecure || token.Loopback(r.host) {
+	if r.backend == local || r.backend == master || r.backend == etcd {
+		return nil
+	}
+	if a.token != "" || a.insecure || token.Loopback(r.host) {
 		return nil
 	}
 	if r.byScheduler && a.deriveToken(o, s.scheduler.Name, s.runID) {

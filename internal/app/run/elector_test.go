@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -151,7 +152,8 @@ func TestElectedNodeIsKilled(t *testing.T) {
 func TestEtcdIsAway(t *testing.T) {
 	m := newMeeting(t, "--nnodes=2", "--nproc-per-node=1")
 	args := m.b.sh(`echo $RANK >> $DIR/starts; : > $DIR/up.$RANK.$TORCHELASTIC_RESTART_COUNT; ` +
-		`while [ ! -e $DIR/go.$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.02; done; exit $((RANK*(1-TORCHELASTIC_RESTART_COUNT)))`)
+		`while [ ! -e $DIR/go.$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.02; done; ` +
+		`exit $((RANK*(1-TORCHELASTIC_RESTART_COUNT)))`)
 	a, b := m.start(args...), m.start(args...)
 	eventually(t, "up", func() bool { return m.b.exists("up.0.0")() && m.b.exists("up.1.0")() })
 	leader, _ := m.leader(a, b)
@@ -192,8 +194,8 @@ func TestOwnTokenStaysOutOfEtcd(t *testing.T) {
 	args := m.b.sh(`[ -z "$DLROVER_TOKEN" ]`)
 	a := m.start(args...)
 	m.leader(a)
-	other := m.b.startPath("/usr/bin/env", nil, append([]string{"-u", "DLROVER_TOKEN", filepath.Join(binDir, "dlrover-run")},
-		append(m.opts, args...)...)...)
+	other := m.b.startPath("/usr/bin/env", nil,
+		slices.Concat([]string{"-u", "DLROVER_TOKEN", filepath.Join(binDir, "dlrover-run")}, m.opts, args)...)
 	require.NotZero(t, other.wait())
 	require.Contains(t, other.err.String(), "token")
 	b := m.start(args...)

@@ -221,7 +221,8 @@ func (s *rdzvSettings) endpoint(b backend, text string, port, nodes int) error {
 			"--rdzv-endpoint to host:port")
 	}
 	if text == "" && b == etcd {
-		return fmt.Errorf("--rdzv-backend=etcd needs etcd's address: give --rdzv-endpoint=HOST:2379, or several with commas")
+		return fmt.Errorf("--rdzv-backend=etcd needs etcd's address: give --rdzv-endpoint=HOST:2379, or several with " +
+			"commas between")
 	}
 	text, others, several := strings.Cut(text, ",")
 	if several {
@@ -244,8 +245,8 @@ func (s *rdzvSettings) endpoint(b backend, text string, port, nodes int) error {
 // electedAmong reads the addresses of further masters, or of further members of etcd.
 func (s *rdzvSettings) electedAmong(b backend, addrs string, usual int) error {
 	if b != master && b != etcd {
-		return fmt.Errorf("rendezvous endpoint: several addresses are for --rdzv-backend=dlrover-master or etcd; %s has one, "+
-			"not %q, too", b, addrs)
+		return fmt.Errorf("rendezvous endpoint: several addresses are for --rdzv-backend=dlrover-master or etcd; %s has "+
+			"one, not %q, too", b, addrs)
 	}
 	for _, text := range strings.Split(addrs, ",") {
 		host, port, err := argv.ParseEndpoint(text, usual)
