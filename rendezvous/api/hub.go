@@ -105,6 +105,8 @@ type HubConfig struct {
 	Keep time.Duration
 	// Avoid are the machines that pods of a replacement should avoid, for RunStatus. Nil knows of none.
 	Avoid func() []string
+	// Keeper keeps what is decided about the runs; nil: nobody does.
+	Keeper Keeper
 }
 
 // Hub keeps the Rounds of all runs of one daemon.
@@ -146,7 +148,7 @@ func (h *Hub) open(id string) (*run, error) {
 	if h.cfg.Keep > 0 || create {
 		h.prune(time.Now(), create && h.runs.Len() >= runhost.MaxRuns)
 	}
-	return h.runs.Open(id, func() *run { return h.newRun(id) })
+	return h.runs.Open(id, func() *run { return h.newRun(id, nil) })
 }
 
 // prune forgets runs, once a minute at most unless it is urgent.
@@ -407,7 +409,11 @@ func (h *Hub) Order(id string, o rendezvous.Order) error {
 	if err != nil {
 		return err
 	}
-	return r.step(o)
+	if err := r.step(o); err != nil {
+		return err
+	}
+	h.settle(id)
+	return nil
 }
 
 // SetTopology replaces the topology of every run, from its next seal on, and of those to come.
@@ -442,6 +448,9 @@ func (h *Hub) watch(ctx context.Context, id, node string, after Cursor, over *li
 	}
 	over.watched(h, id, node)
 	n, err := r.await(ctx, node, after, hold)
+	if err == nil && tellsEnd(&n.Directive) {
+		h.settle(id)
+	}
 	broken := err != nil && ctx.Err() != nil
 	silent := broken && over.silent()
 	r.detach(rendezvous.Detach{ID: node, Broken: broken, Silent: silent})

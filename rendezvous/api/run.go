@@ -29,8 +29,9 @@ type run struct {
 	unsent map[string]bool // IDs that cfg.Gate has not received, whose nodes do not get their Check before
 }
 
-// newRun makes a run with sequence numbers above those of earlier runs of the same name.
-func (h *Hub) newRun(id string) *run {
+// newRun makes a run with sequence numbers above those of earlier runs of the same name. Past is what earlier daemons
+// have kept of it, if anything.
+func (h *Hub) newRun(id string, past *rendezvous.Kept) *run {
 	now := time.Now()
 	base := uint64(now.UnixNano())
 	name := ""
@@ -41,7 +42,7 @@ func (h *Hub) newRun(id string) *run {
 		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{}, unsent: map[string]bool{},
 		round: rendezvous.New(rendezvous.Config{
 			Term: base, Topology: *h.topology.Load(), Suspicious: h.cfg.Suspicious, Suspect: h.cfg.Suspect,
-			Run: name,
+			Run: name, Kept: past,
 		}),
 		noticeSeq: base, notices: ring[addressed]{limit: maxNotices},
 	}
@@ -155,6 +156,9 @@ func (r *run) stepLocked(ev rendezvous.Event) error {
 		r.wakeAllLocked()
 	}
 	r.Arm(now, r.round.Next())
+	if _, passed := ev.(rendezvous.Cleared); passed || len(acts) > 0 {
+		r.changedLocked()
+	}
 	return err
 }
 
@@ -178,6 +182,7 @@ func (r *run) annotateLocked(now time.Time, event job.Event, node, text string) 
 	}
 	n := r.round.Remark(event, node, text)
 	r.performLocked(now, rendezvous.Action{Note: &n})
+	r.changedLocked()
 	return nil
 }
 
@@ -247,6 +252,7 @@ func (r *run) Tick(time.Time) { _ = r.stepLocked(rendezvous.Tick{}) }
 
 // Closed implements runhost.Machine. It ends every held request, and forgets the timeline.
 func (r *run) Closed() {
+	r.forgottenLocked()
 	r.line.close(r.Err())
 	r.wakeAllLocked()
 }

@@ -16,6 +16,7 @@ import (
 
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/retry"
+	"dlrover-run/rendezvous/keeper"
 	"dlrover-run/rendezvous/lead"
 )
 
@@ -152,6 +153,16 @@ type tenure struct {
 	election  *election // nil: this is the only master
 	decisions lead.Decisions
 	term      lead.Term
+}
+
+// loadTimeout is for all that earlier leaders have kept of runs.
+const loadTimeout = 5 * time.Second
+
+// keeper has what earlier leaders have kept of runs.
+func (t *tenure) keeper(log *slog.Logger) (*keeper.Keeper, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), loadTimeout)
+	defer cancel()
+	return keeper.Load(ctx, t.decisions, t.term, log)
 }
 
 // run calls serve whenever this master leads, with a context that ends with its leadership, until ctx ends. A master

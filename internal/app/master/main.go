@@ -32,6 +32,7 @@ import (
 	"dlrover-run/internal/version"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/keeper"
 	"dlrover-run/rendezvous/lead/journal"
 )
 
@@ -172,6 +173,7 @@ type daemon struct {
 	service *service.Service
 	hub     atomic.Pointer[api.Hub]
 	data    *journal.Journal // nil without --data-dir
+	keeper  *keeper.Keeper   // nil: nothing is kept of runs
 	marks   *marks.Manager   // nil: no record of nodes is kept
 	nodes   *cluster         // nil: marks have no effect on the cluster
 }
@@ -220,12 +222,11 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 		cfg.Global["standby"] = t.standby()
 		d.metrics.watchElection(t)
 	}
-	if d.service, err = service.New(cfg); err != nil {
+	if err := d.open(cfg, t); err != nil {
 		d.closeMarks()
 		d.leaveData()
 		return nil, err
 	}
-	d.hub.Store(d.service.Hub)
 	if d.marks != nil {
 		d.marks.Follow(d.service)
 	}
@@ -238,6 +239,25 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 		d.logExposure(c.String("listen"), c.Bool("insecure"))
 	}
 	return d, nil
+}
+
+// open makes the service, with the runs that earlier leaders have kept.
+func (d *daemon) open(cfg service.Config, t *tenure) (err error) {
+	if t != nil {
+		if d.keeper, err = t.keeper(d.log); err != nil {
+			return err
+		}
+		cfg.Keeper = d.keeper
+	}
+	if d.service, err = service.New(cfg); err != nil {
+		return err
+	}
+	if d.keeper != nil {
+		d.keeper.Follow(d.service.Hub)
+		d.metrics.watchKeeper(d.keeper)
+	}
+	d.hub.Store(d.service.Hub)
+	return nil
 }
 
 func keepRuns(c *cli.Context) (time.Duration, error) {
@@ -317,6 +337,9 @@ func (d *daemon) closeMarks() {
 func (d *daemon) close(grace time.Duration) {
 	d.closeMarks()
 	d.service.Close(grace)
+	if d.keeper != nil {
+		d.keeper.Close()
+	}
 	_ = d.events.Close() // nothing is left to be written
 	d.leaveData()
 }

@@ -18,6 +18,7 @@ import (
 	checks "dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/keeper"
 )
 
 // metrics are the daemon's: counters of events, and gauges that are read from the hub on request.
@@ -194,6 +195,18 @@ func (m *metrics) watchChecks(h *checks.Hub) {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "dlrover_check_newest_seconds", Help: "How long the check of nodes took that ended last; 0 before any.",
 		}, func() float64 { return h.Stats().Newest.Seconds() }))
+}
+
+// watchKeeper adds what is kept of the runs for later leaders.
+func (m *metrics) watchKeeper(k *keeper.Keeper) {
+	m.reg.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "dlrover_decisions_pending",
+			Help: "Runs of which the next leader would not know all: something is not in the store yet.",
+		}, func() float64 { return float64(k.Stats().Pending) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "dlrover_decisions_failed_total", Help: "Writes of decisions about runs that have failed. They are tried again.",
+		}, func() float64 { return float64(k.Stats().Failed) }))
 }
 
 // watchHangs adds suspicions and verdicts about the runs' workers. Neither runs nor nodes are labels.

@@ -47,6 +47,8 @@ type Config struct {
 	Avoid   func() []string
 	// Keep is how long runs that have ended are kept; 0: as api.HubConfig has it.
 	Keep time.Duration
+	// Keeper is the Hub's, or nil.
+	Keeper api.Keeper
 	// Global serves paths below /v1 that belong to no run, by their first segment, with the token.
 	Global map[string]http.Handler
 	// Extra serves paths outside /v1, such as /metrics, without a token; nil serves nothing.
@@ -93,7 +95,7 @@ func New(cfg Config) (*Service, error) {
 	s.Hub = api.NewHub(api.HubConfig{
 		Topology: file.First(), Observe: s.observe, Gate: s.gate, Released: s.released, Suspicious: suspicious,
 		Saved: s.saved, Cleared: cfg.Cleared, Suspect: cfg.Suspect, Avoid: cfg.Avoid,
-		Keep: cfg.Keep,
+		Keep: cfg.Keep, Keeper: cfg.Keeper,
 	})
 	s.Checks = s.newChecks()
 	s.Hangs = s.newHangs()

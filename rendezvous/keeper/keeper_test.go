@@ -1,0 +1,328 @@
+package keeper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/lead"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// store is a lead.Decisions in memory.
+type store struct {
+	mu      sync.Mutex
+	term    lead.Term
+	records map[string][]byte
+	appends int
+	err     error         // of the next Appends
+	block   chan struct{} // Append waits until it is closed; nil: it does not
+}
+
+func newStore() *store { return &store{term: 1, records: map[string][]byte{}} }
+
+func (s *store) Append(ctx context.Context, term lead.Term, records ...lead.Record) error {
+	s.mu.Lock()
+	block := s.block
+	s.mu.Unlock()
+	if block != nil {
+		select {
+		case <-block:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if term != s.term {
+		return lead.ErrDeposed
+	}
+	if s.err != nil {
+		return s.err
+	}
+	if err := lead.Validate(records); err != nil {
+		return err
+	}
+	s.appends++
+	for _, r := range records {
+		if s.records[r.Key] = r.Value; r.Value == nil {
+			delete(s.records, r.Key)
+		}
+	}
+	return nil
+}
+
+func (s *store) Load(_ context.Context, term lead.Term) (all []lead.Record, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if term != s.term {
+		return nil, lead.ErrDeposed
+	}
+	for _, key := range slices.Sorted(maps.Keys(s.records)) {
+		all = append(all, lead.Record{Key: key, Value: s.records[key]})
+	}
+	return all, nil
+}
+
+func (s *store) keys() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.records))
+}
+
+func (s *store) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+}
+
+// daemon is one leader.
+type daemon struct {
+	t    *testing.T
+	keep *Keeper
+	hub  *api.Hub
+	log  *bytes.Buffer
+}
+
+// daemon starts a leader that ends with the test, or with close.
+func (s *store) daemon(t *testing.T) *daemon {
+	t.Helper()
+	d := &daemon{t: t, log: &bytes.Buffer{}}
+	var err error
+	d.keep, err = Load(t.Context(), s, s.term, slog.New(slog.NewTextHandler(&locked{w: d.log}, nil)))
+	require.NoError(t, err)
+	d.hub = api.NewHub(api.HubConfig{Keep: time.Hour, Keeper: d.keep})
+	d.keep.Follow(d.hub)
+	t.Cleanup(d.close)
+	return d
+}
+
+type locked struct {
+	mu sync.Mutex
+	w  *bytes.Buffer
+}
+
+func (l *locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
+
+func (d *daemon) close() {
+	d.hub.Close()
+	d.keep.Close()
+}
+
+func (d *daemon) join(run string, n int, ids ...string) {
+	d.t.Helper()
+	for _, id := range ids {
+		require.NoError(d.t, d.hub.Join(d.t.Context(), run, rendezvous.Join{
+			Node: rendezvous.Node{ID: id, Name: id, Rank: -1, Slots: 1}, Params: rendezvous.Params{Min: n, Max: n}}))
+	}
+}
+
+// directive is what a node gets next.
+func (d *daemon) directive(run, id string) rendezvous.Directive {
+	d.t.Helper()
+	ctx, cancel := context.WithTimeout(d.t.Context(), 10*time.Second)
+	defer cancel()
+	n, err := d.hub.Watch(ctx, run, id, api.Cursor{})
+	require.NoError(d.t, err)
+	return n.Directive
+}
+
+// finish has the run of one node succeed.
+func (d *daemon) finish(run, id string) {
+	d.t.Helper()
+	d.join(run, 1, id)
+	lead := d.directive(run, id)
+	require.Equal(d.t, job.Lead, lead.Kind)
+	require.NoError(d.t, d.hub.Report(d.t.Context(), run, rendezvous.Ready{ID: id, EpochID: lead.EpochID, Port: 1}))
+	require.NoError(d.t, d.hub.Report(d.t.Context(), run, rendezvous.Success{ID: id, EpochID: lead.EpochID}))
+	require.Equal(d.t, job.Done, d.directive(run, id).Kind)
+}
+
+func (d *daemon) leave(run, id string) {
+	d.t.Helper()
+	_, err := d.hub.Leave(d.t.Context(), run, rendezvous.Leave{ID: id})
+	require.NoError(d.t, err)
+}
+
+func (d *daemon) settled() {
+	d.t.Helper()
+	require.Eventually(d.t, func() bool { return d.keep.Stats().Pending == 0 }, 20*time.Second, time.Millisecond)
+}
+
+// What a launcher was told of the end of its run, and a user of an order, the next leader knows, whatever the store was
+// given since: here, nothing.
+func TestNextLeaderKnows(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	a.finish("ended", "n1")
+	a.join("paused", 2, "n1")
+	require.NoError(t, a.hub.Order("paused", rendezvous.Order{Kind: rendezvous.OrderPause, Text: "lunch"}))
+	require.NoError(t, a.hub.Order("paused", rendezvous.Order{Kind: rendezvous.OrderBar, Node: "gpu-07"}))
+	s.mu.Lock()
+	s.term++ // it is killed: nothing that it writes later counts
+	s.mu.Unlock()
+	b := s.daemon(t)
+	st, err := b.hub.Run("ended")
+	require.NoError(t, err)
+	require.Equal(t, "succeeded", st.Outcome)
+	require.Len(t, st.Ended, 1)
+	st, err = b.hub.Run("paused")
+	require.NoError(t, err)
+	require.Equal(t, "lunch", st.Paused.Text)
+	require.Contains(t, st.Bars, "gpu-07")
+}
+
+// A run that is forgotten is forgotten in the store, too.
+func TestForgottenRun(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	a.finish("job", "n1")
+	a.leave("job", "n1")
+	a.settled()
+	require.NotEmpty(t, s.keys())
+	require.NoError(t, a.hub.Forget("job"))
+	a.settled()
+	require.Empty(t, s.keys())
+	a.finish("job", "n2")
+	a.settled()
+	require.NotEmpty(t, s.keys())
+}
+
+// A closed Hub's runs are not forgotten, and what nobody waited for is written at the end.
+func TestCloseKeeps(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	a.join("job", 2, "n1")
+	a.close()
+	b := s.daemon(t)
+	_, err := b.hub.Run("job")
+	require.NoError(t, err)
+	require.Empty(t, a.log.String())
+}
+
+// While the store is away, nobody waits for long, one line tells it, and all is written when it is back.
+func TestStoreIsAway(t *testing.T) {
+	s := newStore()
+	s.fail(errors.New("no quorum"))
+	a := s.daemon(t)
+	a.join("job", 2, "n1")
+	began := time.Now()
+	for range 100 {
+		require.NoError(t, a.hub.Order("job", rendezvous.Order{Kind: rendezvous.OrderBar, Node: "x"}))
+	}
+	require.Less(t, time.Since(began), 5*time.Second, "only the first one may wait")
+	require.Eventually(t, func() bool { return a.keep.Stats().Failed >= 2 }, 20*time.Second, time.Millisecond)
+	require.Equal(t, 1, a.keep.Stats().Pending)
+	s.fail(nil)
+	a.settled()
+	a.close()
+	require.Equal(t, 1, strings.Count(a.log.String(), "cannot be kept"))
+	require.Equal(t, 1, strings.Count(a.log.String(), "kept again"))
+	st, err := s.daemon(t).hub.Run("job")
+	require.NoError(t, err)
+	require.Contains(t, st.Bars, "x")
+}
+
+// A store that does not answer costs an order its patience, and launchers that only wait nothing.
+func TestStoreBlocks(t *testing.T) {
+	s := newStore()
+	s.block = make(chan struct{})
+	a := s.daemon(t)
+	began := time.Now()
+	a.finish("job", "n1")
+	require.Less(t, time.Since(began), 4*time.Second)
+	close(s.block)
+	a.settled()
+}
+
+// A leader that is deposed writes nothing more, and lets nobody wait.
+func TestDeposed(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	s.mu.Lock()
+	s.term++
+	s.mu.Unlock()
+	a.join("job", 2, "n1")
+	require.Eventually(t, func() bool {
+		a.keep.mu.Lock()
+		defer a.keep.mu.Unlock()
+		return a.keep.over
+	}, 20*time.Second, time.Millisecond)
+	require.NoError(t, a.hub.Order("job", rendezvous.Order{Kind: rendezvous.OrderPause}))
+	require.Empty(t, s.keys())
+	require.Empty(t, a.log.String())
+	_, err := Load(t.Context(), s, 1, slog.Default())
+	require.ErrorIs(t, err, lead.ErrDeposed)
+}
+
+// Records that cannot be used are named and left alone; the others count.
+func TestUnusableRecords(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	a.finish("good", "n1")
+	a.close()
+	s.records["runs/bad/round"] = []byte(`{"version":1,"run":"bad","kept":`)
+	s.records["runs/new/round"] = []byte(`{"version":2,"run":"new","kept":[1]}`)
+	s.records["runs/other/round"] = []byte(`{"version":1,"run":"another"}`)
+	s.records["nodes/x"] = []byte(`?`)
+	b := s.daemon(t)
+	runs := b.hub.Runs(false)
+	require.Len(t, runs, 1)
+	require.Equal(t, "good", runs[0].Run)
+	require.Equal(t, 3, strings.Count(b.log.String(), "cannot be used"))
+	require.Contains(t, b.log.String(), "version 2")
+	require.Contains(t, s.keys(), "runs/new/round")
+}
+
+func TestKeysOfRuns(t *testing.T) {
+	long := strings.Repeat("é", 200)
+	for run, want := range map[string]string{
+		"job-1.a": "job-1.a", "a/b_c": "a_2fb_5fc", "": "", "é": "_c3_a9",
+	} {
+		require.Equal(t, want, escape(run))
+	}
+	require.NotEqual(t, escape(long), escape(long+"a"))
+	require.NoError(t, lead.Validate([]lead.Record{{Key: roundKey(long)}}))
+}
+
+// A record is never larger than a store takes.
+func TestLargeRecords(t *testing.T) {
+	k := rendezvous.Kept{Bars: map[string]job.Cause{}, Works: []string{"a", "b"}, Passes: map[string]rendezvous.KeptPass{}}
+	for i := range 512 {
+		k.Passes[strings.Repeat("i", 400)+fmt.Sprint(i)] = rendezvous.KeptPass{}
+	}
+	for i := range 100 {
+		k.Bars[fmt.Sprint(i)] = job.Cause{Text: strings.Repeat("x", 1000)}
+	}
+	k.End = &rendezvous.KeptEnd{Evidence: job.Evidence{Failures: []job.Failure{
+		{Text: strings.Repeat("y", 5000), Detail: []byte(`"` + strings.Repeat("z", 90_000) + `"`)}}}}
+	data, err := encode("job", k)
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(data), lead.MaxValue)
+	require.Contains(t, string(data), `"99":`)
+	require.Len(t, k.End.Evidence.Failures[0].Text, 5000, "the run itself is left as it is")
+	for i := range 4000 {
+		k.Bars[fmt.Sprint(i)] = job.Cause{Text: "x"}
+	}
+	_, err = encode("job", k)
+	require.ErrorContains(t, err, "unbar some nodes")
+}
