@@ -23,9 +23,9 @@ import (
 // election is what the options say about several masters; nil: there is one.
 type election struct {
 	store store
-	addr  string       // of this master
-	token string       // that all of them have, "" for none
-	log   *slog.Logger // set before run
+	addr  string // of this master
+	token string // that all of them have, "" for none
+	log   *slog.Logger
 	// seated is closed when this master is a candidate, of many that only watch; nil: all are.
 	seated <-chan struct{}
 
@@ -38,12 +38,13 @@ const severalMasters = "Several masters" // category of options
 type backend struct {
 	option string // chooses it
 	flags  []cli.Flag
-	open   func(*cli.Context) (store, error)
+	open   func(*cli.Context, *slog.Logger) (store, error)
 }
 
 func backends() []backend {
 	return []backend{
 		{"etcd", etcdFlags(), openEtcd},
+		{"ha", leaseFlags(), openLease},
 	}
 }
 
@@ -77,6 +78,9 @@ func newElection(c *cli.Context) (*election, error) {
 	}
 	e := &election{addr: c.String("advertise")}
 	var err error
+	if e.log, err = logger(c); err != nil {
+		return nil, err
+	}
 	if e.token, err = token.Find(c.String("token-file"), os.LookupEnv); err != nil {
 		return nil, err
 	}
@@ -88,7 +92,7 @@ func newElection(c *cli.Context) (*election, error) {
 	if _, _, err := net.SplitHostPort(e.addr); err != nil {
 		return nil, fmt.Errorf("--advertise=%s: need HOST:PORT: %w", e.addr, err)
 	}
-	e.store, err = chosen.open(c)
+	e.store, err = chosen.open(c, e.log)
 	return e, err
 }
 
@@ -142,7 +146,7 @@ type store interface {
 
 // Times of an election.
 const (
-	firstCampaign   = 100 * time.Millisecond // pause while etcd is away, at first
+	firstCampaign   = 100 * time.Millisecond // pause while the store is away, at first
 	longestCampaign = 2 * time.Second
 	resignTimeout   = time.Second
 	rude            = 10 * time.Second // between two leaders that one master deposes
@@ -222,8 +226,8 @@ func (e *election) lead(ctx context.Context, lost <-chan struct{}, serve func(co
 	return err
 }
 
-// deposeTheDead ends the leadership of a master whose process is gone or frozen; only candidates connect to it. etcd
-// would notice that after two seconds.
+// deposeTheDead ends the leadership of a master whose process is gone or frozen, seconds before it would expire; only
+// candidates connect to it.
 func (e *election) deposeTheDead(ctx context.Context) {
 	if e.seated != nil {
 		select {

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 
@@ -36,7 +37,7 @@ func etcdFlags() []cli.Flag {
 const maxSecret = 1 << 20
 
 // openEtcd returns the store of --etcd.
-func openEtcd(c *cli.Context) (store, error) {
+func openEtcd(c *cli.Context, _ *slog.Logger) (store, error) {
 	cfg := etcd.Config{Prefix: c.String("etcd-prefix")}
 	for _, endpoint := range strings.Split(c.String("etcd"), ",") {
 		endpoint = strings.TrimSpace(endpoint)

@@ -124,8 +124,10 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if c.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: dlrover-master takes options only", c.Args().First())
 	}
-	if c.IsSet("etcd") && c.IsSet("data-dir") {
-		return errors.New("--data-dir has no effect with --etcd, which keeps the findings about nodes: leave it out")
+	for _, b := range backends() {
+		if c.IsSet(b.option) && c.IsSet("data-dir") {
+			return fmt.Errorf("--data-dir has no effect with --%s, which keeps the findings about nodes: leave it out", b.option)
+		}
 	}
 	e, err := newElection(c)
 	if err != nil {
@@ -142,7 +144,6 @@ func serve(c *cli.Context, stdout io.Writer) error {
 		return serveUntil(ctx, d, c.String("listen"), closeGrace)
 	}
 	d.close(0) // it was opened to check the options: a master that waits keeps nothing
-	e.log = d.log
 	d.log.Info("waiting to be elected", "advertise", e.addr)
 	e.run(ctx, func(leading context.Context, t *tenure) error {
 		d, err := newDaemon(c, t)
@@ -197,11 +198,10 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	format, err := console.ParseFormat(c.String("log-format"))
-	if err != nil {
+	d := &daemon{metrics: newMetrics()}
+	if d.log, err = logger(c); err != nil {
 		return nil, err
 	}
-	d := &daemon{log: console.Logger(console.Stderr, "dlrover-master", format, console.Level()), metrics: newMetrics()}
 	console.Libraries(d.log)
 	agents, err := d.pythonAgents(c)
 	if err != nil {
@@ -258,6 +258,14 @@ func (d *daemon) open(cfg service.Config, t *tenure) (err error) {
 	}
 	d.hub.Store(d.service.Hub)
 	return nil
+}
+
+func logger(c *cli.Context) (*slog.Logger, error) {
+	format, err := console.ParseFormat(c.String("log-format"))
+	if err != nil {
+		return nil, err
+	}
+	return console.Logger(console.Stderr, "dlrover-master", format, console.Level()), nil
 }
 
 func keepRuns(c *cli.Context) (time.Duration, error) {

@@ -199,6 +199,12 @@ func TestOptionsOfAnElection(t *testing.T) {
 		"--etcd=a:1 --etcd-ca=/dev/x":     "--etcd-ca=/dev/x",
 		"--etcd=a:1 --listen=:0":          "fixed port",
 		"--etcd=a:1 --data-dir=" + unused: "--data-dir has no effect with --etcd",
+		"--ha=lease --data-dir=" + unused: "--data-dir has no effect with --ha",
+		"--ha=raft":                       "--ha=raft: need lease",
+		"--ha=lease":                      "--ha=lease: not in a Kubernetes pod with a service account",
+		"--ha=lease --lease-name=A":       `--lease-name="A": need 1 to 240 small letters`,
+		"--ha=lease --etcd=a:1":           "--etcd and --ha: choose one way",
+		"--lease-namespace=a":             "--lease-namespace has no effect without --ha",
 	} {
 		l := b.start("dlrover-master", []string{"DLROVER_TOKEN=" + testToken}, strings.Fields(args)...)
 		require.Equal(t, 2, l.wait(), args)
