@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"dlrover-run/internal/app/kube"
+	"dlrover-run/rendezvous/lead"
 )
 
 // Config names the Lease, and how its API server is reached.
@@ -81,7 +82,7 @@ func Open(cfg Config) (*Store, error) {
 		return d.Resource(r).Namespace(cfg.Namespace)
 	}
 	s := &Store{
-		name: cfg.Name, pod: cfg.Pod, http: client, log: cfg.Log,
+		name: cfg.Name, pod: cfg.Pod, http: client, log: cfg.Log, mine: map[lead.Leader]bool{},
 		leases: of("coordination.k8s.io", "leases"), maps: of("", "configmaps"), pods: of("", "pods"),
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())

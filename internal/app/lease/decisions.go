@@ -77,8 +77,8 @@ func edit(m *unstructured.Unstructured, term lead.Term, change func(records map[
 		size += 2*len(name) + base64.StdEncoding.DecodedLen(len(value)) // managedFields has the names, too
 	}
 	if size > maxRecords {
-		return fmt.Errorf("the decisions would have %d bytes, and a ConfigMap takes %d: shorten --keep-runs, or use --etcd",
-			size, maxRecords)
+		return fmt.Errorf("the decisions would have %d bytes, and a ConfigMap takes %d: shorten --keep-runs, or use "+
+			"--etcd", size, maxRecords)
 	}
 	return unstructured.SetNestedStringMap(m.Object, records, "binaryData")
 }
@@ -92,8 +92,8 @@ func recordsOf(m *unstructured.Unstructured) map[string]string {
 	return records
 }
 
-// nameOf is the name of a record in a ConfigMap, which may have no slash, two dots in front, or more than 253 bytes. The
-// record itself has its key in front.
+// nameOf is the name of a record in a ConfigMap, which may have no slash, two dots in front, or more than 253 bytes. A
+// record there begins with its key.
 func nameOf(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return "_" + strings.ReplaceAll(key, "/", "_") + "_" + hex.EncodeToString(sum[:16])

@@ -130,7 +130,9 @@ func answer(w http.ResponseWriter, o fields) {
 }
 
 func status(code int, reason string) fields {
-	return fields{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": reason, "code": code}
+	return fields{
+		"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": reason, "code": code,
+	}
 }
 
 func meta(o fields) fields {

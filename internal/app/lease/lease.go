@@ -51,6 +51,10 @@ type Store struct {
 	labels sync.Mutex // held by the goroutine that is in charge of the label
 	warned sync.Once  // about the label
 
+	// mine are the leaderships that this process has asked for since its last but one; of Campaign, where all of them are
+	// over, even if the Lease does not say so: the API server was away.
+	mine map[lead.Leader]bool
+
 	mu     sync.Mutex // guards tenure
 	tenure *tenure    // nil: this process does not lead
 }
@@ -85,9 +89,10 @@ func (s *Store) Close() error {
 func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan struct{}, error) {
 	s.clean.Do(func() { s.wg.Go(func() { s.announce(nil) }) })
 	var v view
+	free := func() bool { return v.free() || s.mine[v.leader()] }
 	for ctx.Err() == nil {
-		err := s.follow(ctx, &v, func() bool { return !v.free() })
-		if !v.free() {
+		err := s.follow(ctx, &v, func() bool { return !free() })
+		if !free() {
 			if err != nil && ctx.Err() == nil {
 				return 0, nil, err
 			}
@@ -118,10 +123,12 @@ func (s *Store) take(ctx context.Context, v *view, addr string) (*tenure, error)
 	}
 	t := &tenure{term: max(termOf(l), termOf(kept)) + 1, before: l.GetAnnotations()[podKey], kept: kept}
 	hold(l, t.term, addr, s.pod)
+	s.mine[lead.Leader{Term: t.term, Addr: addr}] = true
 	sent := time.Now()
 	if t.lease, err = s.put(ctx, s.leases, l); err != nil {
 		return nil, err
 	}
+	s.mine = map[lead.Leader]bool{{Term: t.term, Addr: addr}: true}
 	t.ctx, t.lose = context.WithCancel(s.ctx)
 	t.expiry = time.AfterFunc(lasts-margin-time.Since(sent), t.lose)
 	s.mu.Lock()

@@ -152,6 +152,25 @@ func TestLostAnswers(t *testing.T) {
 	require.True(t, leads(lost))
 }
 
+// A process that could not give up its leadership, and one that does not know of it, need not wait until it expires.
+func TestOwnLeadershipIsOver(t *testing.T) {
+	f := startFake(t)
+	a := open(t, f, "a")
+	for _, how := range []fate{refused, lost} {
+		first, _ := campaign(t, a, "a:1")
+		f.set(func(_ string, r *http.Request) fate { return map[string]fate{http.MethodPut: how}[r.Method] })
+		require.Error(t, a.Resign(t.Context()))
+		_, _, err := a.Campaign(t.Context(), "a:1")
+		require.Error(t, err)
+		f.set(nil)
+		began := time.Now()
+		second, _ := campaign(t, a, "a:1")
+		require.Greater(t, second, first)
+		require.Less(t, time.Since(began), lasts)
+		require.NoError(t, a.Resign(t.Context()))
+	}
+}
+
 // A write that arrives after Load does not count any more.
 func TestLateWrite(t *testing.T) {
 	f := startFake(t)
@@ -280,7 +299,8 @@ func TestBounds(t *testing.T) {
 // Names of keys are such as Kubernetes takes, and none is another's.
 func TestNames(t *testing.T) {
 	seen := map[string]bool{}
-	for _, key := range []string{"a/b", "a_b", "..", "/", strings.Repeat("/", lead.MaxKey), strings.Repeat("_", lead.MaxKey)} {
+	long := strings.Repeat("/", lead.MaxKey)
+	for _, key := range []string{"a/b", "a_b", "..", "/", long, strings.ReplaceAll(long, "/", "_")} {
 		require.Regexp(t, `^_[-._a-zA-Z0-9]{1,252}$`, nameOf(key))
 		require.False(t, seen[nameOf(key)])
 		seen[nameOf(key)] = true

@@ -142,7 +142,9 @@ func renewed(l *unstructured.Unstructured) { spec(l)["renewTime"] = time.Now().U
 func vacate(l *unstructured.Unstructured) { delete(spec(l), "holderIdentity") }
 
 // get returns nil if there is no such object.
-func (s *Store) get(ctx context.Context, of dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
+func (s *Store) get(ctx context.Context, of dynamic.ResourceInterface, name string) (
+	*unstructured.Unstructured, error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	o, err := of.Get(ctx, name, metav1.GetOptions{})
