@@ -144,7 +144,7 @@ $(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
 
 APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' internal/app/kube/apiserver/go.mod)
 
-e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes in a real kube-apiserver, built below KUBE
+e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes, and masters that elect one, in a real kube-apiserver, built below KUBE
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) $(GOTEST) -- -count=1 -timeout 10m -run TestKubernetes \
 	  ./internal/app/kube
 

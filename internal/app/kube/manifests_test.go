@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
+
+	"dlrover-run/internal/app/lease"
 )
 
 // podSpec is what we check of a pod's template.
@@ -29,12 +31,6 @@ type podSpec struct {
 				} `yaml:"fieldRef"`
 			} `yaml:"valueFrom"`
 		}
-		ReadinessProbe struct {
-			HTTPGet struct {
-				Path string
-				Port int
-			} `yaml:"httpGet"`
-		} `yaml:"readinessProbe"`
 		Resources struct {
 			Limits struct{ Memory string }
 		}
@@ -48,9 +44,6 @@ type podSpec struct {
 		Secret struct {
 			SecretName string `yaml:"secretName"`
 		}
-		PersistentVolumeClaim struct {
-			ClaimName string `yaml:"claimName"`
-		} `yaml:"persistentVolumeClaim"`
 	}
 }
 
@@ -77,7 +70,7 @@ func spec(t *testing.T, documents []document, kind string, into any, path ...str
 func (p podSpec) mounts() map[string]string {
 	of := map[string]string{}
 	for _, v := range p.Volumes {
-		of[v.Name] = v.Secret.SecretName + v.PersistentVolumeClaim.ClaimName
+		of[v.Name] = v.Secret.SecretName
 	}
 	paths := map[string]string{}
 	for _, m := range p.Containers[0].VolumeMounts {
@@ -107,15 +100,16 @@ func TestManifestsOfMasterAndTrainingFitTogether(t *testing.T) {
 	var daemon, worker podSpec
 	spec(t, master, "Deployment", &daemon, "template", "spec")
 	require.Equal(t, "dlrover-master", daemon.ServiceAccountName)
-	require.Equal(t, map[string]string{"job-token": "/etc/dlrover", "dlrover-master": "/var/lib/dlrover"}, daemon.mounts())
+	require.Equal(t, map[string]string{"job-token": "/etc/dlrover"}, daemon.mounts(), "no volume of one node alone")
 	c := daemon.Containers[0]
 	require.Equal(t, []string{"dlrover-master"}, c.Command)
 	require.Equal(t, []string{
-		"--listen=:50001", "--token-file=/etc/dlrover/token", "--data-dir=/var/lib/dlrover", "--node-action=event",
+		"--listen=:50001", "--token-file=/etc/dlrover/token", "--ha=lease", "--advertise=$(POD_IP):50001",
+		"--node-action=event",
 	}, c.Args)
-	require.Equal(t, "/readyz", c.ReadinessProbe.HTTPGet.Path)
-	require.Equal(t, 50001, c.ReadinessProbe.HTTPGet.Port)
-	require.Equal(t, map[string]string{"POD_NAME": "$metadata.name", "GOMEMLIMIT": "900MiB"}, daemon.env())
+	require.Equal(t, map[string]string{
+		"POD_NAME": "$metadata.name", "POD_IP": "$status.podIP", "GOMEMLIMIT": "900MiB",
+	}, daemon.env())
 	require.Equal(t, "1Gi", c.Resources.Limits.Memory, "above GOMEMLIMIT")
 
 	var service struct {
@@ -125,6 +119,7 @@ func TestManifestsOfMasterAndTrainingFitTogether(t *testing.T) {
 	var labels map[string]string
 	spec(t, master, "Service", &service)
 	spec(t, master, "Deployment", &labels, "template", "metadata", "labels")
+	labels[lease.Label] = "true" // which the leader gives its pod
 	require.Equal(t, labels, service.Selector)
 	require.Equal(t, 50001, service.Ports[0].Port)
 
