@@ -233,8 +233,9 @@ func (s *Store) follow(ctx context.Context, v *view, more func() bool) error {
 	defer cancel()
 	silence := time.AfterFunc(v.rest(), cancel)
 	defer silence.Stop()
-	// Without a version the watch begins with the present state, which none that was read before can be too old for.
-	w, err := s.leases.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + s.name})
+	// From any version on: one that is too old does not matter to v, none is too old for the API server, and it need not
+	// wait for etcd, which with some versions takes three seconds.
+	w, err := s.leases.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + s.name, ResourceVersion: "0"})
 	if err != nil {
 		return s.failed("watch", err)
 	}
