@@ -19,6 +19,7 @@ func TestKubernetes(t *testing.T) {
 	t.Run("EveryRightIsNeeded", func(t *testing.T) { everyRightIsNeeded(t, k) })
 	t.Run("TheListOfNodesToAvoid", k.testAvoid)
 	t.Run("Lease", k.testLease)
+	t.Run("Masters", k.testMasters)
 	t.Run("Manifests", func(t *testing.T) {
 		files, err := filepath.Glob(filepath.Join(manifests, "*.yaml"))
 		require.NoError(t, err)

@@ -20,6 +20,7 @@ const (
 // process is a program that a test has started. Its output is in a file.
 type process struct {
 	name, log string
+	of        *os.Process
 	ended     chan struct{} // closed
 }
 
@@ -27,7 +28,7 @@ type process struct {
 func spawn(t *testing.T, dir, program string, args ...string) *process {
 	t.Helper()
 	name := filepath.Base(program)
-	p := &process{name, filepath.Join(dir, name+".log"), make(chan struct{})}
+	p := &process{name: name, log: filepath.Join(dir, name+".log"), ended: make(chan struct{})}
 	out, err := os.Create(p.log)
 	check(t, err)
 	defer out.Close()
@@ -46,16 +47,17 @@ func spawn(t *testing.T, dir, program string, args ...string) *process {
 		}
 	}()
 	check(t, <-started)
-	t.Cleanup(func() { p.end(cmd.Process) })
+	p.of = cmd.Process
+	t.Cleanup(p.end)
 	return p
 }
 
-func (p *process) end(of *os.Process) {
-	_ = of.Signal(syscall.SIGTERM)
+func (p *process) end() {
+	_ = p.of.Signal(syscall.SIGTERM)
 	select {
 	case <-p.ended:
 	case <-time.After(farewell):
-		_ = of.Kill()
+		_ = p.of.Kill()
 		<-p.ended
 	}
 }
