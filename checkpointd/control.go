@@ -76,6 +76,11 @@ func (c *Control) World(ctx context.Context, w World) error {
 	return c.call(ctx, map[string]any{"op": "world", "world": w}, nil)
 }
 
+// Meet names the HOST:PORT where the daemons of all nodes meet from now on.
+func (c *Control) Meet(ctx context.Context, addr string) error {
+	return c.call(ctx, map[string]any{"op": "meet", "addr": addr}, nil)
+}
+
 // Breakpoint asks the daemon to save, in the background, the memory of w's workers. early means that they
 // still run. The zero World is the present one.
 func (c *Control) Breakpoint(ctx context.Context, w World, reason string, early bool) error {

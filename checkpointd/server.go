@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/checkpointd/coordinator"
 )
 
 // maxLine bounds one request or reply on the control socket, in bytes.
@@ -41,6 +43,7 @@ type request struct {
 	TimeoutMS int64  `json:"timeout_ms"`
 	World     World  `json:"world"`
 	Launcher  string `json:"launcher"`
+	Addr      string `json:"addr"`
 }
 
 func (r *request) timeout() time.Duration {
@@ -194,6 +197,11 @@ func (d *Daemon) do(ctx context.Context, s *session, r request) (reply, error) {
 		return reply{"left": d.Drain(ctx, r.timeout())}, nil
 	case "world":
 		d.SetWorld(r.World)
+		return nil, nil
+	case "meet":
+		if m, ok := d.coords.shared.(coordinator.Mover); ok {
+			m.Move(r.Addr)
+		}
 		return nil, nil
 	case "status":
 		return reply{"status": d.Status()}, nil

@@ -40,6 +40,7 @@ var errAway = errors.New("the checkpoint coordinator is away")
 type client struct {
 	base, token string
 	hc          *http.Client
+	among       *plainhttp.Among // that hc dials; nil: hc is the caller's
 
 	mu      sync.Mutex
 	term    string   // of the hub that knows all replays
@@ -59,12 +60,25 @@ type replay struct {
 // While the hub is away every method tries again, until its ctx ends.
 func Client(base, run, token string, hc *http.Client) Coordinator {
 	base = strings.TrimRight(base, "/")
+	var among *plainhttp.Among
 	if addrs, plain := strings.CutPrefix(base, "http://"); hc == nil && plain {
-		among := plainhttp.NewAmong(addrs)
+		among = plainhttp.NewReplaceable(addrs)
 		hc, base = among.Through(nil), "http://"+among.First()
 	}
 	return &client{base: base + "/v1/runs/" + url.PathEscape(run) + "/checkpoints/",
-		token: token, hc: hc}
+		token: token, hc: hc, among: among}
+}
+
+// Mover is a Coordinator on a Hub that may be replaced by one elsewhere.
+type Mover interface {
+	// Move turns to the Hub at HOST:PORT, or at one of several with commas between.
+	Move(addrs string)
+}
+
+func (c *client) Move(addrs string) {
+	if c.among != nil {
+		c.among.Replace(addrs)
+	}
 }
 
 func (c *client) Post(ctx context.Context, r Report) ([]commit.Entry, error) {

@@ -630,6 +630,24 @@ func TestClientAgainstAnotherService(t *testing.T) {
 	}
 }
 
+// A message that waits at a hub goes on at the one that takes its place elsewhere.
+func TestMove(t *testing.T) {
+	hold := make(chan struct{})
+	frozen := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hold }))
+	defer frozen.Close()
+	defer close(hold)
+	hub := NewHub()
+	defer hub.Close()
+	s := httptest.NewServer(hub.Handler())
+	defer s.Close()
+	b := Client(frozen.URL, "r", "", nil)
+	defer b.(*client).hc.CloseIdleConnections()
+	done := make(chan error, 1)
+	go func() { done <- b.Ages(t.Context(), 0, nil) }()
+	b.(Mover).Move(s.Listener.Addr().String())
+	require.NoError(t, <-done)
+}
+
 // Two thousand nodes commit a save, each over its own client: only the leader gets a large reply.
 func TestManyNodes(t *testing.T) {
 	const n = 2000

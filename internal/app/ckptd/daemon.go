@@ -76,11 +76,11 @@ func (s *Supervisor) runDaemon() bool {
 
 func (s *Supervisor) command() Command {
 	s.mu.Lock()
-	w := s.world
+	w, n := s.world, s.net
 	s.mu.Unlock()
 	c := &s.cfg
 	return Command{
-		Args:  daemonArgs(s.dir.Path(), s.net.Master, c.Run, c.Replicas, s.net.Addr, c.WriteRate, w),
+		Args:  daemonArgs(s.dir.Path(), n.Master, c.Run, c.Replicas, n.Addr, c.WriteRate, w),
 		Env:   s.environ(),
 		Stdin: s.dir.socket,
 	}
@@ -92,8 +92,10 @@ func (s *Supervisor) environ() []string {
 	for _, name := range []string{"PATH", "TZ", "LOGLEVEL"} {
 		env = append(env, name+"="+os.Getenv(name))
 	}
-	if s.cfg.Token != "" {
-		env = append(env, "DLROVER_TOKEN="+s.cfg.Token)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.net.Token != "" {
+		env = append(env, "DLROVER_TOKEN="+s.net.Token)
 	}
 	return env
 }
@@ -130,8 +132,14 @@ func (s *Supervisor) register(ctx context.Context) error {
 	s.mu.Lock()
 	w, again := s.world, s.pendingBreakpoint() // later requests are delivered through control
 	s.control, s.started = c, true
+	n, moved := s.net, s.moved && s.cfg.Sidecar == ""
 	s.mu.Unlock()
-	err = c.World(ctx, w)
+	if moved { // while it started, or before, if it is an earlier launcher's
+		err = c.Meet(ctx, n.Master)
+	}
+	if err == nil {
+		err = c.World(ctx, w)
+	}
 	if err == nil && again != nil {
 		err = again(ctx, c)
 	}

@@ -40,8 +40,8 @@ type SupervisorConfig struct {
 	Key string
 	// Sidecar is the key of a daemon in another container. No other is started then.
 	Sidecar string
-	// Run is the run's id, and Token its job token or "".
-	Run, Token string
+	// Run is the run's id.
+	Run string
 	// Replicas is how many nodes hold each shard; 0 leaves it to the checkpoints.
 	Replicas int
 	// WriteRate bounds the bytes that are written to storage in a second, as text; "" does not.
@@ -57,6 +57,7 @@ type SupervisorConfig struct {
 // Network is how the daemons of several nodes reach each other. It is known later than the rest.
 type Network struct {
 	Master string // HOST:PORT of their rendezvous; "" for one node
+	Token  string // of the job, or ""
 	Addr   string // where the others reach this one
 }
 
@@ -72,7 +73,6 @@ type Supervisor struct {
 	log    *slog.Logger
 	name   string // by which a daemon knows this launcher from the next one
 	dir    *runDir
-	net    Network
 	serves bool
 	quit   chan struct{} // closed by End
 	wg     sync.WaitGroup
@@ -80,6 +80,8 @@ type Supervisor struct {
 	lost   chan struct{} // the connection to the daemon is closed
 
 	mu             sync.Mutex
+	net            Network
+	moved          bool // net.Master has changed
 	world          checkpointd.World
 	started        bool                 // a daemon runs, or will run again
 	control        *checkpointd.Control // to the daemon that runs, if one does
@@ -140,6 +142,16 @@ func (s *Supervisor) Status(ctx context.Context) (*checkpointd.Status, error) {
 	}
 	st, err := c.Status(ctx)
 	return &st, err
+}
+
+// Move turns the daemon to a rendezvous elsewhere. A sidecar has its own.
+func (s *Supervisor) Move(master string) {
+	s.mu.Lock()
+	s.net.Master, s.moved = master, true
+	s.mu.Unlock()
+	if s.cfg.Sidecar == "" {
+		s.send(func(ctx context.Context, c *checkpointd.Control) error { return c.Meet(ctx, master) })
+	}
 }
 
 // World sets the epoch whose workers are about to start. It does not wait for the daemon.

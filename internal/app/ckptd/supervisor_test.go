@@ -104,13 +104,15 @@ func (d *fake) answer(c net.Conn) {
 			World  checkpointd.World
 			Reason string
 			Early  bool
+			Addr   string
 		}
 		if json.Unmarshal(in.Bytes(), &r) != nil {
 			return
 		}
 		d.mu.Lock()
 		mute := d.mute
-		d.told = append(d.told, strings.TrimSpace(fmt.Sprintf("%s %s", r.Op, d.what(r.Op, r.World, r.Reason, r.Early))))
+		d.told = append(d.told,
+			strings.TrimSpace(fmt.Sprintf("%s %s", r.Op, r.Addr+d.what(r.Op, r.World, r.Reason, r.Early))))
 		d.mu.Unlock()
 		if !mute {
 			fmt.Fprintf(c, `{"ok":true,"left":%d,"status":{"note":"full"}}`+"\n", d.of.left)
@@ -236,9 +238,26 @@ func TestNoDaemonBeforeAWorkerCalls(t *testing.T) {
 	require.NoDirExists(t, dir)
 }
 
+// The rendezvous is elsewhere: the daemon that runs, and every later one, go there.
+func TestMove(t *testing.T) {
+	r := newRig(t, nil)
+	r.Serve(Network{Master: "10.0.0.1:29400"})
+	r.World(epoch(1))
+	r.call()
+	d := r.nth(1)
+	d.hears("lead", "world 1")
+	r.Move("10.0.0.2:41000")
+	d.hears("lead", "world 1", "meet 10.0.0.2:41000")
+	d.die()
+	next := r.nth(2)
+	require.Contains(t, strings.Join(next.Args, " "), "--master 10.0.0.2:41000")
+	next.hears("lead", "meet 10.0.0.2:41000", "world 1")
+	require.NoError(t, r.finish())
+}
+
 func TestTheFirstCallStartsADaemon(t *testing.T) {
-	r := newRig(t, func(c *SupervisorConfig) { c.Token, c.Replicas, c.WriteRate = "secret", 2, "5M" })
-	r.Serve(Network{Master: "10.0.0.1:29400", Addr: "10.0.0.2"})
+	r := newRig(t, func(c *SupervisorConfig) { c.Replicas, c.WriteRate = 2, "5M" })
+	r.Serve(Network{Master: "10.0.0.1:29400", Token: "secret", Addr: "10.0.0.2"})
 	r.World(epoch(3))
 	r.call()
 	d := r.nth(1)

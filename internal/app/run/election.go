@@ -68,6 +68,7 @@ func (j *nodeJob) elect(ctx context.Context) (err error) {
 // followElected turns the client of this node to every node that is elected.
 func (j *nodeJob) followElected() {
 	if j.elector != nil {
+		j.endpoint.elector = j.elector
 		j.elector.Follow(j.endpoint.client.Follow)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/app/run/anymaster"
+	"dlrover-run/internal/app/run/elector"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/preflight"
 	"dlrover-run/internal/app/run/storeacl"
@@ -41,8 +42,8 @@ type endpoint struct {
 	done    chan error
 	acl     *storeacl.ACL
 	own     *rendezvous.Node
-	local   bool // the rendezvous stays inside this process
-	elected bool // nodes that meet in etcd elect who serves it
+	local   bool             // the rendezvous stays inside this process
+	elector *elector.Elector // nil: nobody is elected
 }
 
 // dataShards is the prefix of the keys with which workers distribute shards of data, after the slash that PyTorch
@@ -80,7 +81,7 @@ func openEndpoint(
 ) (*endpoint, error) {
 	g := storeacl.New(s.auth.insecure, s.size.slots)
 	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.Allow, Silent: g.Silent, Keep: dataShards})
-	e := &endpoint{acl: g, store: store, own: &s.node, local: s.rdzv.backend == local, elected: s.rdzv.backend == etcd,
+	e := &endpoint{acl: g, store: store, own: &s.node, local: s.rdzv.backend == local,
 		where: net.JoinHostPort(s.rdzv.host, strconv.Itoa(s.rdzv.port))}
 	var err error
 	if s.rdzv.serves(s.node.Rank, h) {
@@ -266,12 +267,19 @@ func (e *endpoint) Daemons() string {
 	switch {
 	case e.local || e.master.Upstream() != nil: // DLRover's master does not support our checkpoint daemons
 		return ""
-	case e.elected: // they meet on the checkpoint's storage
-		return ""
+	case e.elector != nil:
+		return e.elector.Leader()
 	case e.served != nil:
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
 	}
 	return e.where
+}
+
+// FollowDaemons implements feature.Rendezvous.
+func (e *endpoint) FollowDaemons(move func(addr string)) {
+	if e.elector != nil {
+		e.elector.Follow(move)
+	}
 }
 
 // LendStore implements feature.Rendezvous: there are no workers during a check.

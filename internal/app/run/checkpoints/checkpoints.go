@@ -150,7 +150,7 @@ func (c *checkpoints) daemonConfig() ckptd.SupervisorConfig {
 	j := c.node.Job()
 	sum := sha256.Sum256([]byte(j.RunID + "|" + j.Meeting))
 	return ckptd.SupervisorConfig{
-		ShmDir: j.ShmDir, Key: hex.EncodeToString(sum[:6]), Sidecar: c.sidecar, Run: j.RunID, Token: j.Token,
+		ShmDir: j.ShmDir, Key: hex.EncodeToString(sum[:6]), Sidecar: c.sidecar, Run: j.RunID,
 		Replicas: c.replicas, WriteRate: c.writeRate, LogFormat: j.LogFormat, Start: c.startDaemon, Logger: c.node.Log(),
 	}
 }
@@ -175,12 +175,13 @@ func (c *checkpoints) joined() {
 	c.opening.Wait()
 	if c.daemon != nil {
 		c.node.Scrape(ckptMetrics{c.daemon}.tell)
-		meeting := c.node.Rendezvous().Daemons()
-		if c.replicas > 1 && meeting == "" {
-			c.node.Log().Warn("--ckpt-replicas has no effect under a master of DLRover and in etcd, " +
-				"which bring no checkpoint daemons together")
+		r, j := c.node.Rendezvous(), c.node.Job()
+		if c.replicas > 1 && r.Upstream() != nil {
+			c.node.Log().Warn("--ckpt-replicas has no effect under a master of DLRover, " +
+				"which brings no checkpoint daemons together")
 		}
-		c.daemon.Serve(ckptd.Network{Master: meeting, Addr: c.node.Job().Node.Addr})
+		c.daemon.Serve(ckptd.Network{Master: r.Daemons(), Token: j.Token, Addr: j.Node.Addr})
+		r.FollowDaemons(c.daemon.Move)
 		c.daemon.RemoveStale()
 	}
 }

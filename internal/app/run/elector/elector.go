@@ -47,11 +47,11 @@ type Elector struct {
 	mu     sync.Mutex
 	token  string
 	leader string
-	follow func(leader string) // nil: nobody follows yet
-	helper *exec.Cmd           // that runs, or nil
-	stdin  io.WriteCloser      // of helper
-	met    chan struct{}       // closed when token and leader are known
-	failed chan error          // why the first helper has ended, before that
+	follow []func(leader string)
+	helper *exec.Cmd      // that runs, or nil
+	stdin  io.WriteCloser // of helper
+	met    chan struct{}  // closed when token and leader are known
+	failed chan error     // why the first helper has ended, before that
 }
 
 // New returns an Elector without a helper.
@@ -84,8 +84,15 @@ func (e *Elector) Meet(ctx context.Context) (leader, token string, err error) {
 func (e *Elector) Follow(f func(leader string)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.follow = f
+	e.follow = append(e.follow, f)
 	f(e.leader)
+}
+
+// Leader is the HOST:PORT of the present leader.
+func (e *Elector) Leader() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.leader
 }
 
 // Linger has a helper that serves the run go on until the other nodes know of its end, for at most budget or until
@@ -221,8 +228,8 @@ func (e *Elector) learn(n member.News) {
 	}
 	e.leader = n.Leader
 	e.cfg.Log.Info("the node that serves the rendezvous was elected", "addr", n.Leader, "term", n.Term)
-	if e.follow != nil {
-		e.follow(n.Leader)
+	for _, f := range e.follow {
+		f(n.Leader)
 	}
 	select {
 	case <-e.met:

@@ -167,6 +167,8 @@ type Rendezvous interface {
 	Upstream() *upstream.Service
 	// Daemons is the address that the checkpoint daemons of several nodes share; "" for one node.
 	Daemons() string
+	// FollowDaemons has move called with every later address of Daemons.
+	FollowDaemons(move func(addr string))
 	// Store serves the workers. LendStore admits other nodes as well, until end is called.
 	Store() *tcpstore.Server
 	LendStore(others []string) (addr string, end func())
