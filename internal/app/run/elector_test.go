@@ -2,13 +2,23 @@ package run
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -30,8 +40,10 @@ type meetingNode struct {
 	m    *meeting
 }
 
-func newMeeting(t *testing.T, opts ...string) *meeting {
-	m := &meeting{electorate: newElectorate(newBench(t), 0)}
+func newMeeting(t *testing.T, opts ...string) *meeting { return meetingOf(newBench(t), opts...) }
+
+func meetingOf(b *bench, opts ...string) *meeting {
+	m := &meeting{electorate: newElectorate(b, 0)}
 	m.opts = append([]string{"--rdzv-backend=etcd-v2", "--rdzv-endpoint=" + m.etcd, "--rdzv-id=job",
 		"--rdzv-conf=last_call_timeout=2", "--max-restarts=3"}, opts...)
 	return m
@@ -235,4 +247,123 @@ func TestMeetingThatCannotBe(t *testing.T) {
 		b.sh("exit 0", "--rdzv-backend=etcd", "--rdzv-endpoint="+nobody, "--rdzv-id=x")...)
 	require.NotZero(t, l.wait())
 	require.Contains(t, l.err.String(), "needs dlrover-master, which is neither in")
+}
+
+// Steps of which each node writes a part are committed after another node was elected, as they were before.
+func TestCheckpointsFollowTheElected(t *testing.T) {
+	long(t)
+	b := newTraining(t, 120)
+	m := meetingOf(b.bench, "--nnodes=2", "--nproc-per-node=1")
+	args := b.args(nil, 5, "sharded")
+	x, y := m.start(args...), m.start(args...)
+	eventually(t, "a committed step", func() bool { return b.latest() >= 10 })
+	for i := range 2 {
+		leader, _ := m.leader(x, y)
+		leader.kill(member.Argument)
+		eventually(t, "the next election", func() bool { return x.elections() >= i+2 && y.elections() >= i+2 })
+		before := b.latest()
+		eventually(t, "later steps", func() bool { return b.latest() >= min(before+15, 120) })
+	}
+	require.Equal(t, 0, x.wait(), x.err.String())
+	require.Equal(t, 0, y.wait(), y.err.String())
+	require.Equal(t, 120, b.latest())
+	require.Len(t, b.starts(), 2, "no worker was restarted")
+	b.requireMemoryIsGone()
+}
+
+// The launchers leave a frozen helper as soon as its lease has expired.
+func TestElectedHelperIsFrozen(t *testing.T) {
+	m := newMeeting(t, "--nnodes=2", "--nproc-per-node=1")
+	args := m.b.sh(hold)
+	a, b := m.start(args...), m.start(args...)
+	eventually(t, "up", func() bool { return m.b.exists("up.2.0")() && m.b.exists("up.2.1")() })
+	leader, others := m.leader(a, b)
+	frozen := leader.processes(member.Argument)
+	require.Len(t, frozen, 1)
+	require.NoError(t, syscall.Kill(frozen[0], syscall.SIGSTOP))
+	stopped := time.Now()
+	eventually(t, "the other one serves", others[0].leads)
+	eventually(t, "it came back there", func() bool { return strings.Contains(others[0].err.String(), "joined again") })
+	require.Less(t, time.Since(stopped), 10*time.Second, "a client without news waits for a minute and a half")
+	require.NoError(t, syscall.Kill(frozen[0], syscall.SIGCONT))
+	m.b.release()
+	require.Equal(t, 0, a.wait())
+	require.Equal(t, 0, b.wait())
+	require.Len(t, m.b.lines("starts"), 2, "no worker was restarted")
+}
+
+// An etcd with TLS in both directions, and users with passwords.
+func TestMeetingInGuardedEtcd(t *testing.T) {
+	b := newBench(t)
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	certify(t, file)
+	if _, err := exec.LookPath("etcdctl"); err != nil {
+		t.Skip("THERE IS NO etcdctl IN PATH: install Debian's etcd-client")
+	}
+	at := "127.0.0.1:" + freePort(t)
+	client, peer := "https://"+at, "http://127.0.0.1:"+freePort(t)
+	path, err := exec.LookPath("etcd")
+	if err != nil {
+		t.Skip("THERE IS NO etcd IN PATH: install Debian's etcd-server")
+	}
+	b.startPath(path, nil, "--data-dir", file("etcd"), "--log-level=error", "--unsafe-no-fsync",
+		"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
+		"--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer, "--client-cert-auth",
+		"--trusted-ca-file", file("ca.pem"), "--cert-file", file("cert.pem"), "--key-file", file("key.pem"))
+	ctl := func(args ...string) error {
+		cmd := exec.Command("etcdctl", append([]string{"--endpoints=" + at, "--cacert=" + file("ca.pem"),
+			"--cert=" + file("cert.pem"), "--key=" + file("key.pem")}, args...)...)
+		cmd.Env = append(os.Environ(), "ETCDCTL_API=3")
+		return cmd.Run()
+	}
+	eventually(t, "etcd", func() bool { return ctl("user", "add", "root:secret-of-root") == nil })
+	require.NoError(t, ctl("user", "grant-role", "root", "root"))
+	require.NoError(t, ctl("user", "add", "job:secret-of-job"))
+	require.NoError(t, ctl("role", "add", "jobs"))
+	require.NoError(t, ctl("role", "grant-permission", "--prefix=true", "jobs", "readwrite", "/jobs/"))
+	require.NoError(t, ctl("user", "grant-role", "job", "jobs"))
+	require.NoError(t, ctl("auth", "enable"))
+	require.NoError(t, os.WriteFile(file("password"), []byte("secret-of-job\n"), 0o600))
+	require.NoError(t, os.WriteFile(file("wrong"), []byte("another"), 0o600))
+	meet := func(conf ...string) *launched {
+		return b.run(b.sh("exit 0", "--rdzv-backend=etcd", "--rdzv-endpoint="+at, "--rdzv-id=x",
+			"--rdzv-conf=read_timeout=20,etcd_prefix=/jobs,"+strings.Join(conf, ","))...)
+	}
+	encrypted := []string{"protocol=https", "cacert=" + file("ca.pem"), "cert=" + file("cert.pem"), "key=" + file("key.pem")}
+	for want, conf := range map[string][]string{
+		"":                      append(encrypted, "user=job", "password_file="+file("password")),
+		"authentication failed": append(encrypted, "user=job", "password_file="+file("wrong")),
+		"permission denied": append(encrypted, "user=job", "password_file="+file("password"),
+			"etcd_prefix=/other"),
+		"certificate signed by unknown authority": {"protocol=https", "read_timeout=2"},
+	} {
+		l := meet(conf...)
+		require.Equal(t, want == "", l.wait() == 0, l.err.String())
+		require.Contains(t, l.err.String(), want)
+		require.NotContains(t, l.err.String(), "secret-of-job")
+	}
+}
+
+// certify makes the files of a certificate for 127.0.0.1, which is its own authority.
+func certify(t *testing.T, file func(string) string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		Subject: pkix.Name{Organization: []string{"test"}}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	for name, block := range map[string]*pem.Block{
+		"ca.pem": {Type: "CERTIFICATE", Bytes: cert}, "cert.pem": {Type: "CERTIFICATE", Bytes: cert},
+		"key.pem": {Type: "PRIVATE KEY", Bytes: der},
+	} {
+		require.NoError(t, os.WriteFile(file(name), pem.EncodeToMemory(block), 0o600))
+	}
 }
