@@ -16,26 +16,78 @@ type Keeper interface {
 	Settle(run string)
 }
 
+// KeptRun is what later daemons have to know of a run.
+type KeptRun struct {
+	Round rendezvous.Kept
+	Line  KeptLine
+}
+
+// KeptLine is a timeline, the oldest first.
+type KeptLine struct {
+	// Base and Lost are numbers of events: all are larger than Base, and those up to Lost are not here any more.
+	Base, Lost uint64
+	Events     []Event
+	Proofs     []Proof
+}
+
 // Restore makes a run that earlier daemons have kept. It replaces none: call it before the Hub is served.
-func (h *Hub) Restore(id string, past rendezvous.Kept) error {
+func (h *Hub) Restore(id string, past KeptRun) error {
 	_, err := h.runs.Open(id, func() *run {
-		r := h.newRun(id, &past)
+		r := h.newRun(id, &past.Round)
 		r.used = true
+		r.line.recall(past.Line)
 		return r
 	})
 	return err
 }
 
-// Kept is what later daemons have to know of a run, also of a Hub that is closed; false: there is none. The caller must
-// not write to what it refers to.
-func (h *Hub) Kept(id string) (past rendezvous.Kept, exists bool) {
+// Kept is what later daemons have to know of a run, also of a Hub that is closed; false: there is none. Of its timeline
+// it is what follows the event after, and the evidence with the number proof. The caller must not write to what it
+// refers to.
+func (h *Hub) Kept(id string, after, proof uint64) (past KeptRun, exists bool) {
 	r := h.runs.Get(id)
 	if r == nil {
 		return past, false
 	}
 	r.Lock()
 	defer r.Unlock()
-	return r.round.Kept(), true
+	return KeptRun{r.round.Kept(), r.line.after(after, proof)}, true
+}
+
+// after is what follows an event, and the evidence with a number.
+func (t *timeline) after(event, proof uint64) KeptLine {
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	out := KeptLine{Base: t.base, Lost: t.lost, Events: t.events.from(t.first(event))}
+	for i := range t.ended.count {
+		if p := *t.ended.at(i); p.N > proof {
+			out.Proofs = append(out.Proofs, p)
+		}
+	}
+	return out
+}
+
+// recall begins with the timeline of earlier daemons.
+func (t *timeline) recall(past KeptLine) {
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	if past.Base > 0 {
+		t.base, t.lost = past.Base, max(past.Lost, past.Base)
+	}
+	for _, e := range past.Events {
+		if old, full := t.events.push(e); full {
+			t.dropped(old)
+		}
+		t.seq = max(t.seq, e.Seq) // also if the clock was set back
+		t.grow(e.Event, e.Node, e.size())
+	}
+	for _, p := range past.Proofs {
+		if old, full := t.ended.push(p); full {
+			t.book("", -old.size())
+		}
+		t.proofs = p.N
+		t.grow("", "", p.size())
+	}
 }
 
 // settle waits for the Keeper, if there is one, before somebody hears of a decision.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sort"
 	"sync"
@@ -59,7 +60,8 @@ type timeline struct {
 	seq     uint64
 	lost    uint64 // of the newest event that is not here any more, or base
 	events  ring[Event]
-	ended   ring[endedAt]
+	ended   ring[Proof]
+	proofs  uint64 // how many there have been
 	size    int
 	sources []source
 	news    chan struct{} // closed with the next event; nil while no request waits
@@ -75,8 +77,10 @@ type source struct {
 // A node floods a timeline if half of the last floodOf events are its own.
 const floodOf = 64
 
-type endedAt struct {
-	at time.Time
+// Proof is the evidence about the end of an epoch.
+type Proof struct {
+	N  uint64    `json:"n"` // grows by one with every one of a run
+	At time.Time `json:"at"`
 	rendezvous.EpochEvidence
 }
 
@@ -116,12 +120,14 @@ func (t *timeline) note(now time.Time, n rendezvous.Note) {
 
 // end appends the evidence of an epoch.
 func (t *timeline) end(now time.Time, e rendezvous.EpochEvidence) {
-	kept := endedAt{now.Round(0).UTC(), bounded(e)}
+	kept := Proof{At: now.Round(0).UTC(), EpochEvidence: bounded(e)}
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
 	if t.closed != nil {
 		return
 	}
+	t.proofs++
+	kept.N = t.proofs
 	if old, full := t.ended.push(kept); full {
 		t.book("", -old.size())
 	}
@@ -213,11 +219,11 @@ func (t *timeline) oldest() time.Time {
 	if t.eventIsOldest() {
 		return t.events.at(0).At
 	}
-	return t.ended.at(0).at
+	return t.ended.at(0).At
 }
 
 func (t *timeline) eventIsOldest() bool {
-	return t.ended.count == 0 || t.events.count > 0 && !t.events.at(0).At.After(t.ended.at(0).at)
+	return t.ended.count == 0 || t.events.count > 0 && !t.events.at(0).At.After(t.ended.at(0).At)
 }
 
 func (t *timeline) dropOldest() {
@@ -228,7 +234,7 @@ func (t *timeline) dropOldest() {
 	}
 }
 
-// close forgets everything and ends the waits for news, with err.
+// close forgets everything that nobody may read any more, and ends the waits for news, with err.
 func (t *timeline) close(err error) {
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
@@ -238,7 +244,9 @@ func (t *timeline) close(err error) {
 	t.closed = err
 	t.of.used -= t.size
 	delete(t.of.lines, t)
-	t.events, t.ended, t.sources, t.size = ring[Event]{}, ring[endedAt]{}, nil, 0
+	if !errors.Is(err, ErrClosed) { // a Keeper may still read the lines of a closed Hub
+		t.events, t.ended, t.sources, t.size = ring[Event]{}, ring[Proof]{}, nil, 0
+	}
 	if t.news != nil {
 		close(t.news)
 	}
@@ -257,14 +265,18 @@ func (t *timeline) since(after uint64) (Events, <-chan struct{}, error) {
 		after = t.base
 	}
 	out := Events{Next: t.seq, Dropped: foreign || after < t.lost}
-	first := sort.Search(t.events.count, func(i int) bool { return t.events.at(i).Seq > after })
-	if out.Events = t.events.from(first); out.Events != nil {
+	if out.Events = t.events.from(t.first(after)); out.Events != nil {
 		return out, nil, nil
 	}
 	if t.news == nil {
 		t.news = make(chan struct{})
 	}
 	return out, t.news, nil
+}
+
+// first is the index of the first event after another one.
+func (t *timeline) first(after uint64) int {
+	return sort.Search(t.events.count, func(i int) bool { return t.events.at(i).Seq > after })
 }
 
 func (t *timeline) evidences() []rendezvous.EpochEvidence {
@@ -286,7 +298,7 @@ const (
 
 func (e Event) size() int { return eventSize + len(e.Event) + len(e.Node) + len(e.Text) }
 
-func (e endedAt) size() int {
+func (e Proof) size() int {
 	n := proofSize
 	if e.Cause != nil {
 		n += len(e.Cause.Node) + len(e.Cause.Text)

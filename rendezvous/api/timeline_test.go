@@ -183,7 +183,7 @@ func TestEvidenceIsBounded(t *testing.T) {
 		in.Losses = append(in.Losses, job.Loss{Reason: strings.Repeat("r", 2000)})
 	}
 	out := bounded(in)
-	require.LessOrEqual(t, endedAt{EpochEvidence: out}.size(), maxProof+maxText+10)
+	require.LessOrEqual(t, Proof{EpochEvidence: out}.size(), maxProof+maxText+10)
 	require.Nil(t, out.Failures[0].Detail)
 	require.Less(t, len(out.Failures[0].Text), maxText+10)
 	require.NotEmpty(t, out.Losses)
@@ -331,7 +331,7 @@ func TestSizesCount(t *testing.T) {
 	e := Event{Note: rendezvous.Note{Event: job.Event(long), Node: long, Text: long}}
 	require.Equal(t, Event{}.size()+3*n, e.size())
 	cause := &job.Cause{Node: long, Text: long}
-	empty, full := endedAt{}, endedAt{}
+	empty, full := Proof{}, Proof{}
 	empty.Failures, empty.Losses = make([]job.Failure, 2), make([]job.Loss, 2)
 	full.Cause = cause
 	for range 2 {
@@ -339,5 +339,5 @@ func TestSizesCount(t *testing.T) {
 		full.Losses = append(full.Losses, job.Loss{Node: long, Reason: long})
 	}
 	require.Equal(t, empty.size()+10*n, full.size())
-	require.Greater(t, empty.size(), endedAt{}.size())
+	require.Greater(t, empty.size(), Proof{}.size())
 }

@@ -34,6 +34,8 @@ type Keeper struct {
 	log   *slog.Logger
 	hub   *api.Hub // set by Follow
 
+	maxLines int // bytes of all timelines
+
 	wake, hurry chan struct{} // with room for one: there is news, and somebody waits for it
 	stop        context.CancelFunc
 	wg          sync.WaitGroup
@@ -52,9 +54,10 @@ type record struct {
 	waiter chan struct{}
 	gone   bool // the Hub has forgotten the run, and told nothing of it since
 
-	loaded *loaded
-	round  []byte // as in the store
-	warned bool   // it is too large
+	past   api.KeptRun // as loaded, until Follow
+	round  []byte      // as in the store
+	line   line
+	warned bool // it is too large
 }
 
 // Load reads what earlier leaders have kept. Records that cannot be used are logged and left alone.
@@ -64,10 +67,11 @@ func Load(ctx context.Context, store lead.Decisions, term lead.Term, log *slog.L
 		return nil, fmt.Errorf("what was decided about runs cannot be read: %w", err)
 	}
 	k := &Keeper{store: store, term: term, log: log, runs: map[string]*record{}, wake: make(chan struct{}, 1),
-		hurry: make(chan struct{}, 1), stop: func() {}}
+		hurry: make(chan struct{}, 1), stop: func() {}, maxLines: maxLines}
 	for _, r := range all {
 		k.load(r)
 	}
+	k.loadLines(all)
 	return k, nil
 }
 
@@ -75,10 +79,10 @@ func Load(ctx context.Context, store lead.Decisions, term lead.Term, log *slog.L
 func (k *Keeper) Follow(h *api.Hub) {
 	k.hub = h
 	for run, r := range k.runs {
-		if err := h.Restore(run, r.loaded.Kept); err != nil {
+		if err := h.Restore(run, r.past); err != nil {
 			k.log.Warn("a run of an earlier leader is not kept", "run_id", run, "err", err)
 		}
-		r.loaded = nil
+		r.past = api.KeptRun{}
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	k.stop = stop
@@ -210,7 +214,11 @@ func (k *Keeper) flush(ctx context.Context, patience time.Duration) (done bool) 
 			return false
 		}
 	}
-	return true
+	err := k.evict(ctx)
+	if err != nil {
+		k.outcome(err)
+	}
+	return err == nil
 }
 
 // news are the runs with changes that the store lacks, and their number.
@@ -288,22 +296,25 @@ func (k *Keeper) changes(run string, r *record, gone bool) (changes []lead.Recor
 		if r.round != nil {
 			changes = append(changes, lead.Record{Key: roundKey(run)})
 		}
-		return changes, func() { r.round = nil }
+		for _, c := range r.line.chunks {
+			changes = append(changes, lead.Record{Key: chunkKey(run, c.n)})
+		}
+		return changes, func() { r.round, r.line = nil, line{} }
 	}
-	past, exists := k.hub.Kept(run)
+	past, exists := k.hub.Kept(run, r.line.event, r.line.proof)
 	if !exists {
 		return nil, func() {} // that is told next
 	}
-	round, err := encode(run, past)
+	grown, chunks := r.line.grown(run, past.Line)
+	round, err := encode(loaded{version, run, grown.base, grown.lost, past.Round})
 	if err != nil {
 		if !r.warned {
 			k.log.Warn("what is decided about a run cannot be kept", "run_id", run, "err", err)
 		}
-		r.warned = true
-		return nil, func() {}
+		r.warned, round = true, r.round
 	}
 	if string(round) != string(r.round) {
 		changes = append(changes, lead.Record{Key: roundKey(run), Value: round})
 	}
-	return changes, func() { r.round = round }
+	return append(changes, chunks...), func() { r.round, r.line = round, grown }
 }

@@ -3,6 +3,7 @@ package keeper
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -191,6 +192,113 @@ func TestNextLeaderKnows(t *testing.T) {
 	require.Contains(t, st.Bars, "gpu-07")
 }
 
+// The timeline and the evidence go on where the last leader was: numbers grow, and nothing is told twice.
+func TestTimelineGoesOn(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	a.finish("job", "n1")
+	a.settled()
+	before, err := a.hub.Events(t.Context(), "job", 0)
+	require.NoError(t, err)
+	proofs, err := a.hub.Evidences("job")
+	require.NoError(t, err)
+	require.Len(t, proofs, 1)
+	for range 3 {
+		a.close()
+		b := s.daemon(t)
+		after, err := b.hub.Events(t.Context(), "job", 0)
+		require.NoError(t, err)
+		require.Equal(t, wire(t, before.Events), wire(t, after.Events))
+		require.False(t, after.Dropped)
+		again, err := b.hub.Evidences("job")
+		require.NoError(t, err)
+		require.Equal(t, wire(t, proofs), wire(t, again))
+		require.NoError(t, b.hub.Annotate("job", "remark", "", "x"))
+		news, err := b.hub.Events(t.Context(), "job", before.Events[len(before.Events)-1].Seq)
+		require.NoError(t, err)
+		require.Len(t, news.Events, 1)
+		require.False(t, news.Dropped)
+		before.Events, a = append(before.Events, news.Events...), b
+	}
+	require.Empty(t, a.log.String())
+}
+
+// The store has a bounded part of a timeline, the newest, and says so.
+func TestTimelineIsBounded(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	a.join("job", 2, "n1")
+	text := strings.Repeat("x", 5000)
+	for i := range 200 {
+		require.NoError(t, a.hub.Annotate("job", "remark", fmt.Sprint("n", i), text))
+		if i%20 == 0 {
+			a.settled()
+		}
+	}
+	a.settled()
+	require.Len(t, s.keys(), 1+maxChunks)
+	require.NoError(t, lead.Validate(mustLoad(t, s)[:4]))
+	a.close()
+	b := s.daemon(t)
+	got, err := b.hub.Events(t.Context(), "job", 0)
+	require.NoError(t, err)
+	require.True(t, got.Dropped)
+	require.Equal(t, "n199", got.Events[len(got.Events)-1].Node)
+	require.Greater(t, len(got.Events), (maxChunks-1)*fullChunk/6000)
+	b.keep.maxLines = 5 * fullChunk
+	b.join("other", 1, "n1")
+	b.settled()
+	require.Eventually(t, func() bool { return len(s.keys()) <= 2+6 }, 20*time.Second, time.Millisecond)
+	b.close()
+	got, err = s.daemon(t).hub.Events(t.Context(), "job", 0)
+	require.NoError(t, err)
+	require.True(t, got.Dropped)
+}
+
+// wire is v as users see it.
+func wire(t *testing.T, v any) string {
+	t.Helper()
+	data, err := json.Marshal(v)
+	require.NoError(t, err)
+	return string(data)
+}
+
+func mustLoad(t *testing.T, s *store) []lead.Record {
+	t.Helper()
+	all, err := s.Load(t.Context(), s.term)
+	require.NoError(t, err)
+	return all
+}
+
+// A chunk that is damaged is told up to there.
+func TestDamagedChunk(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	a.finish("job", "n1")
+	a.close()
+	key := chunkKey("job", 1)
+	lines := strings.SplitAfter(string(s.records[key]), "\n")
+	require.Greater(t, len(lines), 4)
+	s.records[key] = []byte(lines[0] + lines[1] + lines[2][:20])
+	b := s.daemon(t)
+	got, err := b.hub.Events(t.Context(), "job", 0)
+	require.NoError(t, err)
+	require.Len(t, got.Events, 1)
+	require.Contains(t, b.log.String(), key)
+}
+
+func TestLargeEvidence(t *testing.T) {
+	p := api.Proof{N: 3}
+	for range 16 {
+		p.Failures = append(p.Failures, job.Failure{Text: strings.Repeat("\x01", 8<<10), Detail: []byte(`"d"`)})
+		p.Losses = append(p.Losses, job.Loss{Reason: strings.Repeat("r", 8<<10)})
+	}
+	p.Cause = &job.Cause{Text: strings.Repeat("\x01", 8<<10)}
+	require.LessOrEqual(t, len(encodeProof(p)), maxItem)
+	require.Len(t, p.Failures, 16)
+	require.NotNil(t, p.Failures[0].Detail, "the run itself is left as it is")
+}
+
 // A run that is forgotten is forgotten in the store, too.
 func TestForgottenRun(t *testing.T) {
 	s := newStore()
@@ -315,7 +423,7 @@ func TestLargeRecords(t *testing.T) {
 	}
 	k.End = &rendezvous.KeptEnd{Evidence: job.Evidence{Failures: []job.Failure{
 		{Text: strings.Repeat("y", 5000), Detail: []byte(`"` + strings.Repeat("z", 90_000) + `"`)}}}}
-	data, err := encode("job", k)
+	data, err := encode(loaded{Kept: k})
 	require.NoError(t, err)
 	require.LessOrEqual(t, len(data), lead.MaxValue)
 	require.Contains(t, string(data), `"99":`)
@@ -323,6 +431,6 @@ func TestLargeRecords(t *testing.T) {
 	for i := range 4000 {
 		k.Bars[fmt.Sprint(i)] = job.Cause{Text: "x"}
 	}
-	_, err = encode("job", k)
+	_, err = encode(loaded{Kept: k})
 	require.ErrorContains(t, err, "unbar some nodes")
 }

@@ -10,16 +10,18 @@ import (
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/lead"
 )
 
 // version is that of all records. A reader takes older ones, too.
 const version = 1
 
-// Keys: prefix, the run as escaped, roundName.
+// Keys: prefix, the run as escaped, roundName, or lineName and a number.
 const (
 	prefix    = "runs/"
 	roundName = "/round"
+	lineName  = "/events/"
 	maxEscape = 120 // bytes of a run's name in a key
 )
 
@@ -27,6 +29,8 @@ const (
 type loaded struct {
 	Version int             `json:"version"`
 	Run     string          `json:"run"`
+	Base    uint64          `json:"base"` // Base and Lost of its api.KeptLine
+	Lost    uint64          `json:"lost"`
 	Kept    rendezvous.Kept `json:"kept"`
 }
 
@@ -66,7 +70,8 @@ func (k *Keeper) load(r lead.Record) {
 		k.log.Warn("what earlier leaders have decided about a run cannot be used", "key", r.Key, "run_id", l.Run, "err", err)
 		return
 	}
-	k.runs[l.Run] = &record{round: r.Value, loaded: l}
+	past := api.KeptRun{Round: l.Kept, Line: api.KeptLine{Base: l.Base, Lost: l.Lost}}
+	k.runs[l.Run] = &record{round: r.Value, past: past, line: line{base: l.Base, lost: l.Lost}}
 }
 
 // shortText is how long texts may be in a record that is too large, in bytes.
@@ -104,15 +109,15 @@ var lighter = []func(*rendezvous.Kept){
 }
 
 // encode is the record of a run, in a form that a store takes.
-func encode(run string, past rendezvous.Kept) ([]byte, error) {
+func encode(l loaded) ([]byte, error) {
 	for i := 0; ; i++ {
-		data, err := json.Marshal(loaded{version, run, past})
+		data, err := json.Marshal(l)
 		if err != nil || len(data) <= lead.MaxValue {
 			return data, err
 		}
 		if i == len(lighter) {
 			return nil, fmt.Errorf("%d bytes; a store takes %d: unbar some nodes", len(data), lead.MaxValue)
 		}
-		lighter[i](&past)
+		lighter[i](&l.Kept)
 	}
 }

@@ -122,6 +122,11 @@ const lookEvery = time.Hour
 func (mgr *Manager) Follow(s *service.Service) {
 	mgr.service.Store(s)
 	l := &listener{mgr: mgr, s: s, known: map[string]*known{}}
+	for _, r := range s.Hub.Runs(false) { // an earlier leader has judged them
+		if epochs, err := s.Hub.Evidences(r.Run); err == nil && len(epochs) > 0 {
+			l.known[r.Run] = &known{machines: map[string]string{}, judged: epochs[len(epochs)-1].EpochID}
+		}
+	}
 	mgr.wg.Go(func() { l.listen(mgr.ctx) })
 }
 

@@ -320,3 +320,23 @@ func TestWhomTheEndOfAnEpochBlames(t *testing.T) {
 		})
 	}
 }
+
+// The ends of epochs that an earlier leader has kept with their run count once.
+func TestEpochsOfAnEarlierLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := open(t, Config{})
+		s, err := service.New(service.Config{Log: quiet(), Observe: k.Hear})
+		require.NoError(t, err)
+		e := rendezvous.EpochEvidence{EpochID: job.EpochID{Term: 1, Round: 1},
+			Evidence: job.Evidence{Losses: []job.Loss{{Node: "n1", Silent: true}}}}
+		require.NoError(t, s.Hub.Restore("r", api.KeptRun{Line: api.KeptLine{Base: 1, Proofs: []api.Proof{
+			{N: 1, At: time.Now(), EpochEvidence: e}}}}))
+		k.Follow(s)
+		j := &aJob{t: t, k: k, s: s}
+		j.join("n0", 2)
+		j.settle()
+		require.Empty(t, k.List().Nodes)
+		require.NoError(t, k.Close())
+		s.Close(0)
+	})
+}
