@@ -14,6 +14,8 @@ import (
 // Among dials one of several addresses of a service, of which only the elected one listens. Its methods may be called
 // by any goroutine.
 type Among struct {
+	looks looks
+
 	mu    sync.Mutex
 	addrs []string
 	first int                  // that is dialed first: the last one that has answered
@@ -21,7 +23,9 @@ type Among struct {
 }
 
 // NewAmong takes HOST:PORT, or several of them with commas between.
-func NewAmong(addrs string) *Among { return &Among{addrs: strings.Split(addrs, ",")} }
+func NewAmong(addrs string) *Among {
+	return &Among{addrs: strings.Split(addrs, ","), looks: usualLooks}
+}
 
 // NewReplaceable is an Among for addresses that Replace may change.
 func NewReplaceable(addrs string) *Among {
@@ -99,7 +103,10 @@ func (a *Among) Dial(ctx context.Context, dial func(ctx context.Context, network
 		next := (first + i) % len(addrs)
 		if c, err = dial(ctx, "tcp", addrs[next]); err == nil {
 			a.prefer(first, next)
-			return a.made(c, addrs[next])
+			if c, err = a.made(c, addrs[next]); err == nil && len(addrs) > 1 {
+				c = via{c, next}
+			}
+			return c, err
 		}
 		if errs == nil {
 			errs = err
@@ -111,12 +118,24 @@ func (a *Among) Dial(ctx context.Context, dial func(ctx context.Context, network
 }
 
 // failed has the next connection be tried at another address first: a process that is frozen still takes connections.
-// It reports whether there is another one.
-func (a *Among) failed() bool {
+func (a *Among) failed() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.first = (a.first + 1) % len(a.addrs)
-	return len(a.addrs) > 1
+}
+
+// only reports whether there is one address.
+func (a *Among) only() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.addrs) == 1
+}
+
+// turnTo sets the address that is dialed first.
+func (a *Among) turnTo(i int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.first = i % len(a.addrs) // they may have been replaced
 }
 
 // prefer sets the address that is dialed first, unless another goroutine has done so meanwhile.
@@ -129,7 +148,8 @@ func (a *Among) prefer(old, now int) {
 }
 
 // Through returns a client as New does, whose connections are to these addresses alone. A request that fails, but was
-// not canceled, has the next one be sent to another address.
+// not canceled, has the next one be sent to another address. One that has no answer for two seconds is sent again, to
+// another process than the one that has it, when that serves: see LeaderPath.
 func (a *Among) Through(set func(*http.Transport)) *http.Client {
 	c := New(func(t *http.Transport) {
 		if set != nil {
@@ -150,9 +170,43 @@ type failover struct {
 
 // RoundTrip implements http.RoundTripper.
 func (f failover) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := f.Transport.RoundTrip(r)
-	if err != nil && !errors.Is(err, context.Canceled) && f.among.failed() {
+	if f.among.only() {
+		return f.Transport.RoundTrip(r)
+	}
+	for {
+		resp, moved, err := f.try(r)
+		if !moved || r.Context().Err() != nil || r.Body != nil && r.GetBody == nil {
+			return resp, err
+		}
+		r = r.WithContext(r.Context()) // a copy
+		if r.GetBody != nil {
+			if r.Body, err = r.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// try sends a request once; moved: it is to be sent again, to another address.
+func (f failover) try(r *http.Request) (resp *http.Response, moved bool, err error) {
+	q := f.among.ask(r)
+	resp, err = f.Transport.RoundTrip(r.WithContext(q.ctx))
+	moved = q.end()
+	if err == nil && !moved && resp.StatusCode != http.StatusSwitchingProtocols { // which ends the request
+		resp.Body = answered{resp.Body, q.cancel}
+		return resp, false, nil
+	}
+	q.cancel()
+	if moved && err == nil {
+		_ = resp.Body.Close()
+		resp, err = nil, context.Canceled
+	}
+	failed := err != nil && !moved && !errors.Is(err, context.Canceled)
+	if failed {
+		f.among.failed()
+	}
+	if failed || moved {
 		f.CloseIdleConnections() // they lead to the same process
 	}
-	return resp, err
+	return resp, moved, err
 }

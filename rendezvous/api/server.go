@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/plainhttp"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 )
@@ -71,6 +72,7 @@ func (s *server) routes() []route {
 		{http.MethodPost, runPath + "notices", s.answer(s.notify)},
 		{http.MethodPost, runPath + "forget", s.answer(s.forget)},
 		{http.MethodGet, "/v1/runs", s.answer(s.runs)},
+		{http.MethodGet, plainhttp.LeaderPath, s.answer(s.leader)},
 	}
 }
 
@@ -448,5 +450,8 @@ func (s *server) forget(req *http.Request) (any, error) {
 	}
 	return struct{}{}, s.hub.Forget(run)
 }
+
+// leader answers, which no other process of an election does.
+func (s *server) leader(*http.Request) (any, error) { return nil, ErrNothingNew }
 
 func (s *server) runs(*http.Request) (any, error) { return s.hub.Runs(true), nil }

@@ -1,0 +1,156 @@
+package plainhttp
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// process is one of several that may be elected. It answers all requests but those to /held.
+type process struct {
+	*httptest.Server
+	asked  atomic.Int64 // whether it serves
+	held   atomic.Int64
+	serves atomic.Bool // it answers that it does
+}
+
+func newProcess(t *testing.T) *process {
+	p := &process{}
+	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		switch {
+		case r.Header.Get("Authorization") != "Bearer secret":
+			w.WriteHeader(http.StatusUnauthorized)
+		case r.URL.Path == LeaderPath:
+			p.asked.Add(1)
+			if p.serves.Load() {
+				w.WriteHeader(http.StatusNoContent)
+			} else {
+				<-r.Context().Done()
+			}
+		case r.URL.Path == "/held":
+			p.held.Add(1)
+			<-r.Context().Done()
+		default:
+			_, _ = w.Write(append(body, " answered"...))
+		}
+	}))
+	t.Cleanup(p.Server.Close)
+	p.serves.Store(true)
+	return p
+}
+
+func (p *process) addr() string { return p.Listener.Addr().String() }
+
+// frozen takes connections and never answers.
+func frozen(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l.Addr().String()
+}
+
+// among returns what the client of several addresses, which looks around soon, does with requests.
+func among(t *testing.T, addrs ...string) (a *Among, ask func(ctx context.Context, path string) (string, error)) {
+	a = NewAmong(strings.Join(addrs, ","))
+	a.looks = looks{quiet: 20 * time.Millisecond, every: 20 * time.Millisecond, patience: 500 * time.Millisecond}
+	c := a.Through(nil)
+	t.Cleanup(c.CloseIdleConnections)
+	return a, func(ctx context.Context, path string) (string, error) {
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+a.First()+path, strings.NewReader("body"))
+		require.NoError(t, err)
+		r.Header.Set("Authorization", "Bearer secret")
+		resp, err := c.Do(r)
+		if err != nil {
+			return "", err
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		return string(text), err
+	}
+}
+
+// A request that a frozen process has is sent again, with its body, to the one that serves, and so are all later ones.
+func TestARequestLeavesAFrozenProcess(t *testing.T) {
+	next := newProcess(t)
+	_, ask := among(t, frozen(t), frozen(t), next.addr())
+	text, err := ask(t.Context(), "/")
+	require.NoError(t, err)
+	require.Equal(t, "body answered", text)
+	asked := next.asked.Load()
+	_, err = ask(t.Context(), "/")
+	require.NoError(t, err)
+	require.Equal(t, asked, next.asked.Load(), "it went there at once")
+}
+
+// It waits until another process serves.
+func TestARequestWaitsForTheNextLeader(t *testing.T) {
+	next := newProcess(t)
+	next.serves.Store(false)
+	a, ask := among(t, frozen(t), next.addr())
+	a.looks.patience = 50 * time.Millisecond
+	go func() {
+		for next.asked.Load() < 3 {
+			time.Sleep(time.Millisecond)
+		}
+		next.serves.Store(true)
+	}()
+	text, err := ask(t.Context(), "/")
+	require.NoError(t, err)
+	require.Equal(t, "body answered", text)
+}
+
+// A process that holds a request, and answers others, is not left, even if another one that was frozen has woken.
+func TestAHeldRequestStays(t *testing.T) {
+	leader, woken := newProcess(t), newProcess(t)
+	a, ask := among(t, leader.addr(), woken.addr())
+	a.looks.patience = time.Minute
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for leader.asked.Load() < 3 {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	_, err := ask(ctx, "/held")
+	require.ErrorIs(t, err, context.Canceled)
+	require.EqualValues(t, 1, leader.held.Load())
+	require.Zero(t, woken.held.Load())
+}
+
+// An answer in time has nobody look around, and neither has a client of one address.
+func TestNobodyLooksWithoutNeed(t *testing.T) {
+	leader, other := newProcess(t), newProcess(t)
+	a, ask := among(t, leader.addr(), other.addr())
+	a.looks.quiet = time.Minute
+	for range 3 {
+		_, err := ask(t.Context(), "/")
+		require.NoError(t, err)
+	}
+	_, ask = among(t, leader.addr())
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err := ask(ctx, "/held")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Zero(t, other.asked.Load()+leader.asked.Load())
+}
+
+// Looks of many clients are spread.
+func TestLooksAreSpread(t *testing.T) {
+	seen := map[time.Duration]bool{}
+	for range 100 {
+		d := usualLooks.next()
+		require.GreaterOrEqual(t, d, 500*time.Millisecond)
+		require.LessOrEqual(t, d, 750*time.Millisecond)
+		seen[d] = true
+	}
+	require.Greater(t, len(seen), 50)
+}
