@@ -1,5 +1,15 @@
 // Package etcd is a lead.Store in etcd 3.4 or newer: an election with a lease, and records that only the present leader
 // can write.
+//
+// A leader L whose lease was not renewed in time serves no longer. With Failsafe it may go on while etcd does not
+// answer, and never do two serve. Before it may, L has written who the other candidates are, on the condition that it
+// leads and that nobody has written since it looked. Without others it does not go on. Whoever is elected after L
+// reads what L has written (Vouchers) before it serves. Either L has named it: then L needs its word, as that of all
+// others, not to serve for a time that begins after L's question; L stops before that time is over, while the one that
+// is elected gives its word no more, and waits for that time to end. Or L has not named it: then it serves only when
+// L's host says that L's process is gone, or Unanswered is over. L needs all whom it has written last or may have
+// written, so none is named of whom it does not know. A process at the address of a named one comes after that one's
+// end, and waits as if it had given its word. Clocks only have to run equally fast. What etcd says counts at once.
 package etcd
 
 import (
@@ -56,6 +66,8 @@ type Store struct {
 	seats  int
 	seated chan struct{} // closed when this process has had a seat
 	sat    sync.Once
+	// vouched is that of Failsafe, or nil.
+	vouched func(lead.Term, []string) bool
 
 	mu     sync.Mutex // guards tenure
 	tenure *tenure    // nil: this process does not lead
@@ -65,9 +77,13 @@ type Store struct {
 type tenure struct {
 	term  lead.Term // the revision that created key
 	key   string
+	addr  string
 	lease *lease
 	ctx   context.Context // ends with the leadership
 	lose  context.CancelFunc
+
+	mu       sync.Mutex
+	vouching vouching
 }
 
 // Open connects when the first call needs it.
@@ -119,7 +135,7 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	if err != nil {
 		return 0, nil, err
 	}
-	t := &tenure{key: fmt.Sprintf("%s/%x", s.elections(), l.id), lease: l}
+	t := &tenure{key: fmt.Sprintf("%s/%x", s.elections(), l.id), addr: addr, lease: l}
 	t.ctx, t.lose = context.WithCancel(l.ctx)
 	err = s.try(ctx, renewTimeout, func(ctx context.Context) error {
 		_, err := s.client.Put(ctx, t.key, string(value), clientv3.WithLease(l.id))
@@ -164,17 +180,20 @@ func (s *Store) await(ctx context.Context, t *tenure) error {
 
 func (t *tenure) owns(kv *mvccpb.KeyValue) bool { return string(kv.Key) == t.key }
 
-// guard notices the end of a leadership: etcd says that the key or the lease is gone, or has not renewed it in time.
+// guard notices the end of a leadership: etcd says that the key or the lease is gone, or has not renewed it in time and
+// not all other candidates vouch for this one.
 func (s *Store) guard(t *tenure) {
 	defer t.lose()
 	go s.candidates(t.ctx, func(all []*mvccpb.KeyValue) {
 		if !slices.ContainsFunc(all, t.owns) {
 			t.lose()
+			return
 		}
+		s.register(t, all)
 	})
 	turn := time.NewTicker(guarding)
 	defer turn.Stop()
-	for t.lease.silence() < t.lease.lasts {
+	for s.holds(t) {
 		select {
 		case <-t.ctx.Done():
 			return
@@ -213,7 +232,7 @@ func (s *Store) candidates(ctx context.Context, see func([]*mvccpb.KeyValue)) {
 func (s *Store) observe(ctx context.Context, see func([]*mvccpb.KeyValue)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var changes clientv3.WatchChan
+	var changes chan error
 	turn := time.NewTicker(reread)
 	defer turn.Stop()
 	for {
@@ -223,15 +242,29 @@ func (s *Store) observe(ctx context.Context, see func([]*mvccpb.KeyValue)) {
 		}
 		see(all)
 		if changes == nil {
-			changes = s.client.Watch(clientv3.WithRequireLeader(ctx), s.elections()+"/", clientv3.WithPrefix(),
-				clientv3.WithRev(revision+1))
+			changes = make(chan error)
+			go s.notice(ctx, revision+1, changes)
 		}
 		select {
-		case change, ok := <-changes:
-			if !ok || change.Err() != nil {
+		case err, ok := <-changes:
+			if !ok || err != nil {
 				return
 			}
 		case <-turn.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// notice tells of changes from a revision on, and closes the channel at the end of the watch or of ctx. It takes long
+// to begin a watch at a frozen member.
+func (s *Store) notice(ctx context.Context, revision int64, changes chan<- error) {
+	defer close(changes)
+	for change := range s.client.Watch(clientv3.WithRequireLeader(ctx), s.elections()+"/", clientv3.WithPrefix(),
+		clientv3.WithRev(revision)) {
+		select {
+		case changes <- change.Err():
 		case <-ctx.Done():
 			return
 		}
@@ -281,6 +314,9 @@ func (s *Store) Resign(ctx context.Context) error {
 		return nil
 	}
 	defer t.lose()
+	if s.vouched != nil && t.ctx.Err() == nil { // it serves no longer
+		_, _ = s.client.Txn(ctx).If(t.leads()).Then(clientv3.OpDelete(s.vouchers())).Commit()
+	}
 	if err := s.release(ctx, t.lease); err != nil {
 		return fmt.Errorf("etcd: resign: %w", err)
 	}
@@ -306,8 +342,7 @@ func (s *Store) fenced(ctx context.Context, term lead.Term, ops ...clientv3.Op) 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(t.ctx, cancel)()
-	leads := clientv3.Compare(clientv3.CreateRevision(t.key), "=", int64(t.term))
-	r, err := s.client.Txn(ctx).If(leads).Then(ops...).Commit()
+	r, err := s.client.Txn(ctx).If(t.leads()).Then(ops...).Commit()
 	if t.ctx.Err() != nil {
 		return nil, lead.ErrDeposed
 	}

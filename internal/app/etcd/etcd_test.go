@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -177,8 +178,13 @@ func TestFrozenMember(t *testing.T) {
 	term, lost := campaign(t, a)
 	elected := make(chan lead.Term, 1)
 	go func() {
-		if term, _, err := b.Campaign(t.Context(), "b:1"); err == nil {
-			elected <- term
+		for t.Context().Err() == nil { // as masters do
+			term, _, err := b.Campaign(t.Context(), "b:1")
+			if err == nil {
+				elected <- term
+				return
+			}
+			t.Log(err)
 		}
 	}()
 	for i := range members { // a member that leads the others costs an election of theirs, so freeze one that follows
@@ -216,6 +222,58 @@ func campaign(t *testing.T, s *Store) (term lead.Term, lost <-chan struct{}) {
 	}, time.Minute, 10*time.Millisecond)
 	return term, lost
 }
+
+// A leader goes on while etcd is frozen for as long as all candidates vouch that it has named, and not without any. What
+// etcd says when it is back counts.
+func TestFailsafe(t *testing.T) {
+	endpoint, process := startServer(t)
+	var silent atomic.Bool
+	open := func() *Store {
+		s, err := Open(Config{Endpoints: []string{endpoint}, Prefix: "/v"})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = s.Close() })
+		s.Failsafe(func(_ lead.Term, candidates []string) bool {
+			return !silent.Load() && slices.Contains(candidates, "b:1")
+		})
+		return s
+	}
+	a, b := open(), open()
+	term, lost, err := a.Campaign(t.Context(), "a:1")
+	require.NoError(t, err)
+	named := func(want ...string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			v, err := b.Vouchers(t.Context())
+			return err == nil && v.Leader == lead.Leader{Term: term, Addr: "a:1"} && slices.Equal(v.Candidates, want)
+		}, 20*time.Second, 10*time.Millisecond)
+	}
+	named()
+	waiting, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := b.Campaign(waiting, "b:1")
+		ended <- err
+	}()
+	named("b:1")
+	require.Eventually(t, func() bool { return slices.Equal(a.Candidates(), []string{"b:1"}) }, soon, time.Millisecond)
+	require.NoError(t, a.Append(t.Context(), term)) // its write is answered
+	require.NoError(t, process.Signal(syscall.SIGSTOP))
+	frozen := time.Now()
+	require.Eventually(t, func() bool {
+		require.NoError(t, lostNot(lost))
+		require.True(t, a.Holds())
+		return time.Since(frozen) > 2*ttl*time.Second
+	}, soon, 10*time.Millisecond)
+	silent.Store(true)
+	require.Eventually(t, func() bool { return lostNot(lost) != nil }, soon, time.Millisecond)
+	require.False(t, a.Holds())
+	require.NoError(t, process.Signal(syscall.SIGCONT))
+	stop()
+	<-ended
+}
+
+const soon = 20 * time.Second
 
 func lostNot(lost <-chan struct{}) error {
 	select {

@@ -29,6 +29,10 @@ type election struct {
 	// seated is closed when this master is a candidate, of many that only watch; nil: all are.
 	seated <-chan struct{}
 
+	began    time.Time
+	promise  promise
+	audience atomic.Pointer[audience] // of the newest leadership
+
 	elected, lost, deposed atomic.Int64 // how often this process was, and how often it has deposed another one
 }
 
@@ -76,7 +80,7 @@ func newElection(c *cli.Context) (*election, error) {
 	if chosen == nil {
 		return nil, without(c, electionFlags(), choices())
 	}
-	e := &election{addr: c.String("advertise")}
+	e := &election{addr: c.String("advertise"), began: time.Now()}
 	var err error
 	if e.log, err = logger(c); err != nil {
 		return nil, err
@@ -157,6 +161,7 @@ type tenure struct {
 	election  *election // nil: this is the only master
 	decisions lead.Decisions
 	term      lead.Term
+	audience  *audience // nil for the only master
 }
 
 // loadTimeout is for all that earlier leaders have kept of runs.
@@ -172,6 +177,12 @@ func (t *tenure) keeper(log *slog.Logger) (*keeper.Keeper, error) {
 // run calls serve whenever this master leads, with a context that ends with its leadership, until ctx ends. A master
 // that cannot serve lets another one lead, and tries again.
 func (e *election) run(ctx context.Context, serve func(context.Context, *tenure) error) {
+	if s, ok := e.store.(failsafe); ok {
+		s.Failsafe(func(term lead.Term, candidates []string) bool {
+			a := e.audience.Load()
+			return a != nil && a.term == term && a.vouch(candidates)
+		})
+	}
 	watching, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { e.deposeTheDead(watching) })
@@ -192,8 +203,15 @@ func (e *election) run(ctx context.Context, serve func(context.Context, *tenure)
 		}
 		e.log.Info("elected", "term", term, "advertise", e.addr)
 		e.elected.Add(1)
-		t := &tenure{election: e, decisions: e.store, term: term}
-		if err := e.lead(ctx, lost, func(leading context.Context) error { return serve(leading, t) }); err != nil {
+		t := &tenure{election: e, decisions: e.store, term: term, audience: newAudience(term)}
+		e.audience.Store(t.audience)
+		err = e.lead(ctx, lost, func(leading context.Context) error {
+			if err := e.permit(leading); err != nil {
+				return err
+			}
+			return serve(leading, t)
+		})
+		if err != nil {
 			if !errors.Is(err, lead.ErrDeposed) {
 				e.log.Error("this master was elected and cannot serve", "err", err)
 			}
@@ -206,8 +224,11 @@ func (e *election) run(ctx context.Context, serve func(context.Context, *tenure)
 
 // lead serves until the leadership or ctx ends.
 func (e *election) lead(ctx context.Context, lost <-chan struct{}, serve func(context.Context) error) error {
+	e.promise.refuse(true)
+	defer e.promise.refuse(false)
 	leading, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
+	wg.Go(func() { e.tellSilence(leading) })
 	wg.Go(func() {
 		select {
 		case <-lost:

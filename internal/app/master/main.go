@@ -177,6 +177,7 @@ type daemon struct {
 	keeper  *keeper.Keeper   // nil: nothing is kept of runs
 	marks   *marks.Manager   // nil: no record of nodes is kept
 	nodes   *cluster         // nil: marks have no effect on the cluster
+	holds   func() bool      // that this is the master that serves; nil: there is one
 }
 
 // Bounds of --keep-runs.
@@ -221,6 +222,7 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	if t != nil && t.election != nil {
 		cfg.Global["standby"] = t.standby()
 		d.metrics.watchElection(t)
+		d.holds = t.holds()
 	}
 	if err := d.open(cfg, t); err != nil {
 		d.closeMarks()
@@ -360,6 +362,9 @@ func (d *daemon) serve(ctx context.Context, listen string) error {
 	l, err := api.Listen(ctx, listen)
 	if err != nil {
 		return err
+	}
+	if d.holds != nil {
+		l = heldListener{l, d.holds}
 	}
 	// The limit bounds the nodes that can be connected; each takes one, for moments two.
 	files := conns.OpenFiles()

@@ -129,7 +129,8 @@ func (b *beside) run(ctx context.Context) error {
 		return err
 	}
 	b.news <- member.News{Token: b.cfg.Token}
-	e := &election{store: b.store, addr: b.addr, token: b.cfg.Token, log: b.log, seated: b.store.Seated()}
+	e := &election{store: b.store, addr: b.addr, token: b.cfg.Token, log: b.log, began: time.Now(),
+		seated: b.store.Seated()}
 	var wg sync.WaitGroup
 	wg.Go(func() { b.follow(ctx) })
 	e.run(ctx, b.serve)
@@ -248,7 +249,7 @@ func (b *beside) serve(ctx context.Context, t *tenure) error {
 	if err != nil {
 		return err
 	}
-	l = conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles), b.log)
+	l = heldListener{conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles), b.log), t.holds()}
 	b.hub.Store(s.Hub)
 	defer b.hub.Store(nil)
 	failed := make(chan error, 1)

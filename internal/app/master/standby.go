@@ -3,6 +3,7 @@ package master
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -44,11 +46,27 @@ var (
 // pulse is the answer to a standby.
 type pulse struct {
 	Term lead.Term `json:"term"`
+	// Question is set by a leader whose store is away: do all candidates follow it? It is a time, which they send back.
+	Question time.Duration `json:"question,omitempty"`
 }
 
 // standby answers the masters that wait, at /v1/standby.
 func (t *tenure) standby() http.Handler {
-	return api.Answer(func(*http.Request) (any, error) { return pulse{t.term}, nil })
+	return api.Answer(func(req *http.Request) (any, error) {
+		q := req.URL.Query()
+		if q.Get("term") == fmt.Sprint(t.term) {
+			question, err := strconv.ParseInt(q.Get("question"), 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("%w: question=%.40q: need a number", api.ErrBadRequest, q.Get("question"))
+			}
+			t.audience.hear(q.Get("addr"), time.Duration(question))
+		}
+		p := pulse{Term: t.term}
+		if s, ok := t.election.store.(failsafe); ok && s.Silence() > asks {
+			p.Question = time.Since(t.audience.began)
+		}
+		return p, nil
+	})
 }
 
 // follow exchanges pulses with another master that leads, until ctx ends, which is nil, or it is known that the leader
@@ -71,13 +89,14 @@ func (e *election) follow(ctx context.Context, l lead.Leader) error {
 				pause.Reset()
 			}
 			if errors.Is(err, errFrozen) {
-				return err
+				return errFrozen
 			}
 			if n > 0 {
 				continue // without a pause: the process may be gone
 			}
 		}
 		if connected && errors.Is(err, syscall.ECONNREFUSED) {
+			e.promise.void(l.Term)
 			return errGone
 		}
 		if !pause.Wait(ctx) {
@@ -91,14 +110,14 @@ func (e *election) pulses(ctx context.Context, c net.Conn, l lead.Leader, answer
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	r := bufio.NewReaderSize(c, maxPulse)
-	for ; ; n++ {
-		if err := e.ask(ctx, c, l); err != nil {
+	for last := (pulse{}); ; n++ {
+		if err := e.ask(ctx, c, l, last); err != nil {
 			return n, err
 		}
 		if err := await(c, r, answered || n > 0); err != nil {
 			return n, err
 		}
-		if err := e.hear(c, r); err != nil {
+		if last, err = hear(c, r); err != nil {
 			return n, err
 		}
 		if !answered && n == 0 {
@@ -111,9 +130,13 @@ func (e *election) pulses(ctx context.Context, c net.Conn, l lead.Leader, answer
 	}
 }
 
-// ask sends a request.
-func (e *election) ask(ctx context.Context, c net.Conn, l lead.Leader) error {
+// ask sends a request, with the answer to the leader's last question.
+func (e *election) ask(ctx context.Context, c net.Conn, l lead.Leader, last pulse) error {
 	u := url.URL{Scheme: "http", Host: l.Addr, Path: "/v1/standby"}
+	if last.Question > 0 && last.Term == l.Term && e.promise.give(l.Term) {
+		u.RawQuery = url.Values{"addr": {e.addr}, "term": {fmt.Sprint(l.Term)},
+			"question": {strconv.FormatInt(int64(last.Question), 10)}}.Encode()
+	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return err
@@ -140,20 +163,21 @@ func await(c net.Conn, r *bufio.Reader, tell bool) error {
 }
 
 // hear reads an answer. An earlier version answers that there is no such path, which tells as much of its life.
-func (e *election) hear(c net.Conn, r *bufio.Reader) error {
+func hear(c net.Conn, r *bufio.Reader) (p pulse, err error) {
 	_ = c.SetReadDeadline(time.Now().Add(restOfPulse))
 	resp, err := http.ReadResponse(r, nil)
 	if err != nil {
-		return err
+		return p, err
 	}
 	defer resp.Body.Close()
-	if _, err := io.Copy(io.Discard, io.LimitReader(resp.Body, maxPulse)); err != nil {
-		return err
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxPulse))
+	if err == nil && resp.Close {
+		err = fmt.Errorf("the leader ends the connection: HTTP %s", resp.Status)
 	}
-	if resp.Close {
-		return fmt.Errorf("the leader ends the connection: HTTP %s", resp.Status)
+	if err == nil && resp.StatusCode == http.StatusOK {
+		err = json.Unmarshal(body, &p)
 	}
-	return nil
+	return p, err
 }
 
 // received reports whether the other end's kernel has acknowledged all that was sent.

@@ -2,6 +2,7 @@ package run
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/plainhttp"
 )
 
 // electorate is some masters that elect one of them in an etcd of one member.
@@ -145,26 +148,58 @@ func TestFrozenMasterIsReplaced(t *testing.T) {
 	require.Contains(t, e.masters[leader].err.String(), `"msg":"deposed`)
 }
 
-// While etcd is frozen no master serves. All of them stay, and one is elected when it is back, which knows the marks.
+// While etcd is frozen the master that serves goes on, as long as all others follow it, and no other one serves. When
+// one of them is gone it stops. All of them stay, and one is elected when etcd is back, which knows the marks.
 func TestFrozenEtcdIsSurvived(t *testing.T) {
 	b := newBench(t)
-	e := newElectorate(b, 2)
-	e.leader()
+	e := newElectorate(b, 3)
+	leader := e.leader()
+	eventually(t, "it has named the others", func() bool { return e.metric(leader, "dlrover_election_candidates") == "2" })
 	require.Equal(t, 0, b.start("dlroverctl", e.env(), "node", "mark", "gpu-07", "--reason=smoke").wait())
+	first, second := (leader+1)%3, (leader+2)%3
+	eventually(t, "one follows it", e.follows(first, leader))
+	eventually(t, "the other one follows it", e.follows(second, leader))
 	e.server.signal(syscall.SIGSTOP)
+	for away := time.Now(); time.Since(away) < 6*time.Second; {
+		require.Equal(t, []int{leader}, e.serving(), "after %s", time.Since(away))
+	}
+	require.Contains(t, e.masters[leader].err.String(), "this master goes on for as long as all others follow it")
+	nodes := func() {
+		t.Helper()
+		l := b.start("dlroverctl", e.env(), "nodes")
+		require.Equal(t, 0, l.wait())
+		require.Contains(t, l.out.String(), "gpu-07")
+	}
+	nodes()
+	e.masters[first].signal(syscall.SIGKILL)
+	e.masters[first].wait()
 	eventually(t, "no master serves", func() bool { return len(e.serving()) == 0 })
 	e.server.signal(syscall.SIGCONT)
-	e.leader()
-	l := b.start("dlroverctl", e.env(), "nodes")
-	require.Equal(t, 0, l.wait())
-	require.Contains(t, l.out.String(), "gpu-07")
-	for _, m := range e.masters {
+	e.leader(first)
+	nodes()
+	for _, i := range []int{leader, second} {
 		select {
-		case <-m.exited:
+		case <-e.masters[i].exited:
 			require.Fail(t, "a master has ended")
 		default:
 		}
 	}
+}
+
+// metric is a metric of a master, "" if it has none.
+func (e *electorate) metric(i int, name string) string {
+	resp, err := plainhttp.New(nil).Get("http://" + e.addrs[i] + "/metrics")
+	if err != nil {
+		return ""
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return ""
+	}
+	_, value, _ := strings.Cut(string(text), "\n"+name+" ")
+	value, _, _ = strings.Cut(value, "\n")
+	return value
 }
 
 // A master that is elected and cannot serve leaves that to another one, and stays.
