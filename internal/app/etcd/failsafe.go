@@ -13,7 +13,8 @@ import (
 	"dlrover-run/rendezvous/lead"
 )
 
-// Unanswered is how long a leader goes on at most while etcd does not answer.
+// Unanswered is how long a leader goes on at most while etcd does not answer. A new master that the leader cannot know,
+// because all others were lost with it, waits as long before it serves.
 const Unanswered = 3 * time.Minute
 
 // Vouchers are the candidates without whom a leader does not go on while etcd is away. It has written them before it
