@@ -122,6 +122,9 @@ func (n Node) checkOffers() error {
 		return fmt.Errorf("node %q lives at port %d with a key of %d bytes; need 1 to 65535, and at most %d", n.Name, p,
 			len(n.Life.Key), MaxName)
 	}
+	if n.Serve < 0 || n.Serve > 65535 {
+		return fmt.Errorf("node %q can serve at port %d; need 1 to 65535", n.Name, n.Serve)
+	}
 	if len(n.Can) > maxAbilities {
 		return fmt.Errorf("node %q brings %d abilities; at most %d are kept", n.Name, len(n.Can), maxAbilities)
 	}

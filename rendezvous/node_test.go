@@ -14,10 +14,11 @@ func TestRenewed(t *testing.T) {
 	o := Node{
 		ID: "x", Name: "x", Rank: 9, Generation: 9, Addr: "x", IP: "x", Addrs: []string{"x"}, Peer: "x", Via: "x",
 		Slots: 9, Role: "x", Machine: "x", Devices: 9, Uptime: time.Hour, Ports: []int{9}, Bases: []int{9},
-		Life: Life{Port: 9}, Agent: "x", Can: []Ability{"x"},
+		Life: Life{Port: 9}, Serve: 9, Agent: "x", Can: []Ability{"x"},
 	}
 	kept := []string{
-		"ID", "Name", "Rank", "Generation", "Uptime", "IP", "Role", "Machine", "Devices", "Life", "Agent", "Can",
+		"ID", "Name", "Rank", "Generation", "Uptime", "IP", "Role", "Machine", "Devices", "Life", "Serve",
+		"Agent", "Can",
 	}
 	was, got, other := reflect.ValueOf(n), reflect.ValueOf(n.renewed(o)), reflect.ValueOf(o)
 	for i := range got.NumField() {

@@ -33,6 +33,8 @@ type Config struct {
 	Run string
 	// Kept is what earlier daemons have kept of the run; nil: nothing. The Round refers to it.
 	Kept *Kept
+	// Server is the launcher that serves this Round; nil: a daemon that belongs to no run.
+	Server *Server
 }
 
 // Errors of Step that a launcher can act upon.
@@ -220,10 +222,10 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	}
 	r.epoch.run(r.orders.hold != nil)
 	r.account.ran(now, r.epoch.held)
-	addr := overviewOf(r.epoch.world).reach(r.epoch.world[0], e.Addr)
+	addr, will := overviewOf(r.epoch.world).reach(r.epoch.world[0], e.Addr), r.will()
 	for i, p := range r.epoch.places(r.account.restarts) { // nothing has changed since the seal
 		p.MasterAddr, p.MasterPort = addr, e.Port
-		r.out.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause})
+		r.out.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause, Will: will})
 	}
 	r.epoch.cause = nil
 	r.out.note(job.EventRun, "", fmt.Sprintf("store at %s:%d", addr, e.Port))

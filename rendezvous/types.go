@@ -172,6 +172,8 @@ type Node struct {
 	Bases []int `json:"bases,omitempty"`
 	// Life is a port at which only the launcher listens, for as long as it lives; the zero value is none.
 	Life Life `json:"life,omitzero"`
+	// Serve is the port at which the launcher can serve the rendezvous when the one that does so is lost; 0: it cannot.
+	Serve int `json:"serve,omitempty"`
 	// Agent names the program that the node runs instead of our launcher, AgentDLRover; "" is ours. Such a node has its
 	// workers serve their store.
 	Agent string `json:"agent,omitempty"`
@@ -241,6 +243,8 @@ type Directive struct {
 	Command *job.Command `json:"command,omitempty"`
 	// Spent is the used part of the run's budget besides Restarts; nil is nothing.
 	Spent *Spent `json:"spent,omitempty"`
+	// Will, with Run, tells who may serve the rendezvous next; nil: nobody.
+	Will *Will `json:"will,omitempty"`
 	// Leave is why this node shall end its workers, if it has any, and leave the run for good.
 	Leave *job.Cause `json:"leave,omitempty"`
 }

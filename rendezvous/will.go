@@ -1,0 +1,80 @@
+package rendezvous
+
+import (
+	"net"
+	"strconv"
+)
+
+// maxHeirs bounds the launchers that may serve next.
+const maxHeirs = 5
+
+// Server is the launcher that serves a run to which it belongs itself.
+type Server struct {
+	ID   string // of its node
+	Host string // its address, if it has no place in the world
+	Port int    // at which it listens
+	Term uint64 // counts the servers of the run; the first one has 1
+}
+
+// Will tells the members of a sealed world who may serve the rendezvous when the launcher that does so is lost.
+type Will struct {
+	Term   uint64 `json:"term"`   // of the launcher that serves
+	Server string `json:"server"` // where that launcher itself listens, HOST:PORT
+	// Voters is the number of members besides that launcher.
+	Voters int    `json:"voters"`
+	Heirs  []Heir `json:"heirs,omitempty"` // in the order in which they are to serve
+}
+
+// Heir is a member that can serve: the launcher with the ID, at HOST:PORT.
+type Heir struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	Addr string `json:"addr"`
+}
+
+// will is that of the present world; nil if no launcher serves it, or it has no other member that can.
+func (r *Round) will() *Will {
+	s := r.cfg.Server
+	if s == nil {
+		return nil
+	}
+	o, host, home := overviewOf(r.epoch.world), s.Host, ""
+	w := &Will{Term: s.Term, Voters: len(r.epoch.world)}
+	for _, n := range r.epoch.world {
+		if n.ID == s.ID {
+			host, home = o.reach(n, n.Addr), n.host()
+			w.Voters--
+		}
+	}
+	w.Server = net.JoinHostPort(host, strconv.Itoa(s.Port))
+	switches, hosts := map[string]bool{}, map[string]bool{home: true}
+	for _, apart := range []func(*node) bool{
+		func(n *node) bool {
+			return len(r.cfg.Topology) > 0 && !switches[r.cfg.Topology[n.IP]] && !hosts[n.host()]
+		},
+		func(n *node) bool { return !hosts[n.host()] },
+		func(*node) bool { return true }, // better than nobody
+	} {
+		for _, n := range r.epoch.world {
+			if n.Serve == 0 || n.ID == s.ID || w.names(n.ID) || len(w.Heirs) == maxHeirs || !apart(n) {
+				continue
+			}
+			switches[r.cfg.Topology[n.IP]], hosts[n.host()] = true, true
+			addr := net.JoinHostPort(o.reach(n, n.Addr), strconv.Itoa(n.Serve))
+			w.Heirs = append(w.Heirs, Heir{ID: n.ID, Name: n.Name, Addr: addr})
+		}
+	}
+	if len(w.Heirs) == 0 {
+		return nil
+	}
+	return w
+}
+
+func (w *Will) names(id string) bool {
+	for _, h := range w.Heirs {
+		if h.ID == id {
+			return true
+		}
+	}
+	return false
+}
