@@ -13,7 +13,12 @@ import (
 type Body struct {
 	Code  string `json:"code"`
 	Error string `json:"error"`
+	// Where is the HOST:PORT that serves instead; "" for most errors.
+	Where string `json:"where,omitempty"`
 }
+
+// Elsewhere is an error whose receiver finds the service at another address.
+type Elsewhere interface{ Where() string }
 
 // Table lists the errors that the receiver handles. The first row that matches the error, or the code, counts. A Code
 // is not empty and never changes, because programs of other versions know it.
@@ -31,6 +36,12 @@ func (t Table) Write(w http.ResponseWriter, err error) {
 			status, body.Code = row.Status, row.Code
 			break
 		}
+	}
+	if e, ok := errors.AsType[interface {
+		error
+		Elsewhere
+	}](err); ok {
+		body.Where = e.Where()
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)

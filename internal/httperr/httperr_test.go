@@ -40,7 +40,7 @@ func TestErrorsArriveAsThemselves(t *testing.T) {
 			require.Equal(t, "application/json", rec.Header().Get("Content-Type"))
 			body, ok := Parse(rec.Body.Bytes())
 			require.True(t, ok)
-			require.Equal(t, Body{c.code, c.err.Error()}, body)
+			require.Equal(t, Body{Code: c.code, Error: c.err.Error()}, body)
 			got := table.Received(body)
 			require.EqualError(t, got, c.err.Error())
 			require.Equal(t, c.is, errors.Unwrap(got))

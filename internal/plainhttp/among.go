@@ -34,7 +34,7 @@ func NewReplaceable(addrs string) *Among {
 	return a
 }
 
-// Replace takes other addresses, and ends the connections to those that are not among them.
+// Replace takes other addresses, and ends the connections to those that are not among them, if a is of NewReplaceable.
 func (a *Among) Replace(addrs string) {
 	a.mu.Lock()
 	a.addrs, a.first = strings.Split(addrs, ","), 0

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -64,6 +65,13 @@ func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, erro
 		c.dialed(nc.RemoteAddr())
 	}
 	return nc, err
+}
+
+// Move has all requests from now on go to another address, HOST:PORT. It must come from a server that has the token, or
+// from one of the job's launchers.
+func (c *Client) Move(addr string) {
+	c.among.Replace(addr)
+	c.hc.CloseIdleConnections()
 }
 
 // Close ends the idle connections.
@@ -189,8 +197,26 @@ func (c *Client) get(ctx context.Context, timeout time.Duration, path string, in
 	return c.do(ctx, timeout, http.MethodGet, path, false, nil, into)
 }
 
-// do makes a request, which the timeout bounds if it is not 0.
+// maxMoves bounds the redirects that one request follows.
+const maxMoves = 3
+
+// do makes a request, which the timeout bounds if it is not 0. A server may redirect it, and all later ones: whoever
+// does so has got the token already, and could pass it on itself.
 func (c *Client) do(
+	ctx context.Context, timeout time.Duration, method, path string, once bool, body []byte, into any,
+) (err error) {
+	for range 1 + maxMoves {
+		err = c.try(ctx, timeout, method, path, once, body, into)
+		moved, ok := errors.AsType[*MovedError](err)
+		if !ok {
+			return err
+		}
+		c.Move(moved.To)
+	}
+	return err
+}
+
+func (c *Client) try(
 	ctx context.Context, timeout time.Duration, method, path string, once bool, body []byte, into any,
 ) error {
 	if timeout > 0 {

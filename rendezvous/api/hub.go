@@ -113,6 +113,7 @@ type HubConfig struct {
 type Hub struct {
 	cfg      HubConfig
 	topology atomic.Pointer[rendezvous.Topology]
+	server   atomic.Pointer[rendezvous.Server] // nil: no launcher
 	runs     *runhost.Host[*run]
 	lines    *archive
 	lives    *lives
@@ -423,6 +424,9 @@ func (h *Hub) SetTopology(t rendezvous.Topology) {
 		_ = r.step(rendezvous.Rewire{Topology: t}) // only a run that has ended meanwhile refuses
 	}
 }
+
+// SetServer says that a launcher serves the runs that are opened from now on: their members learn who may serve next.
+func (h *Hub) SetServer(s rendezvous.Server) { h.server.Store(&s) }
 
 // Watch implements Service. While it waits the node counts as present; when ctx ends
 // it counts as suspect.

@@ -27,17 +27,24 @@ func Answer(f func(*http.Request) (any, error)) http.Handler {
 
 // Take makes a mount of a function that receives JSON bodies. Its error is answered as the API does.
 func Take[B any](f func(run string, body B) error) http.Handler {
+	return Ask(func(run string, body B) (any, error) { return struct{}{}, f(run, body) })
+}
+
+// Ask makes a mount of a function that receives JSON bodies. It answers with the value as JSON, or with the error as the
+// API does.
+func Ask[B any](f func(run string, body B) (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		limitBody(w)
 		if req.Method != http.MethodPost {
 			refuseMethod(w, req, http.MethodPost)
 			return
 		}
+		var v any
 		run, body, err := decode[B](req)
 		if err == nil {
-			err = f(run, body)
+			v, err = f(run, body)
 		}
-		writeAnswer(w, struct{}{}, err)
+		writeAnswer(w, v, err)
 	})
 }
 

@@ -42,7 +42,7 @@ func (h *Hub) newRun(id string, past *rendezvous.Kept) *run {
 		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{}, unsent: map[string]bool{},
 		round: rendezvous.New(rendezvous.Config{
 			Term: base, Topology: *h.topology.Load(), Suspicious: h.cfg.Suspicious, Suspect: h.cfg.Suspect,
-			Run: name, Kept: past,
+			Run: name, Kept: past, Server: h.server.Load(),
 		}),
 		noticeSeq: base, notices: ring[addressed]{limit: maxNotices},
 	}

@@ -30,6 +30,8 @@ type ServerConfig struct {
 	// launchers to Mounts, by method and path after the run, such as "POST checks/next".
 	Peers     *Peers
 	PeerCalls []string
+	// Standby is why requests that have shown the token are not served, but for those to the mount Vote; nil: they are.
+	Standby func() error
 	// Name is a name by which callers reach this server, besides localhost and the host's.
 	Name string
 	// Mounts serve /v1/runs/{run}/NAME and all paths below, with the token and the run's id checked: a handler finds the
@@ -202,8 +204,24 @@ func (s *server) guard(next http.Handler) http.HandlerFunc {
 			return
 		}
 		Trust(req.Context())
+		if err := s.standby(req); err != nil {
+			turnAway(w, err)
+			return
+		}
 		next.ServeHTTP(w, req)
 	}
+}
+
+// Vote is the name of the mount at which launchers elect the one that serves. It is served on standby, too.
+const Vote = "vote"
+
+func (s *server) standby(req *http.Request) error {
+	rest, isRun := strings.CutPrefix(req.URL.EscapedPath(), "/v1/runs/")
+	_, call, _ := strings.Cut(rest, "/")
+	if s.cfg.Standby == nil || isRun && call == Vote {
+		return nil
+	}
+	return s.cfg.Standby()
 }
 
 // answer turns the returned value or error into JSON.

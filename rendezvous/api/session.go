@@ -29,8 +29,26 @@ type SessionConfig struct {
 	Started time.Time
 	// ConnectTimeout bounds the first contact with the daemon; 0 means a minute.
 	ConnectTimeout time.Duration
-	Logger         *slog.Logger
+	// Succession finds the launcher that serves the run after another one; nil: nobody does.
+	Succession Succession
+	Logger     *slog.Logger
 }
+
+// Succession is a launcher's part in the election of the one that serves its run. One goroutine uses all but Bound.
+type Succession interface {
+	// Told receives every directive before the launcher does.
+	Told(d rendezvous.Directive)
+	// Lost is called after each request for directives that has failed. It reports whether the Service asks another
+	// launcher from now on.
+	Lost(ctx context.Context) (moved bool)
+	// Bound reports that another launcher may count on this node: until Lost knows, no server is asked.
+	Bound() bool
+	// Parting makes a request for a place in the next world. ErrBound means that it must wait.
+	Parting(join func() error) error
+}
+
+// ErrBound ends requests of a node that has voted.
+var ErrBound = errors.New("this launcher has voted for another server, and waits for the result")
 
 // Session keeps a launcher in its run: it joins, follows the directives, and comes
 // back after a broken connection or a daemon that was started again.
@@ -215,7 +233,12 @@ func (s *Session) Rejoin(ctx context.Context, stopped job.EpochID, failures []jo
 	s.mu.Lock()
 	s.stopped = stopped
 	s.mu.Unlock()
-	return s.retry(ctx, "join", func(ctx context.Context) error { return s.join(ctx, failures) })
+	return s.retry(ctx, "join", func(ctx context.Context) error {
+		if s.cfg.Succession == nil {
+			return s.join(ctx, failures)
+		}
+		return s.cfg.Succession.Parting(func() error { return s.join(ctx, failures) })
+	})
 }
 
 // SetPorts replaces the ports that this node offers, from the next join on.
@@ -323,7 +346,7 @@ func (s *Session) follow(ctx context.Context) {
 	away := outage{s: s, what: "watch"}
 	after := Cursor{WithNotices: slices.Contains(s.cfg.Node.Can, rendezvous.CanNotice)}
 	for ctx.Err() == nil {
-		n, err := s.svc.Watch(ctx, s.cfg.Run, s.cfg.Node.ID, after)
+		n, err := s.watch(ctx, after)
 		switch {
 		case err == nil:
 			away.over(nil)
@@ -338,7 +361,10 @@ func (s *Session) follow(ctx context.Context) {
 		case errors.Is(err, rendezvous.ErrUnknownNode):
 			after.Directive = 0
 			err = s.introduce(ctx, &away)
-		case !Final(err):
+		case Final(err):
+		case s.cfg.Succession != nil && s.cfg.Succession.Lost(ctx):
+			err = nil // the next one does not know this node
+		default:
 			err = s.outlast(ctx, &away, err)
 		}
 		if Final(err) || errors.Is(err, ErrAway) {
@@ -346,6 +372,13 @@ func (s *Session) follow(ctx context.Context) {
 			return
 		}
 	}
+}
+
+func (s *Session) watch(ctx context.Context, after Cursor) (News, error) {
+	if s.cfg.Succession != nil && s.cfg.Succession.Bound() {
+		return News{}, ErrBound
+	}
+	return s.svc.Watch(ctx, s.cfg.Run, s.cfg.Node.ID, after)
 }
 
 // outlast waits a little for a daemon that is away; ErrAway means that patience is over.
@@ -411,6 +444,9 @@ func (s *Session) introduce(ctx context.Context, away *outage) error {
 
 // deliver replaces an undelivered directive by a newer one.
 func (s *Session) deliver(d rendezvous.Directive) {
+	if s.cfg.Succession != nil {
+		s.cfg.Succession.Told(d)
+	}
 	s.heed(d)
 	s.mu.Lock()
 	if d.Round > 0 { // a daemon without memory has no history

@@ -107,6 +107,8 @@ var wireErrors = httperr.Table{
 	{ErrBadRequest, http.StatusBadRequest, "bad_request"},
 	{errTooManyRuns, http.StatusTooManyRequests, "too_many_runs"},
 	{ErrClosed, http.StatusServiceUnavailable, "closed"},
+	{ErrStandby, http.StatusServiceUnavailable, "standby"},
+	{errMoved, http.StatusMisdirectedRequest, "moved"},
 }
 
 var (
@@ -117,8 +119,25 @@ var (
 	errMedia = fmt.Errorf("%w: wrong Content-Type", ErrBadRequest)
 )
 
+// ErrStandby answers requests to a launcher that may be elected to serve, and is not.
+var ErrStandby = errors.New("this launcher does not serve the rendezvous")
+
+var errMoved = errors.New("another launcher serves the rendezvous")
+
+// MovedError answers requests to a launcher that has heard of one that was elected to serve the run.
+type MovedError struct{ To string } // HOST:PORT
+
+func (e *MovedError) Error() string { return errMoved.Error() + ": it is at " + e.To }
+func (e *MovedError) Unwrap() error { return errMoved }
+
+// Where implements httperr.Elsewhere.
+func (e *MovedError) Where() string { return e.To }
+
 // errorOf is the error that a daemon sent. One that is shutting down is merely away.
 func errorOf(b httperr.Body) error {
+	if b.Code == "moved" && b.Where != "" {
+		return &MovedError{b.Where}
+	}
 	if b.Code == "closed" {
 		return errors.New("the rendezvous daemon is shutting down")
 	}
