@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"slices"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"dlrover-run/internal/app/run/anymaster"
 	"dlrover-run/internal/app/run/elector"
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/heirs"
 	"dlrover-run/internal/app/run/preflight"
 	"dlrover-run/internal/app/run/storeacl"
 	"dlrover-run/internal/app/service"
@@ -44,6 +46,8 @@ type endpoint struct {
 	own     *rendezvous.Node
 	local   bool             // the rendezvous stays inside this process
 	elector *elector.Elector // nil: nobody is elected
+	heirs   *heirs.Heirs     // when launchers of the job can serve it one after the other
+	first   *heirs.Server    // then: this one does from its start
 }
 
 // dataShards is the prefix of the keys with which workers distribute shards of data, after the slash that PyTorch
@@ -63,13 +67,13 @@ func (e *endpoint) Port() int { return e.port }
 
 // order sends an order to a run of the rendezvous, on this node or elsewhere.
 func (e *endpoint) order(ctx context.Context, run string, o rendezvous.Order) error {
-	if e.served != nil {
-		return e.served.Hub.Order(run, o)
+	if served := e.Served(); served != nil {
+		return served.Hub.Order(run, o)
 	}
 	if p := e.master.Upstream(); p != nil {
 		return p.Order(ctx, o)
 	}
-	return e.client.Order(ctx, run, o)
+	return e.Client().Order(ctx, run, o)
 }
 
 // observer is called with every note of the runs that are served here.
@@ -89,10 +93,10 @@ func openEndpoint(
 		if errors.Is(err, syscall.EADDRINUSE) && s.mayBeServedByAnother() {
 			log.Debug("the endpoint's port is taken; joining whoever serves it", "endpoint", e.where)
 			e.second = true
-			err = e.join(ctx, s, reachable(s), log)
+			err = e.join(ctx, s, reachable(s), log, runsLog, observe)
 		}
 	} else {
-		err = e.join(ctx, s, s.rdzv.host, log)
+		err = e.join(ctx, s, s.rdzv.host, log, runsLog, observe)
 	}
 	if err != nil {
 		e.close()
@@ -137,17 +141,21 @@ func whyNotServed(err error) string {
 }
 
 func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Logger, observe observer) error {
-	served, err := service.New(service.Config{
-		Token: s.auth.token, Insecure: s.auth.insecure, Name: s.rdzv.host, TopologyFile: s.rdzv.topology, Observe: observe,
-		Log:   runsLog,
-		Peers: s.newPeers(log),
-	})
+	cfg := s.service(log, runsLog, observe)
+	if s.succeeds() {
+		e.client = api.NewClient(e.where, s.auth.token)
+		e.heirs = e.newHeirs(s, nil, log, runsLog, observe)
+		e.first = heirs.NewServer(s.runID, e.heirs)
+		cfg.Standby, cfg.Vote = e.first.Standby, e.first.Vote()
+	}
+	served, err := service.New(cfg)
 	if err != nil {
 		return feature.Unusable(err)
 	}
 	l, err := api.Listen(ctx, e.bindAddr(s))
 	if err != nil {
 		served.Close(0)
+		e.heirs, e.first, e.client = nil, nil, nil
 		if s.rdzv.backend == static && s.params.Max > 1 {
 			return fmt.Errorf("serve the rendezvous at %s: %w "+
 				"(node rank 0 serves it; does another launcher here have --node-rank=0, too?)", e.where, err)
@@ -161,6 +169,10 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 		s.node.Addr = "127.0.0.1" // no node reaches the workers' store by another address
 	}
 	e.served, e.svc = served, served.Hub
+	if e.first != nil {
+		e.first.Of(served.Hub, s.node.ID, s.node.Addr, e.port)
+		e.svc = e.first
+	}
 	if s.rdzv.backend == local && s.auth.token == "" {
 		e.background(func() error { return e.store.Serve(l) })
 		return nil
@@ -172,6 +184,33 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 	e.background(func() error { return serve(tcpstore.Split(l, e.store)) })
 	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.auth.token != "")
 	return nil
+}
+
+// service describes a service in this process.
+func (s *settings) service(log, runsLog *slog.Logger, observe observer) service.Config {
+	return service.Config{
+		Token: s.auth.token, Insecure: s.auth.insecure, Name: s.rdzv.host, TopologyFile: s.rdzv.topology, Observe: observe,
+		Log: runsLog, Peers: s.newPeers(log),
+	}
+}
+
+// succeeds reports whether launchers of this job can serve the rendezvous one after the other.
+func (s *settings) succeeds() bool {
+	return (s.rdzv.backend == c10d || s.rdzv.backend == static) && s.params.Max > 1
+}
+
+// newHeirs makes this launcher's part in the election; with a listener it can be elected.
+func (e *endpoint) newHeirs(
+	s *settings, l net.Listener, log, runsLog *slog.Logger, observe observer,
+) *heirs.Heirs {
+	return heirs.New(heirs.Config{
+		Run: s.runID, ID: s.node.ID, Client: e.client, Endpoint: s.rdzv.where(), Token: s.auth.token, Listener: l, Log: log,
+		Serve: func(standby func() error, vote http.Handler) (*service.Service, error) {
+			cfg := s.service(log, runsLog, observe)
+			cfg.Standby, cfg.Vote = standby, vote
+			return service.New(cfg)
+		},
+	})
 }
 
 // newPeers returns nil if no peer is admitted by the name of its host.
@@ -208,7 +247,9 @@ func (e *endpoint) bindAddr(s *settings) string {
 
 // join prepares the connection to a rendezvous elsewhere. The workers' store gets its own port, which the world uses
 // while this node is rank 0.
-func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *slog.Logger) error {
+func (e *endpoint) join(
+	ctx context.Context, s *settings, daemon string, log, runsLog *slog.Logger, observe observer,
+) error {
 	if token.Loopback(daemon) && !token.Loopback(s.node.Addr) && e.second {
 		s.node.Addr = "127.0.0.1"
 	}
@@ -226,7 +267,6 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	}
 	l = e.limit(l, s, log)
 	e.port = l.Addr().(*net.TCPAddr).Port
-	e.background(func() error { return e.store.Serve(l) })
 	if e.where = s.rdzv.where(); s.rdzv.backend != master {
 		e.where = net.JoinHostPort(daemon, strconv.Itoa(s.rdzv.port))
 	}
@@ -235,6 +275,12 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 		e.client = api.NewFollower(s.rdzv.leader, s.auth.token)
 	}
 	e.svc = e.client
+	if s.succeeds() {
+		e.heirs = e.newHeirs(s, tcpstore.Split(l, e.store), log, runsLog, observe)
+		s.node.Serve = e.port
+	} else {
+		e.background(func() error { return e.store.Serve(l) })
+	}
 	if s.rdzv.backend == master {
 		e.master = anymaster.New(anymaster.Config{
 			Client: e.client, Where: e.where, Rank: s.node.Rank, Log: log,
@@ -251,10 +297,20 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 }
 
 // Served implements feature.Rendezvous.
-func (e *endpoint) Served() *service.Service { return e.served }
+func (e *endpoint) Served() *service.Service {
+	if e.first != nil && e.first.Moved() != "" {
+		return nil
+	}
+	return e.served
+}
 
 // Client implements feature.Rendezvous.
-func (e *endpoint) Client() *api.Client { return e.client }
+func (e *endpoint) Client() *api.Client {
+	if e.served != nil && e.Served() != nil {
+		return nil
+	}
+	return e.client
+}
 
 // Upstream implements feature.Rendezvous.
 func (e *endpoint) Upstream() *upstream.Service { return e.master.Upstream() }
@@ -295,14 +351,15 @@ func (e *endpoint) background(f func() error) {
 
 // linger keeps serving until every other node has received the end of the job, or a signal stops it.
 func (e *endpoint) linger(budget time.Duration, enough <-chan os.Signal) {
-	if e.served == nil {
+	served := cmp.Or(e.heirs.Serving(), e.Served())
+	if served == nil {
 		return
 	}
 	end := time.NewTimer(budget)
 	defer end.Stop()
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
-	for !e.served.Hub.Idle() {
+	for !served.Hub.Idle() {
 		select {
 		case <-look.C:
 		case <-end.C:
@@ -313,7 +370,43 @@ func (e *endpoint) linger(budget time.Duration, enough <-chan os.Signal) {
 	}
 }
 
+// How long a launcher that a signal ends serves on, so that its job can do without it.
+const (
+	handOverBudget = 5 * time.Second        // for the world without this node
+	handOverTime   = 250 * time.Millisecond // for the members to hear who serves next
+)
+
+// handOver serves a run that goes on without this node until its world has formed anew: its members elect another
+// launcher then, and no worker is stopped again.
+func (e *endpoint) handOver(run string, enough <-chan os.Signal) {
+	served := cmp.Or(e.heirs.Serving(), e.Served())
+	if e.heirs == nil || served == nil {
+		return
+	}
+	var runs time.Time
+	for end := time.Now().Add(handOverBudget); time.Now().Before(end); {
+		s, err := served.Hub.Run(run)
+		switch {
+		case err != nil, s.Members+s.Waiting == 0, !runs.IsZero() && time.Since(runs) > handOverTime:
+			return
+		case s.Phase != "running":
+			runs = time.Time{}
+		case runs.IsZero():
+			runs = time.Now()
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-enough:
+			return
+		}
+	}
+}
+
 func (e *endpoint) close() {
+	if e.first != nil {
+		e.first.Close()
+	}
+	e.heirs.Close()
 	if e.served != nil {
 		e.served.Streams.Finish("the launcher that serves the run has ended")
 		e.served.Close(0)

@@ -236,10 +236,10 @@ func (j *nodeJob) sendFinding(ctx context.Context, text string) error {
 	switch {
 	case j.endpoint.Upstream() != nil: // DLRover's master stores no findings
 		return nil
-	case j.endpoint.served != nil:
-		return j.endpoint.served.Found(j.s.runID, f)
+	case j.endpoint.Served() != nil:
+		return j.endpoint.Served().Found(j.s.runID, f)
 	}
-	return j.endpoint.client.Call(ctx, j.s.runID, "findings", f, nil)
+	return j.endpoint.Client().Call(ctx, j.s.runID, "findings", f, nil)
 }
 
 // maxOrderText bounds the text of an order, in bytes.
@@ -267,7 +267,7 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.runsLog, j.observe); err != nil {
 			return nil, err
 		}
-		j.notice.Store(deathnotice.New(j.guard, j.endpoint.client, j.s.runID, j.s.node.ID))
+		j.notice.Store(deathnotice.New(j.guard, j.endpoint.Client(), j.s.runID, j.s.node.ID))
 		j.followElected()
 		if m := j.endpoint.master; m != nil {
 			m.Check = j.upstreamCheck()
@@ -344,10 +344,14 @@ func (j *nodeJob) logsConfig() logs.Config {
 }
 
 func (j *nodeJob) sessionConfig(started time.Time) api.SessionConfig {
-	return api.SessionConfig{
+	cfg := api.SessionConfig{
 		Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.endpoint.where, Started: started,
 		ConnectTimeout: j.s.rdzv.connect, OnResume: j.s.hold.onResume, Work: j.s.work(), Logger: j.log,
 	}
+	if j.endpoint.heirs != nil {
+		cfg.Succession = j.endpoint.heirs
+	}
+	return cfg
 }
 
 func (j *nodeJob) agentConfig(host hostFacts) launcher.Config {
@@ -478,9 +482,13 @@ func (j *nodeJob) close(res launcher.Result) {
 		_, _ = j.adapter.Leave(ctx, res.Err.Error(), nil) // the daemon may be why we end
 		cancel()
 	}
-	if j.endpoint != nil && res.Signal == 0 {
+	switch {
+	case j.endpoint == nil:
+	case res.Signal == 0:
 		j.endpoint.linger(lingerBudget, j.signals)
 		j.lingerElected()
+	default:
+		j.endpoint.handOver(j.s.runID, j.signals)
 	}
 	if j.adapter != nil {
 		j.adapter.close()

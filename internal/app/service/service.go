@@ -34,6 +34,10 @@ type Config struct {
 	Name     string
 	// Peers are other hosts that may send requests without a Token; nil: none. New takes them, also if it fails.
 	Peers *api.Peers
+	// Standby is why nothing but Vote is served yet, or any more; nil: all is. Vote, unless it is nil, takes the votes by
+	// which launchers elect the one that serves, and hears of the result.
+	Standby func() error
+	Vote    http.Handler
 	// TopologyFile is the path of --topology-file; "" for none.
 	TopologyFile string
 	// Observe receives every note of every run in order, with the run locked: it must be quick and must not call the
@@ -107,12 +111,7 @@ func New(cfg Config) (*Service, error) {
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
 			Token: cfg.Token, Insecure: cfg.Insecure, Name: cfg.Name, Extra: cfg.Extra, Python: s.agents,
-			Global: cfg.Global, Peers: cfg.Peers, PeerCalls: peerCalls(),
-			Mounts: map[string]http.Handler{
-				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
-				"streams": s.Streams.Handler(),
-				"verdict": api.Answer(s.verdict), "failures": api.Answer(s.failures), "findings": api.Take(s.Found),
-			},
+			Global: cfg.Global, Peers: cfg.Peers, PeerCalls: peerCalls(), Standby: cfg.Standby, Mounts: s.mounts(),
 		})
 	})
 	s.server = api.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -132,11 +131,23 @@ func New(cfg Config) (*Service, error) {
 	return s, nil
 }
 
+func (s *Service) mounts() map[string]http.Handler {
+	all := map[string]http.Handler{
+		"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
+		"streams": s.Streams.Handler(),
+		"verdict": api.Answer(s.verdict), "failures": api.Answer(s.failures), "findings": api.Take(s.Found),
+	}
+	if s.cfg.Vote != nil {
+		all[api.Vote] = s.cfg.Vote
+	}
+	return all
+}
+
 // peerCalls are the requests of launchers and their checkpoint daemons to mounted handlers.
 func peerCalls() []string {
 	return []string{"POST checkpoints/reports", "POST checkpoints/agree", "POST checkpoints/speaks",
 		"POST checkpoints/peers", "POST checkpoints/ages", "POST checks/next", "GET checks", "POST hang/report",
-		"POST findings", "GET streams/feed"}
+		"POST findings", "GET streams/feed", "POST " + api.Vote}
 }
 
 // rewire makes a new topology count: for the ranks of the next world, for the partners that its checkpoint daemons then

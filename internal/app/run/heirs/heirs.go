@@ -1,0 +1,361 @@
+// Package heirs is a launcher's part in the election of the launcher that serves the rendezvous, after the one that did
+// so has died. Package successor has the rules.
+//
+// Proof of a death is that the dead launcher's own address refuses connections: its kernel says so. Silence proves
+// nothing, and then nobody serves.
+//
+// Goroutines: the door's until Close; an elected launcher has one more, which looks for a new launcher at the job's
+// endpoint.
+package heirs
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/successor"
+)
+
+// Times of the election.
+const (
+	askTimeout  = time.Second            // for the answer to a vote
+	dialTimeout = time.Second            // to find out whether a launcher is dead
+	dialPause   = 25 * time.Millisecond  // between two refusals: the port of a process that starts may open meanwhile
+	lookPause   = 500 * time.Millisecond // between two looks at the endpoint
+)
+
+// Config describes a launcher.
+type Config struct {
+	Run, ID string
+	// Client asks the launcher that serves.
+	Client *api.Client
+	// Endpoint is where the job's nodes meet, HOST:PORT.
+	Endpoint string
+	Token    string
+	// Listener is where this launcher serves if it is elected, and Serve makes the service; without a Listener it never
+	// is.
+	Listener net.Listener
+	Serve    func(standby func() error, vote http.Handler) (*service.Service, error)
+	Log      *slog.Logger
+}
+
+// Heirs implements api.Succession.
+type Heirs struct {
+	cfg     Config
+	door    *door
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	serving atomic.Pointer[service.Service] // since this launcher was elected
+
+	mu     sync.Mutex
+	voter  successor.Voter
+	voters int             // members of the world besides the server
+	self   rendezvous.Heir // this launcher's entry in the newest will that names it
+	tally  successor.Tally
+	server string // where the launcher that serves listens itself; "": not known
+	dead   bool   // it is
+	svc    *service.Service
+	said   string // the newest line about a loss that goes on
+}
+
+// message is what launchers send to each other: a vote, or the news that the sender was elected.
+type message struct {
+	successor.Vote
+	Addr string `json:"addr,omitempty"` // where it serves, in the term of the vote
+}
+
+// New makes a launcher's part. Its listener takes no connection before the launcher is an heir.
+func New(cfg Config) *Heirs {
+	h := &Heirs{cfg: cfg, voter: successor.Voter{ID: cfg.ID}}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	if cfg.Listener != nil {
+		h.door = newDoor(cfg.Listener)
+	}
+	return h
+}
+
+// Close ends it. Nil is closed.
+func (h *Heirs) Close() {
+	if h == nil {
+		return
+	}
+	h.cancel()
+	h.mu.Lock()
+	svc := h.svc
+	h.mu.Unlock()
+	if svc != nil {
+		svc.Streams.Finish("the launcher that serves the run has ended")
+		svc.Close(0)
+	}
+	if h.door != nil {
+		h.door.close()
+	}
+	h.wg.Wait()
+}
+
+// Serving is the service of an elected launcher; nil: it is none.
+func (h *Heirs) Serving() *service.Service {
+	if h == nil {
+		return nil
+	}
+	return h.serving.Load()
+}
+
+// Told implements api.Succession.
+func (h *Heirs) Told(d rendezvous.Directive) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch d.Kind {
+	case job.Run:
+		h.voter.Runs(d.EpochID, d.Will)
+	case job.Done, job.Fail:
+		h.voter.Parts()
+	}
+	if d.Will == nil || d.Kind != job.Run {
+		return
+	}
+	h.server, h.dead, h.voters, h.said = d.Will.Server, false, d.Will.Voters, ""
+	for _, heir := range d.Will.Heirs {
+		if heir.ID == h.cfg.ID {
+			h.self = heir
+			h.openLocked()
+		}
+	}
+}
+
+// openLocked makes an heir ready to take votes.
+func (h *Heirs) openLocked() {
+	if h.svc != nil || h.door == nil || h.ctx.Err() != nil {
+		return
+	}
+	svc, err := h.cfg.Serve(h.standby, api.Ask(h.received))
+	if err != nil {
+		h.cfg.Log.Warn("this launcher cannot serve the rendezvous if another one is lost", "err", err)
+		return
+	}
+	h.svc = svc
+	h.wg.Go(func() { _ = svc.ServeRarely(h.door) }) // until Close
+	h.door.open()
+}
+
+func (h *Heirs) standby() error {
+	if h.serving.Load() == nil {
+		return api.ErrStandby
+	}
+	return nil
+}
+
+// received takes the vote of another launcher.
+func (h *Heirs) received(run string, m message) (any, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if run != h.cfg.Run || m.Addr != "" {
+		return successor.Answer{}, nil
+	}
+	a := h.tally.Count(m.Vote)
+	h.electedLocked(a)
+	return a, nil
+}
+
+// electedLocked makes the launcher serve once it has the votes: before any voter hears of it.
+func (h *Heirs) electedLocked(a successor.Answer) {
+	if !a.Serves || h.serving.Load() != nil || h.ctx.Err() != nil {
+		return
+	}
+	host, port, _ := net.SplitHostPort(h.self.Addr)
+	number, _ := strconv.Atoi(port)
+	h.svc.Hub.SetServer(rendezvous.Server{ID: h.cfg.ID, Host: host, Port: number, Term: a.Term})
+	h.serving.Store(h.svc)
+	have, need := h.tally.Votes()
+	h.cfg.Log.Warn("the launcher that served the rendezvous has died, and this one was elected to serve it",
+		"dead", h.server, "addr", h.self.Addr, "term", a.Term, "votes", have, "needed", need, "members_left", h.voters)
+	news := message{Vote: successor.Vote{Term: a.Term, ID: h.cfg.ID}, Addr: h.self.Addr}
+	h.wg.Go(func() { h.announce(news) })
+}
+
+// announce tells whoever serves at the endpoint, such as a pod that replaces the dead one, that this launcher does.
+func (h *Heirs) announce(news message) {
+	c := api.NewClient(h.cfg.Endpoint, h.cfg.Token)
+	defer c.Close()
+	for h.ctx.Err() == nil {
+		ctx, cancel := context.WithTimeout(h.ctx, askTimeout)
+		_ = c.Call(ctx, h.cfg.Run, api.Vote, news, nil) // usually nobody is there
+		cancel()
+		select {
+		case <-h.ctx.Done():
+		case <-time.After(lookPause):
+		}
+	}
+}
+
+// Bound implements api.Succession.
+func (h *Heirs) Bound() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.voter.Bound()
+}
+
+// Parting implements api.Succession. A request that has reached no server changes nothing.
+func (h *Heirs) Parting(join func() error) error {
+	h.mu.Lock()
+	if h.voter.Bound() {
+		h.mu.Unlock()
+		return api.ErrBound
+	}
+	back := h.voter.Parts()
+	h.mu.Unlock()
+	err := join()
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		h.mu.Lock()
+		back()
+		h.mu.Unlock()
+	}
+	return err
+}
+
+// Lost implements api.Succession.
+func (h *Heirs) Lost(ctx context.Context) (moved bool) {
+	h.mu.Lock()
+	server, dead := h.server, h.dead
+	h.mu.Unlock()
+	if server == "" || !dead && !refuses(ctx, server) {
+		return false
+	}
+	for ctx.Err() == nil {
+		h.mu.Lock()
+		h.dead = true
+		heir, vote, ok := h.voter.Ballot()
+		h.mu.Unlock()
+		if !ok {
+			return h.hopeless()
+		}
+		a, err := h.ask(ctx, heir, vote)
+		if err != nil && refuses(ctx, heir.Addr) {
+			h.mu.Lock()
+			h.voter.HeirDead()
+			h.mu.Unlock()
+			continue
+		}
+		if err != nil {
+			h.say("the heir of the launcher that served the rendezvous does not answer; waiting for it", "err", err)
+			return false
+		}
+		return h.answered(heir, a)
+	}
+	return false
+}
+
+// answered follows an heir that serves.
+func (h *Heirs) answered(heir rendezvous.Heir, a successor.Answer) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.voter.Answered(a) {
+		return false
+	}
+	h.followLocked(heir.Addr)
+	if heir.ID != h.cfg.ID {
+		h.cfg.Log.Warn("the launcher that served the rendezvous has died; another one was elected", "addr", heir.Addr,
+			"term", a.Term)
+	}
+	return true
+}
+
+func (h *Heirs) follow(addr string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.followLocked(addr)
+}
+
+func (h *Heirs) followLocked(addr string) {
+	h.server, h.dead, h.said = addr, false, ""
+	h.cfg.Client.Move(addr)
+}
+
+// hopeless has a launcher without a vote, or without an heir, look where the job's nodes meet.
+func (h *Heirs) hopeless() bool {
+	h.say("the launcher that served the rendezvous has died, and this one has no vote, or no heir is left; " +
+		"waiting for a new launcher at the job's endpoint")
+	h.cfg.Client.Move(h.cfg.Endpoint)
+	return false
+}
+
+func (h *Heirs) say(text string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.said != text {
+		h.said = text
+		h.cfg.Log.Warn(text, append(args, "dead", h.server, "endpoint", h.cfg.Endpoint)...)
+	}
+}
+
+// ask sends a vote to its heir, which may be this launcher.
+func (h *Heirs) ask(ctx context.Context, heir rendezvous.Heir, vote successor.Vote) (a successor.Answer, err error) {
+	if heir.ID == h.cfg.ID {
+		return h.stand(ctx, vote), nil
+	}
+	c := api.NewClient(heir.Addr, h.cfg.Token)
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	err = c.Call(ctx, h.cfg.Run, api.Vote, message{Vote: vote}, &a)
+	return a, err
+}
+
+// stand is a vote for oneself. A candidate gives up when a new launcher serves where the dead one did.
+func (h *Heirs) stand(ctx context.Context, vote successor.Vote) successor.Answer {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.svc == nil {
+		return successor.Answer{}
+	}
+	a := h.tally.Stand(vote, h.voters)
+	h.electedLocked(a)
+	if a.Serves {
+		return a
+	}
+	server := h.server
+	h.mu.Unlock()
+	back := answers(ctx, server)
+	h.mu.Lock()
+	if back && h.tally.Withdraw() {
+		return successor.Answer{}
+	}
+	return a
+}
+
+// refuses reports whether the host at addr refuses connections, so that the process that listened there is dead. The
+// port of a process that is being killed may be closed a little later than its connections.
+func refuses(ctx context.Context, addr string) bool {
+	for i := range 2 {
+		if i > 0 {
+			time.Sleep(dialPause)
+		}
+		if err := dial(ctx, addr); !errors.Is(err, syscall.ECONNREFUSED) {
+			return false
+		}
+	}
+	return true
+}
+
+func answers(ctx context.Context, addr string) bool { return dial(ctx, addr) == nil }
+
+func dial(ctx context.Context, addr string) error {
+	d := net.Dialer{Timeout: dialTimeout}
+	c, err := d.DialContext(ctx, "tcp", addr)
+	if err == nil {
+		_ = c.Close()
+	}
+	return err
+}

@@ -1,0 +1,233 @@
+package heirs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const token = "0123456789abcdef0123456789abcdef"
+
+// peers are launchers of a world whose server listens, but is none of them.
+type peers struct {
+	t        *testing.T
+	server   net.Listener
+	will     *rendezvous.Will
+	listen   map[string]net.Listener
+	all      map[string]*Heirs
+	epoch    job.EpochID
+	endpoint string
+}
+
+// newPeers makes launchers of which the first are heirs.
+func newPeers(t *testing.T, heirs int, names ...string) *peers {
+	p := &peers{t: t, server: listen(t, "127.0.0.1:0"), all: map[string]*Heirs{}, listen: map[string]net.Listener{},
+		epoch: job.EpochID{Term: 1, Round: 1}}
+	p.endpoint = p.server.Addr().String()
+	p.will = &rendezvous.Will{Term: 1, Server: p.endpoint, Voters: len(names)}
+	for i, name := range names {
+		l := listen(t, "127.0.0.1:0")
+		p.listen[name] = l
+		if i < heirs {
+			p.will.Heirs = append(p.will.Heirs, rendezvous.Heir{ID: name, Name: name, Addr: l.Addr().String()})
+		}
+	}
+	for _, name := range names {
+		c := api.NewClient(p.endpoint, token)
+		h := New(Config{Run: "r", ID: name, Client: c, Endpoint: p.endpoint, Token: token, Listener: p.listen[name],
+			Serve: serve, Log: slog.New(slog.DiscardHandler)})
+		t.Cleanup(c.Close)
+		t.Cleanup(h.Close)
+		p.all[name] = h
+		h.Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Will: p.will})
+	}
+	return p
+}
+
+func serve(standby func() error, vote http.Handler) (*service.Service, error) {
+	return service.New(service.Config{Token: token, Standby: standby, Vote: vote, Log: slog.New(slog.DiscardHandler)})
+}
+
+func listen(t *testing.T, addr string) net.Listener {
+	l, err := net.Listen("tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// die closes the server's port, as its kernel does when it is killed.
+func (p *peers) die() { require.NoError(p.t, p.server.Close()) }
+
+// lost has launchers notice the loss, in turn, until all of them follow another server.
+func (p *peers) lost(names ...string) {
+	p.t.Helper()
+	left := map[string]bool{}
+	for _, name := range names {
+		left[name] = true
+	}
+	for end := time.Now().Add(30 * time.Second); len(left) > 0; {
+		require.True(p.t, time.Now().Before(end), "%v follow nobody", left)
+		for _, name := range names {
+			if left[name] && p.all[name].Lost(p.t.Context()) {
+				delete(left, name)
+			}
+		}
+	}
+}
+
+// runs asks the server that a launcher follows.
+func (p *peers) runs(name string) error {
+	_, err := p.all[name].cfg.Client.Runs(p.t.Context())
+	return err
+}
+
+func TestMembersElectTheFirstHeir(t *testing.T) {
+	p := newPeers(t, 2, "a", "b", "c", "d")
+	for range 3 {
+		require.False(t, p.all["a"].Lost(t.Context()), "the server lives")
+	}
+	require.False(t, p.all["a"].Bound())
+	p.die()
+	require.False(t, p.all["b"].Lost(t.Context()))
+	require.False(t, p.all["b"].Bound(), "the heir does not know of the loss, and counts no vote")
+	require.False(t, p.all["a"].Lost(t.Context()))
+	require.True(t, p.all["a"].Bound())
+	require.ErrorIs(t, p.all["a"].Parting(func() error { return nil }), api.ErrBound)
+	require.False(t, p.all["b"].Lost(t.Context()))
+	require.Nil(t, p.all["a"].Serving(), "two of four are no majority")
+	p.lost("c", "b", "a", "d")
+	require.NotNil(t, p.all["a"].Serving())
+	for name := range p.all {
+		require.NoError(t, p.runs(name))
+		require.False(t, p.all[name].Bound())
+	}
+}
+
+// The next heir serves if the first is dead, too; and a successor has successors.
+func TestHeirsOfHeirs(t *testing.T) {
+	p := newPeers(t, 3, "a", "b", "c", "d", "e")
+	p.die()
+	p.all["a"].Close()
+	p.lost("b", "c", "d", "e")
+	require.NotNil(t, p.all["b"].Serving())
+	p.all["b"].Close()
+	p.lost("c", "d", "e")
+	require.NotNil(t, p.all["c"].Serving())
+}
+
+// Nobody serves in doubt: a host that is silent may be alive.
+func TestSilenceIsNoProof(t *testing.T) {
+	p := newPeers(t, 1, "a")
+	p.will.Server = "[2001:db8::1]:1" // an address for documentation, which no host has
+	p.all["a"].Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Will: p.will})
+	p.die()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	require.False(t, p.all["a"].Lost(ctx))
+	require.False(t, p.all["a"].Bound())
+}
+
+// A world of two: the survivor serves alone.
+func TestSurvivorOfTwo(t *testing.T) {
+	p := newPeers(t, 1, "a")
+	p.die()
+	require.True(t, p.all["a"].Lost(t.Context()))
+	require.NoError(t, p.runs("a"))
+}
+
+// A launcher that was started again in the place of the dead one serves, if nobody has been elected.
+func TestCandidacyEnds(t *testing.T) {
+	p := newPeers(t, 1, "a", "b", "c")
+	p.die()
+	require.False(t, p.all["a"].Lost(t.Context()))
+	require.True(t, p.all["a"].Bound())
+	listen(t, p.endpoint)
+	require.False(t, p.all["a"].Lost(t.Context()))
+	require.False(t, p.all["a"].Bound())
+}
+
+// Whoever has asked for a place in the next world has no vote, unless nobody has heard it.
+func TestPartingEndsTheVote(t *testing.T) {
+	p := newPeers(t, 1, "a")
+	p.die()
+	h := p.all["a"]
+	refused := fmt.Errorf("dial: %w", syscall.ECONNREFUSED)
+	require.ErrorIs(t, h.Parting(func() error { return refused }), syscall.ECONNREFUSED)
+	require.True(t, h.voter.Member())
+	require.Error(t, h.Parting(func() error { return errors.New("cut off") }))
+	require.False(t, h.Lost(t.Context()))
+	require.Nil(t, h.Serving())
+}
+
+// The elected launcher finds the one that replaces the dead one at the endpoint, which takes itself and its own launcher
+// there.
+func TestNewLauncherAtTheEndpointJoinsTheElected(t *testing.T) {
+	p := newPeers(t, 1, "a")
+	p.die()
+	require.True(t, p.all["a"].Lost(t.Context()))
+	client := api.NewClient(p.endpoint, token)
+	t.Cleanup(client.Close)
+	own := New(Config{Run: "r", ID: "n", Client: client, Endpoint: p.endpoint, Token: token,
+		Log: slog.New(slog.DiscardHandler)})
+	t.Cleanup(own.Close)
+	s := NewServer("r", own)
+	t.Cleanup(s.Close)
+	svc, err := serve(s.Standby, s.Vote())
+	require.NoError(t, err)
+	s.Of(svc.Hub, "n", "127.0.0.1", 1)
+	params := rendezvous.Params{Min: 2, Max: 2}
+	join := rendezvous.Join{Node: rendezvous.Node{ID: "n", Name: "n", Rank: -1, Slots: 1}, Params: params}
+	require.NoError(t, s.Join(t.Context(), "r", join))
+	waits := make(chan error, 1)
+	go func() {
+		_, err := s.Watch(t.Context(), "r", "n", api.Cursor{})
+		for err == nil { // the directive to wait
+			_, err = s.Watch(t.Context(), "r", "n", api.Cursor{Directive: 1 << 63})
+		}
+		waits <- err
+	}()
+	l := listen(t, p.endpoint)
+	served := make(chan error, 1)
+	go func() { served <- svc.Serve(l) }()
+	t.Cleanup(func() { svc.Close(0); <-served })
+	err = <-waits
+	require.False(t, api.Final(err), err)
+	require.Equal(t, p.will.Heirs[0].Addr, s.Moved())
+	_, err = s.Watch(t.Context(), "r", "n", api.Cursor{})
+	require.ErrorIs(t, err, rendezvous.ErrUnknownNode)
+	require.NoError(t, s.Join(t.Context(), "r", join))
+	runs := p.all["a"].Serving().Hub.Runs(true)
+	require.Len(t, runs, 1)
+	require.Equal(t, "n", runs[0].Nodes[0].Name)
+	late := api.NewClient(p.endpoint, token)
+	t.Cleanup(late.Close)
+	join.Node.ID, join.Node.Name = "m", "m"
+	require.NoError(t, late.Join(t.Context(), "r", join))
+	require.Len(t, p.all["a"].Serving().Hub.Runs(true)[0].Nodes, 2)
+}
+
+// Before it is an heir, a launcher takes no connection.
+func TestDoorIsClosed(t *testing.T) {
+	l := listen(t, "127.0.0.1:0")
+	h := New(Config{Run: "r", ID: "a", Listener: l, Log: slog.New(slog.DiscardHandler)})
+	t.Cleanup(h.Close)
+	c := api.NewClient(l.Addr().String(), token)
+	t.Cleanup(c.Close)
+	require.Error(t, c.Call(t.Context(), "r", api.Vote, message{}, nil))
+}

@@ -1,0 +1,144 @@
+package run
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	elected  = "this one was elected to serve it"
+	follower = "another one was elected"
+)
+
+// trainers are machines with a PyTorch job each, of which the first serves the rendezvous.
+type trainers struct {
+	*cluster
+	args  []string
+	nodes []*launched
+}
+
+func newTrainers(t *testing.T, n int, nnodes string, more ...string) *trainers {
+	if !hasTorch() {
+		t.Skip("SKIPPED: no PyTorch for /usr/bin/python3, so successors of a launcher that serves are NOT tested")
+	}
+	c := &trainers{cluster: &cluster{newBench(t), newNetwork(t, n)}}
+	script, err := filepath.Abs("testdata/allreduce.py")
+	require.NoError(t, err)
+	c.args = slices.Concat([]string{"--nnodes=" + nnodes, "--nproc-per-node=1", "--rdzv-backend=c10d",
+		"--rdzv-endpoint=" + c.addrs[0] + ":29401", "--rdzv-id=job", "--max-restarts=3"}, more, []string{script, c.dir})
+	for i := range n {
+		c.nodes = append(c.nodes, c.train(i))
+	}
+	eventually(t, "all train", c.exists(fmt.Sprint("trained.", n)))
+	return c
+}
+
+func (c *trainers) train(i int) *launched {
+	return c.on(i, "dlrover-run", []string{"PYTHON_EXEC=/usr/bin/python3", "GLOO_SOCKET_IFNAME=eth0"}, c.args...)
+}
+
+// kill ends a launcher; its guard ends the workers.
+func (c *trainers) kill(i int) {
+	c.t.Helper()
+	require.NoError(c.t, syscall.Kill(c.nodes[i].launcher(), syscall.SIGKILL))
+}
+
+// ends lets the nodes finish, but for those that have ended.
+func (c *trainers) ends(gone ...int) {
+	c.t.Helper()
+	c.release()
+	for i, l := range c.nodes {
+		if !slices.Contains(gone, i) {
+			require.Equal(c.t, 0, l.wait(), l.err.String())
+		}
+	}
+}
+
+// server waits until one of the nodes has been elected.
+func (c *trainers) server(not ...int) (elect int) {
+	c.t.Helper()
+	eventually(c.t, "one is elected", func() bool {
+		for i, l := range c.nodes {
+			if !slices.Contains(not, i) && strings.Contains(l.err.String(), elected) {
+				elect = i
+				return true
+			}
+		}
+		return false
+	})
+	return elect
+}
+
+// The launcher that serves is killed, with its workers, and then the one that was elected. A pod that takes the first
+// one's place at the endpoint comes to the second successor.
+func TestKilledLauncherHasSuccessors(t *testing.T) {
+	long(t)
+	c := newTrainers(t, 5, "2:5")
+	c.kill(0)
+	killed := time.Now()
+	first := c.server(0)
+	t.Logf("node %d serves after %s", first, time.Since(killed).Round(time.Millisecond))
+	eventually(t, "four train", c.exists("trained.4"))
+	c.kill(first)
+	second := c.server(0, first)
+	eventually(t, "three train", c.exists("trained.3"))
+	again := c.train(0)
+	eventually(t, "four train again", c.exists("trained.4.again"))
+	require.Contains(t, again.err.String(), "joining it")
+	c.ends(0, first)
+	require.Equal(t, 0, again.wait(), again.err.String())
+	for i, l := range c.nodes {
+		if i != 0 && i != first && i != second {
+			require.Contains(t, l.err.String(), follower)
+		}
+	}
+}
+
+// A node that leaves hands the service over: the world that it leaves behind is sealed once, and restarted by nothing.
+func TestLauncherThatLeavesHandsOver(t *testing.T) {
+	long(t)
+	c := newTrainers(t, 3, "2:3")
+	c.nodes[0].signal(syscall.SIGTERM)
+	c.nodes[0].wait()
+	eventually(t, "two train", c.exists("trained.2"))
+	c.server(0)
+	c.ends(0)
+	for _, l := range c.nodes[1:] {
+		require.Equal(t, 2, strings.Count(l.err.String(), `"msg":"workers started"`), l.err.String())
+	}
+}
+
+// Of two launchers one is left, and serves.
+func TestSurvivorOfTwoServes(t *testing.T) {
+	long(t)
+	c := newTrainers(t, 2, "1:2", "--rdzv-conf=last_call_timeout=20")
+	c.kill(0)
+	require.Equal(t, 1, c.server(0))
+	eventually(t, "one trains", c.exists("trained.1"))
+	c.ends(0)
+}
+
+// The host of the launcher that serves is cut off: it may be alive, and nobody serves until it is back.
+func TestNobodyServesInDoubt(t *testing.T) {
+	long(t)
+	c := newTrainers(t, 3, "2:3", "--rdzv-conf=node_timeout=60")
+	c.tool("ip", "-n", c.hub, "link", "set", port(0), "down")
+	eventually(t, "missed", func() bool {
+		return strings.Contains(c.nodes[1].err.String(), "cannot reach the rendezvous daemon")
+	})
+	c.tool("ip", "-n", c.hub, "link", "set", port(0), "up")
+	eventually(t, "found", func() bool {
+		return strings.Contains(c.nodes[1].err.String(), "the rendezvous daemon is back")
+	})
+	c.ends()
+	for _, l := range c.nodes {
+		require.NotContains(t, l.err.String(), elected)
+	}
+}
