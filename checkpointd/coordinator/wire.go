@@ -60,7 +60,7 @@ func errorOf(status int, body []byte) error {
 	case !ok:
 		return fmt.Errorf("%w: HTTP status %d: no checkpoint coordinator answers here "+
 			"(another service on this port?)", errBadRequest, status)
-	case e.Code == "closed":
+	case e.Code == "closed", e.Code == "standby", e.Code == "moved":
 		return fmt.Errorf("%w: %s", errAway, e.Error)
 	}
 	return wireErrors.Received(e)

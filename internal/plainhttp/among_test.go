@@ -46,6 +46,11 @@ func TestAmong(t *testing.T) {
 	clear(listens)
 	require.Equal(t, "b:2 c:3 a:1", dials(), "each once")
 	require.Equal(t, "b:2 c:3 a:1", dials())
+	listens["c:3"], listens["d:4"] = true, true
+	require.Equal(t, "b:2 c:3", dials())
+	a.Replace("e:5,d:4")
+	require.Equal(t, "e:5", a.First())
+	require.Equal(t, "e:5 d:4", dials())
 }
 
 // The requests of a client go to the addresses, whatever its URLs name.

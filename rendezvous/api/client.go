@@ -74,6 +74,9 @@ func (c *Client) Move(addr string) {
 	c.hc.CloseIdleConnections()
 }
 
+// Addr is where requests go, HOST:PORT; the first of several addresses.
+func (c *Client) Addr() string { return c.among.First() }
+
 // Close ends the idle connections.
 func (c *Client) Close() { c.hc.CloseIdleConnections() }
 

@@ -128,8 +128,8 @@ func TestImportPolicy(t *testing.T) {
 // The decisions are pure: no clock is read, nothing is opened.
 func TestPurePackages(t *testing.T) {
 	for _, pkg := range []string{
-		"rendezvous", "launcher/argv", "launcher/argv/native", "launcher/policy", "launcher/verdict", "launcher/preset",
-		"netcheck", "switchbox", "launcher/logs/rule", "launcher/streams", "launcher/hostfile",
+		"rendezvous", "rendezvous/successor", "launcher/argv", "launcher/argv/native", "launcher/policy", "launcher/verdict",
+		"launcher/preset", "netcheck", "switchbox", "launcher/logs/rule", "launcher/streams", "launcher/hostfile",
 		"launcher/scheduler", "internal/app/nodehealth", "internal/job", "hang", "hang/page", "hang/rankset",
 		"hang/straggler",
 	} {

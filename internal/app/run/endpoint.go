@@ -325,16 +325,21 @@ func (e *endpoint) Daemons() string {
 		return ""
 	case e.elector != nil:
 		return e.elector.Leader()
-	case e.served != nil:
+	case e.Served() != nil:
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
+	case e.heirs != nil:
+		return e.heirs.Servers()
 	}
 	return e.where
 }
 
 // FollowDaemons implements feature.Rendezvous.
 func (e *endpoint) FollowDaemons(move func(addr string)) {
-	if e.elector != nil {
+	switch {
+	case e.elector != nil:
 		e.elector.Follow(move)
+	case e.heirs != nil:
+		e.heirs.Follow(move)
 	}
 }
 

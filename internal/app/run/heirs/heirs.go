@@ -14,7 +14,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -61,13 +63,17 @@ type Heirs struct {
 
 	mu     sync.Mutex
 	voter  successor.Voter
-	voters int             // members of the world besides the server
-	self   rendezvous.Heir // this launcher's entry in the newest will that names it
+	voters int               // members of the world besides the server
+	heirs  []rendezvous.Heir // of that world
+	self   rendezvous.Heir   // this launcher's entry in the newest will that names it
 	tally  successor.Tally
 	server string // where the launcher that serves listens itself; "": not known
 	dead   bool   // it is
 	svc    *service.Service
 	said   string // the newest line about a loss that goes on
+
+	move  func(servers string) // nil: nobody follows
+	moved string               // the servers that it was told last
 }
 
 // message is what launchers send to each other: a vote, or the news that the sender was elected.
@@ -113,6 +119,37 @@ func (h *Heirs) Serving() *service.Service {
 	return h.serving.Load()
 }
 
+// Servers are where the run is served and, after that, where it may be next, with commas between.
+func (h *Heirs) Servers() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.serversLocked()
+}
+
+// Follow has move called with all later Servers. It must be quick, and must not call h.
+func (h *Heirs) Follow(move func(servers string)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.move, h.moved = move, h.serversLocked()
+}
+
+func (h *Heirs) tellLocked() {
+	if now := h.serversLocked(); h.move != nil && now != h.moved {
+		h.moved = now
+		h.move(now)
+	}
+}
+
+func (h *Heirs) serversLocked() string {
+	all := []string{h.cfg.Client.Addr()}
+	for _, heir := range h.heirs {
+		if !slices.Contains(all, heir.Addr) {
+			all = append(all, heir.Addr)
+		}
+	}
+	return strings.Join(all, ",")
+}
+
 // Told implements api.Succession.
 func (h *Heirs) Told(d rendezvous.Directive) {
 	h.mu.Lock()
@@ -126,7 +163,9 @@ func (h *Heirs) Told(d rendezvous.Directive) {
 	if d.Will == nil || d.Kind != job.Run {
 		return
 	}
-	h.server, h.dead, h.voters, h.said = d.Will.Server, false, d.Will.Voters, ""
+	h.server, h.dead, h.said = d.Will.Server, false, ""
+	h.voters, h.heirs = d.Will.Voters, d.Will.Heirs
+	h.tellLocked()
 	for _, heir := range d.Will.Heirs {
 		if heir.ID == h.cfg.ID {
 			h.self = heir
@@ -281,6 +320,7 @@ func (h *Heirs) follow(addr string) {
 func (h *Heirs) followLocked(addr string) {
 	h.server, h.dead, h.said = addr, false, ""
 	h.cfg.Client.Move(addr)
+	h.tellLocked()
 }
 
 // hopeless has a launcher without a vote, or without an heir, look where the job's nodes meet.
