@@ -21,11 +21,12 @@ import (
 
 // Config names the Lease, and how its API server is reached.
 type Config struct {
-	Name      string // of the Lease
-	Namespace string
-	Pod       string // that gets the label; "": none
-	API       *rest.Config
-	Log       *slog.Logger
+	Name         string // of the Lease
+	Namespace    string
+	Pod          string // that gets the label; "": none
+	PodNamespace string // "": that of the Lease
+	API          *rest.Config
+	Log          *slog.Logger
 }
 
 // Locate returns the configuration of a process in a pod, or outside of one that which KUBECONFIG names. An empty
@@ -36,7 +37,8 @@ func Locate(name, namespace string, log *slog.Logger) (Config, error) {
 	switch {
 	case err == nil:
 		host, _ := os.Hostname()
-		cfg.Namespace, cfg.Pod = cmp.Or(namespace, in.Namespace), cmp.Or(cfg.Pod, host)
+		cfg.Pod, cfg.PodNamespace = cmp.Or(cfg.Pod, host), in.Namespace
+		cfg.Namespace = cmp.Or(namespace, in.Namespace)
 		cfg.API = &rest.Config{
 			Host: in.Server, BearerTokenFile: in.TokenFile, TLSClientConfig: rest.TLSClientConfig{CAFile: in.CAFile},
 		}
@@ -54,7 +56,7 @@ func Locate(name, namespace string, log *slog.Logger) (Config, error) {
 		}
 	}
 	if err == nil && cfg.Namespace == "" {
-		err = errors.New("the pod's namespace is not known: name one")
+		err = errors.New("the pod's namespace is not known: name one with --lease-namespace")
 	}
 	return cfg, err
 }
@@ -77,13 +79,14 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("Kubernetes: %w", err)
 	}
-	of := func(group, resource string) dynamic.ResourceInterface {
+	of := func(group, resource, namespace string) dynamic.ResourceInterface {
 		r := schema.GroupVersionResource{Group: group, Version: "v1", Resource: resource}
-		return d.Resource(r).Namespace(cfg.Namespace)
+		return d.Resource(r).Namespace(namespace)
 	}
 	s := &Store{
 		name: cfg.Name, pod: cfg.Pod, http: client, log: cfg.Log, mine: map[lead.Leader]bool{},
-		leases: of("coordination.k8s.io", "leases"), maps: of("", "configmaps"), pods: of("", "pods"),
+		leases: of("coordination.k8s.io", "leases", cfg.Namespace), maps: of("", "configmaps", cfg.Namespace),
+		pods: of("", "pods", cmp.Or(cfg.PodNamespace, cfg.Namespace)),
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s, nil

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"sync"
 	"time"
@@ -51,8 +52,8 @@ type Store struct {
 	labels sync.Mutex // held by the goroutine that is in charge of the label
 	warned sync.Once  // about the label
 
-	// mine are the leaderships that this process has asked for since its last but one; of Campaign, where all of them are
-	// over, even if the Lease does not say so: the API server was away.
+	// mine are the newest leaderships that this process has asked for; of Campaign, where all of them are over, even if
+	// the Lease does not say so: the API server was away.
 	mine map[lead.Leader]bool
 
 	mu     sync.Mutex // guards tenure
@@ -122,13 +123,13 @@ func (s *Store) take(ctx context.Context, v *view, addr string) (*tenure, error)
 		l = object("coordination.k8s.io/v1", "Lease", s.name)
 	}
 	t := &tenure{term: max(termOf(l), termOf(kept)) + 1, before: l.GetAnnotations()[podKey], kept: kept}
+	maps.DeleteFunc(s.mine, func(m lead.Leader, _ bool) bool { return m.Term < termOf(l) }) // no Lease has them any more
 	hold(l, t.term, addr, s.pod)
 	s.mine[lead.Leader{Term: t.term, Addr: addr}] = true
 	sent := time.Now()
 	if t.lease, err = s.put(ctx, s.leases, l); err != nil {
 		return nil, err
 	}
-	s.mine = map[lead.Leader]bool{{Term: t.term, Addr: addr}: true}
 	t.ctx, t.lose = context.WithCancel(s.ctx)
 	t.expiry = time.AfterFunc(lasts-margin-time.Since(sent), t.lose)
 	s.mu.Lock()

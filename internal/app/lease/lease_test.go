@@ -83,7 +83,6 @@ func TestStore(t *testing.T) {
 
 // A leader that gets no answer stops before another one can lead, and writes nothing after that.
 func TestSilentServer(t *testing.T) {
-	testkit.Long(t, "a leadership expires, with every answer given up before")
 	f := startFake(t)
 	a, b := open(t, f, "a"), open(t, f, "b")
 	term, lost := campaign(t, a, "a:1")
