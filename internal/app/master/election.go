@@ -52,6 +52,16 @@ func backends() []backend {
 	}
 }
 
+// elects reports whether the options make this one of several masters.
+func elects(c *cli.Context) bool {
+	for _, b := range backends() {
+		if c.IsSet(b.option) {
+			return true
+		}
+	}
+	return false
+}
+
 // electionFlags are the options of masters that elect one of them.
 func electionFlags() (flags []cli.Flag) {
 	for _, b := range backends() {

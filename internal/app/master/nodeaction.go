@@ -74,7 +74,7 @@ func (d *daemon) openMarks(c *cli.Context, t *tenure, expiry time.Duration, leve
 		cfg.Action = string(level)
 		d.log.Info("nodes that are found faulty are marked", "level", string(level), "dry_run", dry, "for", expiry.String())
 	}
-	if actor != nil {
+	if actor != nil && (t != nil || !elects(c)) { // a master that waits would remove marks of the one that leads
 		cfg.Actor = actor.asked()
 	}
 	if t == nil {
