@@ -120,6 +120,42 @@ func TestKilledMasterIsReplaced(t *testing.T) {
 	require.Len(t, b.lines("starts"), 2, "no worker was restarted")
 }
 
+// What was decided about runs is known after the master that decided it was killed: how a run has ended, to people and
+// to a launcher that comes late; a pause of a run whose launchers are all gone.
+func TestNextMasterKnowsWhatWasDecided(t *testing.T) {
+	b := newBench(t)
+	e := newElectorate(b, 2)
+	leader := e.leader()
+	ctl := func(args ...string) string {
+		l := b.start("dlroverctl", e.env(), args...)
+		require.Equal(t, 0, l.wait(), l.err.String())
+		return l.out.String()
+	}
+	good := b.sh("echo $RANK >> $DIR/good", "--nnodes=1", "--nproc-per-node=1", "--rdzv-id=good")
+	require.Equal(t, 0, b.start("dlrover-run", e.env(), good...).wait())
+	bad := b.start("dlrover-run", e.env(), b.sh("echo 'ValueError: bad batch' >&2; exit 7", "--nnodes=1",
+		"--nproc-per-node=1", "--rdzv-id=bad")...)
+	require.NotZero(t, bad.wait())
+	waits := b.start("dlrover-run", e.env(), b.sh("exit 1", "--nnodes=2", "--rdzv-id=paused")...)
+	eventually(t, "it waits", func() bool { return strings.Contains(ctl("runs"), "paused") })
+	ctl("pause", "paused", "--reason=lunch")
+	waits.signal(syscall.SIGKILL)
+	e.masters[leader].signal(syscall.SIGKILL)
+	waits.wait()
+	e.masters[leader].wait()
+	e.leader(leader)
+	require.Contains(t, ctl("status", "good"), "succeeded")
+	require.Contains(t, ctl("events", "good"), "node-succeeded")
+	require.Contains(t, ctl("status", "bad"), "failed")
+	require.Contains(t, ctl("verdict", "bad"), "bad batch")
+	require.Contains(t, ctl("status", "paused"), "lunch")
+	require.Equal(t, 0, b.start("dlrover-run", e.env(), good...).wait())
+	require.Len(t, b.lines("good"), 1, "the run has succeeded: a launcher that comes late starts nothing")
+	ctl("forget", "good")
+	require.Equal(t, 0, b.start("dlrover-run", e.env(), good...).wait())
+	require.Len(t, b.lines("good"), 2)
+}
+
 // follows reports whether the newest leader that a master has followed is this one.
 func (e *electorate) follows(i, leader int) func() bool {
 	return func() bool {
