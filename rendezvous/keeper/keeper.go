@@ -1,5 +1,5 @@
-// Package keeper keeps the runs of an api.Hub in a store, from which the Hub of a later leader goes on: what was decided,
-// spent and learned. Who is there the launchers tell.
+// Package keeper keeps the runs of an api.Hub in a store, from which the Hub of a later leader goes on: what was
+// decided, spent and learned. The launchers tell who is there.
 //
 // Goroutines: one, from Follow until Close, or until another process leads.
 package keeper

@@ -209,7 +209,8 @@ func (m *metrics) watchKeeper(k *keeper.Keeper) {
 			Help: "Runs of which the next leader would not know all: something is not in the store yet.",
 		}, func() float64 { return float64(k.Stats().Pending) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "dlrover_decisions_failed_total", Help: "Writes of decisions about runs that have failed. They are tried again.",
+			Name: "dlrover_decisions_failed_total",
+			Help: "Writes of decisions about runs that have failed. They are tried again.",
 		}, func() float64 { return float64(k.Stats().Failed) }))
 }
 
