@@ -21,7 +21,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha test race lint docs fuzz bench chaos soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-kube image clean torch
+.PHONY: help build gpucheck demo demo-ha test race lint docs fuzz bench chaos soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -141,6 +141,10 @@ $(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
 	$(@D)/bin/pip install --progress-bar off grpcio protobuf kubernetes tornado psutil deprecated pynvml requests \
 	  packaging pydantic
 	touch $@
+
+e2e-etcd: torch ## several masters, an etcd of three and a PyTorch job, each on a machine of its own, under failures of all kinds
+	$(GOTEST) -- -count=1 -timeout 15m -run 'TestBlows|TestKilledMaster|TestFrozen(Master|Etcd)' ./internal/app/run
+	$(GOTEST) -- -count=1 -timeout 5m ./internal/app/etcd
 
 APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' internal/app/kube/apiserver/go.mod)
 

@@ -223,8 +223,7 @@ func campaign(t *testing.T, s *Store) (term lead.Term, lost <-chan struct{}) {
 	return term, lost
 }
 
-// A leader goes on while etcd is frozen for as long as all candidates vouch that it has named, and not without any. What
-// etcd says when it is back counts.
+// A leader goes on while etcd is frozen for as long as all candidates vouch that it has named, and no longer.
 func TestFailsafe(t *testing.T) {
 	endpoint, process := startServer(t)
 	var silent atomic.Bool
