@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/plainhttp"
+	"dlrover-run/launcher/torchpython"
 )
 
 // electorate is some masters that elect one of them in an etcd of one member.
@@ -182,6 +183,64 @@ func TestFrozenMasterIsReplaced(t *testing.T) {
 	e.masters[leader].signal(syscall.SIGCONT)
 	require.Equal(t, other, e.leader(leader))
 	require.Contains(t, e.masters[leader].err.String(), `"msg":"deposed`)
+}
+
+// A master is frozen while PyTorch trains on two nodes. The launchers are soon at the next one, where dlroverctl gets its
+// answer, too; no rank is restarted.
+func TestLaunchersLeaveAFrozenMaster(t *testing.T) {
+	long(t)
+	b := newBench(t)
+	b.env = append(b.env, "PYTHON_EXEC="+torchpython.Require(t, "A FROZEN MASTER IS"))
+	e := newElectorate(b, 3)
+	script, err := filepath.Abs("testdata/endless.py")
+	require.NoError(t, err)
+	var launchers []*launched
+	for range 2 {
+		launchers = append(launchers,
+			b.start("dlrover-run", e.env(), "--nnodes=2", "--nproc-per-node=2", "--rdzv-id=job", script))
+	}
+	eventually(t, "it trains", func() bool { return len(b.lines("starts")) == 4 && b.exists("step")() })
+	for range 2 {
+		leader := e.leader()
+		for i := range e.masters {
+			if i != leader {
+				eventually(t, "the others follow it", e.follows(i, leader))
+			}
+		}
+		e.masters[leader].signal(syscall.SIGSTOP)
+		stopped := time.Now()
+		ctl := b.start("dlroverctl", e.env(), "node", "mark", "gpu-07", "--reason=smoke")
+		next, served := e.successor(leader, stopped)
+		eventually(t, "the launchers are there", func() bool {
+			return strings.Contains(e.masters[next].err.String(), `"msg":"resumed"`)
+		})
+		whole := time.Since(stopped)
+		require.Equal(t, 0, ctl.wait())
+		t.Logf("master %d serves %s after master %d was frozen, and the launchers are there %s later",
+			next, served.Round(time.Millisecond), leader, (whole - served).Round(time.Millisecond))
+		require.Less(t, whole-served, 8*time.Second, "before a report, or a watch, reaches its limit")
+		e.masters[leader].signal(syscall.SIGKILL)
+		e.masters[leader].wait()
+		e.start(leader)
+	}
+	b.release()
+	for _, l := range launchers {
+		require.Equal(t, 0, l.wait())
+	}
+	require.Len(t, b.lines("starts"), 4, "no rank was restarted")
+}
+
+// successor waits until another master than the frozen one serves, and returns how long after an event that was.
+func (e *electorate) successor(frozen int, since time.Time) (next int, after time.Duration) {
+	e.b.t.Helper()
+	eventually(e.b.t, "another master serves", func() bool {
+		all := slices.DeleteFunc(e.serving(), func(i int) bool { return i == frozen })
+		if len(all) == 1 {
+			next, after = all[0], time.Since(since)
+		}
+		return len(all) == 1
+	})
+	return next, after
 }
 
 // While etcd is frozen the master that serves goes on, as long as all others follow it, and no other one serves. When
