@@ -185,8 +185,8 @@ func TestFrozenMasterIsReplaced(t *testing.T) {
 	require.Contains(t, e.masters[leader].err.String(), `"msg":"deposed`)
 }
 
-// A master is frozen while PyTorch trains on two nodes. The launchers are soon at the next one, where dlroverctl gets an
-// answer, too; no rank is restarted.
+// A master is frozen while PyTorch trains on two nodes. The launchers are soon at the next one, where dlroverctl gets
+// its answer, too; no rank is restarted.
 func TestLaunchersLeaveAFrozenMaster(t *testing.T) {
 	long(t)
 	b := newBench(t)
