@@ -18,26 +18,29 @@ import (
 	"dlrover-run/checkpointd"
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/checkpointd/shm/shmtest"
 	"dlrover-run/internal/testkit"
 )
 
-// busy locks a segment as its writer does, until release is called.
-func (n *node) busy(name string) (release func()) {
+// busy writes a save into a segment that is locked as its writer does, until release is called. The daemon is started
+// again: else it might look at the segment before the lock is there.
+func (n *node) busy(s shmtest.Save, name string) (release func()) {
 	n.t.Helper()
+	n.stop()
+	s.Write(n.t, n.dir, name)
 	f, err := os.OpenFile(n.dir.Path()+"/"+name, os.O_RDWR, 0)
 	require.NoError(n.t, err)
 	release = sync.OnceFunc(func() { f.Close() })
 	n.t.Cleanup(release)
-	wait := unix.F_OFD_SETLKW // the daemon may look at it at this moment
-	require.NoError(n.t, unix.FcntlFlock(f.Fd(), wait, &unix.Flock_t{Type: unix.F_WRLCK}))
+	require.NoError(n.t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
+	n.start()
 	return release
 }
 
 // A worker publishes its shard and loses the CPU before it unlocks, while another's word makes the daemon look.
 func TestABusySegmentIsLookedAtAgain(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
-	shard(dir, 7, 1, 2, 2).Write(t, n.dir, "seg/l1-0.seg")
-	release := n.busy("seg/l1-0.seg")
+	release := n.busy(shard(dir, 7, 1, 2, 2), "seg/l1-0.seg")
 	n.put(shard(dir, 7, 0, 2, 2), "seg/l0-0.seg")
 	require.Eventually(t, func() bool { return len(n.preparedRecords()) == 1 }, patience, time.Millisecond,
 		"shard 0 is written")
@@ -51,8 +54,7 @@ func TestABusySegmentIsLookedAtAgain(t *testing.T) {
 // A writer that has begun the next save is another matter.
 func TestABusySegmentWithANewerSaveIsSuperseded(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
-	single(dir, 7).Write(t, n.dir, "seg/l0-0.seg")
-	release := n.busy("seg/l0-0.seg")
+	release := n.busy(single(dir, 7), "seg/l0-0.seg")
 	n.ask(map[string]any{"op": "saved", "seg": "seg/l0-0.seg"})
 	require.Eventually(t, func() bool {
 		st, err := n.control().Status(t.Context())
