@@ -1,8 +1,8 @@
 package rendezvous
 
 import (
-	"net"
-	"strconv"
+	"fmt"
+	"strings"
 )
 
 // maxHeirs bounds the launchers that may serve next.
@@ -46,7 +46,7 @@ func (r *Round) will() *Will {
 			w.Voters--
 		}
 	}
-	w.Server = net.JoinHostPort(host, strconv.Itoa(s.Port))
+	w.Server = hostPort(host, s.Port)
 	switches, hosts := map[string]bool{}, map[string]bool{home: true}
 	for _, apart := range []func(*node) bool{
 		func(n *node) bool {
@@ -60,7 +60,7 @@ func (r *Round) will() *Will {
 				continue
 			}
 			switches[r.cfg.Topology[n.IP]], hosts[n.host()] = true, true
-			addr := net.JoinHostPort(o.reach(n, n.Addr), strconv.Itoa(n.Serve))
+			addr := hostPort(o.reach(n, n.Addr), n.Serve)
 			w.Heirs = append(w.Heirs, Heir{ID: n.ID, Name: n.Name, Addr: addr})
 		}
 	}
@@ -68,6 +68,13 @@ func (r *Round) will() *Will {
 		return nil
 	}
 	return w
+}
+
+func hostPort(host string, port int) string {
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]" // of IPv6
+	}
+	return fmt.Sprintf("%s:%d", host, port)
 }
 
 func (w *Will) names(id string) bool {

@@ -66,6 +66,7 @@ func TestWillOfServerThatIsNoMember(t *testing.T) {
 	s.obey()
 	require.Equal(t, 2, s.runs["b"].Will.Voters)
 	require.Equal(t, "10.0.0.1:29400", s.runs["b"].Will.Server)
+	require.Equal(t, "[fd00::1]:29400", hostPort("fd00::1", 29400))
 }
 
 func TestNoWill(t *testing.T) {

@@ -142,3 +142,21 @@ func TestNobodyServesInDoubt(t *testing.T) {
 		require.NotContains(t, l.err.String(), elected)
 	}
 }
+
+// Saves of several nodes need the rendezvous, and find the new one.
+func TestCheckpointsGoOnUnderASuccessor(t *testing.T) {
+	long(t)
+	b := newTraining(t, 80)
+	b.env = append(b.env, "DLROVER_TOKEN="+testToken)
+	args := b.args(b.c10d("2:3", "--max-restarts=10", "--nproc-per-node=1", "--rdzv-conf=last_call_timeout=20"), 5)
+	first := b.run(args...)
+	eventually(t, "serving", func() bool { return strings.Contains(first.err.String(), "serving the rendezvous") })
+	second, third := b.run(args...), b.run(args...)
+	eventually(t, "a committed step", func() bool { return b.latest() >= 10 })
+	require.NoError(t, syscall.Kill(first.launcher(), syscall.SIGKILL))
+	require.Equal(t, 0, second.wait(), second.err.String())
+	require.Equal(t, 0, third.wait(), third.err.String())
+	require.Contains(t, second.err.String()+third.err.String(), elected)
+	require.Equal(t, 80, b.latest())
+	require.Equal(t, 2, b.sizes()[len(b.sizes())-1])
+}

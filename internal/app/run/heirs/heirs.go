@@ -334,6 +334,11 @@ func (h *Heirs) hopeless() bool {
 func (h *Heirs) say(text string, args ...any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.sayLocked(text, args...)
+}
+
+// sayLocked logs a line, unless it was the last one about this loss.
+func (h *Heirs) sayLocked(text string, args ...any) {
 	if h.said != text {
 		h.said = text
 		h.cfg.Log.Warn(text, append(args, "dead", h.server, "endpoint", h.cfg.Endpoint)...)
@@ -353,7 +358,7 @@ func (h *Heirs) ask(ctx context.Context, heir rendezvous.Heir, vote successor.Vo
 	return a, err
 }
 
-// stand is a vote for oneself. A candidate gives up when a new launcher serves where the dead one did.
+// stand is a vote for oneself. A candidate gives up when a new launcher serves in the dead one's place.
 func (h *Heirs) stand(ctx context.Context, vote successor.Vote) successor.Answer {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -365,14 +370,25 @@ func (h *Heirs) stand(ctx context.Context, vote successor.Vote) successor.Answer
 	if a.Serves {
 		return a
 	}
-	server := h.server
+	have, need := h.tally.Votes()
+	h.sayLocked("the launcher that served the rendezvous has died, and this one is a candidate; waiting for votes",
+		"votes", have, "needed", need)
 	h.mu.Unlock()
-	back := answers(ctx, server)
+	back := h.serves(ctx, h.cfg.Endpoint)
 	h.mu.Lock()
 	if back && h.tally.Withdraw() {
 		return successor.Answer{}
 	}
-	return a
+	return h.tally.Count(vote) // votes may have come meanwhile
+}
+
+// serves reports whether a launcher of this run answers at the address.
+func (h *Heirs) serves(ctx context.Context, addr string) bool {
+	c := api.NewClient(addr, h.cfg.Token)
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return c.Call(ctx, h.cfg.Run, api.Vote, message{}, nil) == nil
 }
 
 // refuses reports whether the host at addr refuses connections, so that the process that listened there is dead. The
@@ -388,8 +404,6 @@ func refuses(ctx context.Context, addr string) bool {
 	}
 	return true
 }
-
-func answers(ctx context.Context, addr string) bool { return dial(ctx, addr) == nil }
 
 func dial(ctx context.Context, addr string) error {
 	d := net.Dialer{Timeout: dialTimeout}

@@ -18,6 +18,7 @@ import (
 	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/successor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -157,9 +158,32 @@ func TestCandidacyEnds(t *testing.T) {
 	p.die()
 	require.False(t, p.all["a"].Lost(t.Context()))
 	require.True(t, p.all["a"].Bound())
-	listen(t, p.endpoint)
+	other := listen(t, p.endpoint)
+	require.False(t, p.all["a"].Lost(t.Context()))
+	require.True(t, p.all["a"].Bound(), "something else listens there, which does not answer")
+	require.NoError(t, other.Close())
+	p.restarted()
 	require.False(t, p.all["a"].Lost(t.Context()))
 	require.False(t, p.all["a"].Bound())
+}
+
+// restarted is a new launcher at the endpoint.
+func (p *peers) restarted() *Server {
+	p.t.Helper()
+	client := api.NewClient(p.endpoint, token)
+	p.t.Cleanup(client.Close)
+	own := New(Config{Run: "r", ID: "n", Client: client, Endpoint: p.endpoint, Token: token,
+		Log: slog.New(slog.DiscardHandler)})
+	p.t.Cleanup(own.Close)
+	s := NewServer("r", own)
+	p.t.Cleanup(s.Close)
+	svc, err := serve(s.Standby, s.Vote())
+	require.NoError(p.t, err)
+	s.Of(svc.Hub, "n", "127.0.0.1", 1)
+	l, served := listen(p.t, p.endpoint), make(chan error, 1)
+	go func() { served <- svc.Serve(l) }()
+	p.t.Cleanup(func() { svc.Close(0); <-served })
+	return s
 }
 
 // Whoever has asked for a place in the next world has no vote, unless nobody has heard it.
@@ -175,51 +199,46 @@ func TestPartingEndsTheVote(t *testing.T) {
 	require.Nil(t, h.Serving())
 }
 
-// The elected launcher finds the one that replaces the dead one at the endpoint, which takes itself and its own launcher
-// there.
+// The elected launcher finds the one that replaces the dead one at the endpoint. It takes itself there, with the launcher
+// that it belongs to, and all that come to it.
 func TestNewLauncherAtTheEndpointJoinsTheElected(t *testing.T) {
-	p := newPeers(t, 1, "a")
+	p := newPeers(t, 1, "a", "b")
 	p.die()
-	require.True(t, p.all["a"].Lost(t.Context()))
-	client := api.NewClient(p.endpoint, token)
-	t.Cleanup(client.Close)
-	own := New(Config{Run: "r", ID: "n", Client: client, Endpoint: p.endpoint, Token: token,
-		Log: slog.New(slog.DiscardHandler)})
-	t.Cleanup(own.Close)
-	s := NewServer("r", own)
-	t.Cleanup(s.Close)
-	svc, err := serve(s.Standby, s.Vote())
-	require.NoError(t, err)
-	s.Of(svc.Hub, "n", "127.0.0.1", 1)
-	params := rendezvous.Params{Min: 2, Max: 2}
-	join := rendezvous.Join{Node: rendezvous.Node{ID: "n", Name: "n", Rank: -1, Slots: 1}, Params: params}
+	s := p.restarted()
+	join := rendezvous.Join{Node: rendezvous.Node{ID: "n", Name: "n", Rank: -1, Slots: 1},
+		Params: rendezvous.Params{Min: 2, Max: 2}}
 	require.NoError(t, s.Join(t.Context(), "r", join))
 	waits := make(chan error, 1)
 	go func() {
 		_, err := s.Watch(t.Context(), "r", "n", api.Cursor{})
-		for err == nil { // the directive to wait
+		for err == nil { // a directive to wait
 			_, err = s.Watch(t.Context(), "r", "n", api.Cursor{Directive: 1 << 63})
 		}
 		waits <- err
 	}()
-	l := listen(t, p.endpoint)
-	served := make(chan error, 1)
-	go func() { served <- svc.Serve(l) }()
-	t.Cleanup(func() { svc.Close(0); <-served })
-	err = <-waits
+	a := p.all["a"]
+	a.mu.Lock()
+	a.tally.Stand(successor.Vote{Term: 2, Epoch: p.epoch, ID: "a"}, 2)
+	a.mu.Unlock()
+	require.NoError(t, p.vote("b", "a")) // a member that has seen the death, too
+	err := <-waits
 	require.False(t, api.Final(err), err)
 	require.Equal(t, p.will.Heirs[0].Addr, s.Moved())
 	_, err = s.Watch(t.Context(), "r", "n", api.Cursor{})
 	require.ErrorIs(t, err, rendezvous.ErrUnknownNode)
 	require.NoError(t, s.Join(t.Context(), "r", join))
-	runs := p.all["a"].Serving().Hub.Runs(true)
-	require.Len(t, runs, 1)
-	require.Equal(t, "n", runs[0].Nodes[0].Name)
 	late := api.NewClient(p.endpoint, token)
 	t.Cleanup(late.Close)
 	join.Node.ID, join.Node.Name = "m", "m"
 	require.NoError(t, late.Join(t.Context(), "r", join))
-	require.Len(t, p.all["a"].Serving().Hub.Runs(true)[0].Nodes, 2)
+	require.Len(t, a.Serving().Hub.Runs(true)[0].Nodes, 2)
+}
+
+// vote sends the vote of one launcher to another.
+func (p *peers) vote(from, to string) error {
+	heir := rendezvous.Heir{ID: to, Addr: p.listen[to].Addr().String()}
+	_, err := p.all[from].ask(p.t.Context(), heir, successor.Vote{Term: 2, Epoch: p.epoch, ID: from})
+	return err
 }
 
 // Before it is an heir, a launcher takes no connection.
