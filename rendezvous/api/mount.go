@@ -30,8 +30,8 @@ func Take[B any](f func(run string, body B) error) http.Handler {
 	return Ask(func(run string, body B) (any, error) { return struct{}{}, f(run, body) })
 }
 
-// Ask makes a mount of a function that receives JSON bodies. It answers with the value as JSON, or with the error as the
-// API does.
+// Ask makes a mount of a function that receives JSON bodies. It answers with the value as JSON, or with the error as
+// the API does.
 func Ask[B any](f func(run string, body B) (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		limitBody(w)

@@ -2,9 +2,9 @@
 //
 // The members of the newest sealed world know its Will: who serves, in which term, and up to five heirs in order. A
 // member votes once it has proof that the server is dead. It votes for the first heir, and for a later one only with
-// proof that all before are dead. So the term of a vote, the will's and one for each heir up to its own, names the heir:
-// one vote per launcher process and term needs no more memory. A process that is started again is no member, and does
-// not vote.
+// proof that all before are dead. So the term of a vote names the heir: it is the will's, and one more for each heir up
+// to its own. One vote per launcher process and term needs no more memory. A process that is started again is no
+// member, and does not vote.
 //
 // An heir stands once it has that proof itself. It serves with the votes of more than half of the members that are
 // left, its own included. Two heirs of one world cannot both have these. In a world of two the survivor needs only its

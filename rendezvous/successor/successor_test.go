@@ -143,8 +143,8 @@ func (w *world) alive() (ids []string) {
 	return ids
 }
 
-// Never do two launchers serve at a time, none votes twice in a term, and the members that are left elect one of them as
-// long as they are more than half, an heir among them.
+// Never do two launchers serve at a time, and none votes twice in a term. The members that are left elect one of them
+// as long as they are more than half, an heir among them.
 func TestRandomHistories(t *testing.T) {
 	elected, not := 0, 0
 	for seed := range uint64(20_000) {

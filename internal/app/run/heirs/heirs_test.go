@@ -199,8 +199,8 @@ func TestPartingEndsTheVote(t *testing.T) {
 	require.Nil(t, h.Serving())
 }
 
-// The elected launcher finds the one that replaces the dead one at the endpoint. It takes itself there, with the launcher
-// that it belongs to, and all that come to it.
+// The elected launcher finds the one that replaces the dead one at the endpoint. That one comes, with its own node and
+// all others that ask it.
 func TestNewLauncherAtTheEndpointJoinsTheElected(t *testing.T) {
 	p := newPeers(t, 1, "a", "b")
 	p.die()
