@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
@@ -79,14 +80,15 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("Kubernetes: %w", err)
 	}
-	of := func(group, resource, namespace string) dynamic.ResourceInterface {
-		r := schema.GroupVersionResource{Group: group, Version: "v1", Resource: resource}
-		return d.Resource(r).Namespace(namespace)
+	of := func(group, plural, namespace string, patience time.Duration) resource {
+		r := schema.GroupVersionResource{Group: group, Version: "v1", Resource: plural}
+		return resource{d.Resource(r).Namespace(namespace), patience}
 	}
 	s := &Store{
 		name: cfg.Name, pod: cfg.Pod, http: client, log: cfg.Log, mine: map[lead.Leader]bool{},
-		leases: of("coordination.k8s.io", "leases", cfg.Namespace), maps: of("", "configmaps", cfg.Namespace),
-		pods: of("", "pods", cmp.Or(cfg.PodNamespace, cfg.Namespace)),
+		leases: of("coordination.k8s.io", "leases", cfg.Namespace, patience),
+		maps:   of("", "configmaps", cfg.Namespace, bulk),
+		pods:   of("", "pods", cmp.Or(cfg.PodNamespace, cfg.Namespace), patience),
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s, nil

@@ -35,7 +35,8 @@ current-context: x
 `))
 	cfg, err := Locate("m", "", nil)
 	require.NoError(t, err)
-	require.Equal(t, []string{"team", "", "https://kubernetes.invalid:6443"}, []string{cfg.Namespace, cfg.Pod, cfg.API.Host})
+	require.Equal(t, []string{"team", "", "https://kubernetes.invalid:6443"},
+		[]string{cfg.Namespace, cfg.Pod, cfg.API.Host})
 	cfg, err = Locate("m", "other", nil)
 	require.NoError(t, err)
 	require.Equal(t, "other", cfg.Namespace)

@@ -30,6 +30,7 @@ const (
 	renewal  = time.Second            // between two renewals
 	margin   = time.Second            // by which a leader stops before its leadership can be another's
 	patience = 2 * time.Second        // for an answer of the API server
+	bulk     = 10 * time.Second       // for one about the ConfigMap, which may be large; a lost leadership ends it earlier
 	again    = 200 * time.Millisecond // pause before a watch or a renewal that has failed
 	tries    = 8                      // of a write, when others change the object meanwhile
 	farewell = time.Second            // for the last request about the label
@@ -41,7 +42,7 @@ var errConflict = errors.New("it was changed meanwhile")
 // Store is a lead.Store. It has no goroutine before its first call.
 type Store struct {
 	name, pod          string
-	leases, maps, pods dynamic.ResourceInterface
+	leases, maps, pods resource
 	http               *http.Client
 	log                *slog.Logger
 
@@ -58,6 +59,12 @@ type Store struct {
 
 	mu     sync.Mutex // guards tenure
 	tenure *tenure    // nil: this process does not lead
+}
+
+// resource is the objects of one kind.
+type resource struct {
+	dynamic.ResourceInterface
+	patience time.Duration // for an answer
 }
 
 // tenure is a leadership of this process.
@@ -138,7 +145,7 @@ func (s *Store) take(ctx context.Context, v *view, addr string) (*tenure, error)
 	s.wg.Go(func() { s.renew(t) })
 	s.wg.Go(func() { s.guard(t) })
 	s.wg.Go(func() { s.announce(t) })
-	if _, err := s.write(ctx, t, nil); err != nil { // from now on no earlier leader writes
+	if _, err := s.fenced(ctx, t.term, nil); err != nil { // from now on no earlier leader writes
 		return nil, errors.Join(err, s.Resign(ctx))
 	}
 	return t, nil

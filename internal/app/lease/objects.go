@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
 
 	"dlrover-run/rendezvous/lead"
 )
@@ -142,10 +141,8 @@ func renewed(l *unstructured.Unstructured) { spec(l)["renewTime"] = time.Now().U
 func vacate(l *unstructured.Unstructured) { delete(spec(l), "holderIdentity") }
 
 // get returns nil if there is no such object.
-func (s *Store) get(ctx context.Context, of dynamic.ResourceInterface, name string) (
-	*unstructured.Unstructured, error,
-) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (s *Store) get(ctx context.Context, of resource, name string) (*unstructured.Unstructured, error) {
+	ctx, cancel := context.WithTimeout(ctx, of.patience)
 	defer cancel()
 	o, err := of.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -155,10 +152,10 @@ func (s *Store) get(ctx context.Context, of dynamic.ResourceInterface, name stri
 }
 
 // put replaces the version of an object that it names, or makes it.
-func (s *Store) put(ctx context.Context, of dynamic.ResourceInterface, o *unstructured.Unstructured) (
+func (s *Store) put(ctx context.Context, of resource, o *unstructured.Unstructured) (
 	*unstructured.Unstructured, error,
 ) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, of.patience)
 	defer cancel()
 	if o.GetResourceVersion() == "" {
 		o, err := of.Create(ctx, o, metav1.CreateOptions{})
