@@ -35,7 +35,8 @@ type Incident struct {
 // NewIncident returns an Incident without nodes.
 func NewIncident(cfg IncidentConfig) *Incident {
 	return &Incident{cfg: cfg, state: StateIdle, opens: bucket{left: maxAsks},
-		asker: asker{seq: cfg.Seq, room: bucket{left: maxAsks}}, patience: patience{after: cfg.Spec.After}}
+		asker: asker{seq: cfg.Seq, room: bucket{left: maxAsks}}, patience: patience{after: cfg.Spec.After},
+		progress: recalled(cfg.Kept)}
 }
 
 // Step takes one event and returns the effects, in order.

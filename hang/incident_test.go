@@ -805,7 +805,7 @@ func TestFruitlessRestarts(t *testing.T) {
 		"the first save": {func(e int) int64 { return min(int64(e)-1, 0) }, func(int) uint64 { return 5 }, 1,
 			often},
 	} {
-		t.Run(name, func(t *testing.T) {
+		again := func(t *testing.T, replaced bool) {
 			s := newStage(t, ActRestart, 2)
 			epoch := 0
 			s.verdict = func() Verdict {
@@ -816,7 +816,9 @@ func TestFruitlessRestarts(t *testing.T) {
 				return v
 			}
 			s.restartOften(4, func(e int) uint64 {
-				epoch = e
+				if epoch = e; replaced && e > 0 {
+					s.replace()
+				}
 				if c.saved != nil {
 					s.saved = c.saved(e)
 				}
@@ -827,8 +829,23 @@ func TestFruitlessRestarts(t *testing.T) {
 				require.Regexp(t, "^3 restarts for hangs have brought no newer step: rank 2 ", s.orders[3].Text)
 				require.Equal(t, ActStop, s.asks[len(s.asks)-1].Action)
 			}
-		})
+		}
+		t.Run(name, func(t *testing.T) { again(t, false) })
+		t.Run(name+", by one judge after the other", func(t *testing.T) { again(t, true) })
 	}
+}
+
+// replace has another process judge the present epoch, which has what this one has kept.
+func (s *stage) replace() {
+	s.t.Helper()
+	data, err := json.Marshal(s.c.Kept())
+	require.NoError(s.t, err)
+	cfg := s.c.cfg
+	cfg.Kept = Kept{}
+	require.NoError(s.t, json.Unmarshal(data, &cfg.Kept))
+	cfg.Seq += 1 << 40
+	s.c, s.due = NewIncident(cfg), nil
+	s.step(Begin{World: s.world})
 }
 
 // An Incident that begins after a hang has begun, as that of a new service, comes to the same verdict.

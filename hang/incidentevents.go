@@ -57,6 +57,8 @@ type IncidentConfig struct {
 	Spec Spec
 	// Seq is larger than every number that an earlier judge of the run has given.
 	Seq uint64
+	// Kept is what an earlier judge had to say.
+	Kept Kept
 	// Judge makes the verdict of evidence, which is made as it is asked for.
 	Judge func(World, iter.Seq[Evidence], []StoreWait) Verdict
 	// Saved is the run's newest checkpoint; false: none is known. Nil knows none. It must not block.

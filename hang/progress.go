@@ -2,6 +2,7 @@ package hang
 
 import (
 	"fmt"
+	"hash/fnv"
 	"time"
 )
 
@@ -25,7 +26,7 @@ type achievement struct {
 	known bool  // there is one
 	steps uint64
 	long  bool   // there was time for much
-	where string // the suspects, and their operation
+	where string // a digest of the suspects, and their operation
 }
 
 // fruitless is how many restarts there were without progress, if the run is as far as now.
@@ -68,12 +69,13 @@ func (p *progress) action(wanted Action, now achievement) (a Action, why string)
 	return wanted, ""
 }
 
-// where names the ranks, and the lines in which they hang.
-func (v *Verdict) where() (text string) {
+// where is a digest of the ranks, and of the lines in which they hang.
+func (v *Verdict) where() string {
+	h := fnv.New64a()
 	for _, s := range v.Suspects {
-		text += fmt.Sprintf(" %d:%s:%s:%d", s.Rank, s.Where.File, s.Where.Func, s.Where.Line)
+		fmt.Fprintf(h, " %d:%s:%s:%d", s.Rank, s.Where.File, s.Where.Func, s.Where.Line)
 	}
-	return text
+	return fmt.Sprintf("%x", h.Sum64())
 }
 
 // paged reports whether some worker has a page.

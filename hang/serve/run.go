@@ -31,8 +31,12 @@ type run struct {
 func (h *Hub) newRun(id string, spec hang.Spec) *run {
 	now := time.Now()
 	r := &run{hub: h, id: id, used: now}
+	var kept hang.Kept
+	if h.cfg.Kept != nil {
+		kept = h.cfg.Kept(id)
+	}
 	r.of = hang.NewIncident(hang.IncidentConfig{
-		Spec: spec, Seq: uint64(now.UnixNano()),
+		Spec: spec, Seq: uint64(now.UnixNano()), Kept: kept,
 		Judge: func(w hang.World, es iter.Seq[hang.Evidence], store []hang.StoreWait) hang.Verdict {
 			return h.judge(id, w, es, store)
 		},

@@ -74,6 +74,8 @@ type Config struct {
 	Order func(run string, o hang.Order)
 	// Doubt has all nodes of the run checked when nodes are checked next.
 	Doubt func(run, why string)
+	// Kept is what an earlier Hub had to say of the run; nil: nothing.
+	Kept func(run string) hang.Kept
 	// Keep reports whether the rendezvous knows the run; nil knows none. It is called now and then.
 	Keep func(run string) bool
 	Log  *slog.Logger
@@ -178,6 +180,17 @@ func (h *Hub) take(run, id string, p *parcel) (hang.Ask, error) {
 		return hang.Ask{}, err
 	}
 	return r.take(seat, p)
+}
+
+// Kept is what a later Hub has to know of the run; the zero value without hangs, or before the first report.
+func (h *Hub) Kept(run string) hang.Kept {
+	r := h.runs.Get(run)
+	if r == nil {
+		return hang.Kept{}
+	}
+	r.Lock()
+	defer r.Unlock()
+	return r.of.Kept()
 }
 
 // Picture implements Transport.

@@ -32,7 +32,8 @@ type Keeper struct {
 	store lead.Decisions
 	term  lead.Term
 	log   *slog.Logger
-	hub   *api.Hub // set by Follow
+	hub   *api.Hub                // set by Follow
+	hangs func(run string) []byte // as hub
 
 	maxLines int // bytes of all timelines
 
@@ -47,13 +48,15 @@ type Keeper struct {
 	over    bool // nothing is written any more
 }
 
-// record is what the store has of a run, and what it lacks. mu guards told, kept and waiter; the rest is the writer's.
+// record is what the store has of a run, and what it lacks. mu guards told, kept, waiter, gone and hangs; the rest is
+// the writer's.
 type record struct {
 	told   int // changes that the Hub has told
 	kept   int // of those, in the store
 	waiter chan struct{}
 	gone   bool // the Hub has forgotten the run, and told nothing of it since
 
+	hangs  []byte      // guarded by mu
 	past   api.KeptRun // as loaded, until Follow
 	round  []byte      // as in the store
 	line   line
@@ -75,9 +78,20 @@ func Load(ctx context.Context, store lead.Decisions, term lead.Term, log *slog.L
 	return k, nil
 }
 
-// Follow gives h the runs, and keeps those of h from then on. Call it once, before h is served.
-func (k *Keeper) Follow(h *api.Hub) {
-	k.hub = h
+// Hangs is what earlier leaders have learned from hangs of a run; nil: nothing.
+func (k *Keeper) Hangs(run string) []byte {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if r := k.runs[run]; r != nil {
+		return r.hangs
+	}
+	return nil
+}
+
+// Follow gives h the runs, and keeps those of h from then on, each with what hangs returns; nil is no news. Call it once,
+// before h is served.
+func (k *Keeper) Follow(h *api.Hub, hangs func(run string) []byte) {
+	k.hub, k.hangs = h, hangs
 	for run, r := range k.runs {
 		if err := h.Restore(run, r.past); err != nil {
 			k.log.Warn("a run of an earlier leader is not kept", "run_id", run, "err", err)
@@ -221,6 +235,17 @@ func (k *Keeper) flush(ctx context.Context, patience time.Duration) (done bool) 
 	return err == nil
 }
 
+// learned is what is known from hangs of a run.
+func (k *Keeper) learned(run string, r *record) []byte {
+	hangs := k.hangs(run)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if hangs != nil {
+		r.hangs = hangs
+	}
+	return r.hangs
+}
+
 // news are the runs with changes that the store lacks, and their number.
 func (k *Keeper) news() map[string]int {
 	k.mu.Lock()
@@ -306,7 +331,7 @@ func (k *Keeper) changes(run string, r *record, gone bool) (changes []lead.Recor
 		return nil, func() {} // that is told next
 	}
 	grown, chunks := r.line.grown(run, past.Line)
-	round, err := encode(loaded{version, run, grown.base, grown.lost, past.Round})
+	round, err := encode(loaded{version, run, grown.base, grown.lost, past.Round, k.learned(run, r)})
 	if err != nil {
 		if !r.warned {
 			k.log.Warn("what is decided about a run cannot be kept", "run_id", run, "err", err)

@@ -98,6 +98,9 @@ type daemon struct {
 	keep *Keeper
 	hub  *api.Hub
 	log  *bytes.Buffer
+
+	mu    sync.Mutex
+	hangs string // of every run
 }
 
 // daemon starts a leader that ends with the test, or with close.
@@ -108,7 +111,14 @@ func (s *store) daemon(t *testing.T) *daemon {
 	d.keep, err = Load(t.Context(), s, s.term, slog.New(slog.NewTextHandler(&locked{w: d.log}, nil)))
 	require.NoError(t, err)
 	d.hub = api.NewHub(api.HubConfig{Keep: time.Hour, Keeper: d.keep})
-	d.keep.Follow(d.hub)
+	d.keep.Follow(d.hub, func(string) []byte {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.hangs == "" {
+			return nil
+		}
+		return []byte(d.hangs)
+	})
 	t.Cleanup(d.close)
 	return d
 }
@@ -297,6 +307,23 @@ func TestLargeEvidence(t *testing.T) {
 	require.LessOrEqual(t, len(encodeProof(p)), maxItem)
 	require.Len(t, p.Failures, 16)
 	require.NotNil(t, p.Failures[0].Detail, "the run itself is left as it is")
+}
+
+// What is known from hangs comes back, and is kept while the next leader learns nothing.
+func TestHangs(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	a.mu.Lock()
+	a.hangs = `{"restarts":1}`
+	a.mu.Unlock()
+	a.join("job", 2, "n1")
+	for range 2 {
+		a.close()
+		a = s.daemon(t)
+		require.JSONEq(t, `{"restarts":1}`, string(a.keep.Hangs("job")))
+		require.Nil(t, a.keep.Hangs("other"))
+		require.NoError(t, a.hub.Annotate("job", "remark", "", "x"))
+	}
 }
 
 // A run that is forgotten is forgotten in the store, too.

@@ -32,6 +32,7 @@ type loaded struct {
 	Base    uint64          `json:"base"` // Base and Lost of its api.KeptLine
 	Lost    uint64          `json:"lost"`
 	Kept    rendezvous.Kept `json:"kept"`
+	Hangs   json.RawMessage `json:"hangs,omitempty"`
 }
 
 func roundKey(run string) string { return prefix + escape(run) + roundName }
@@ -71,7 +72,7 @@ func (k *Keeper) load(r lead.Record) {
 		return
 	}
 	past := api.KeptRun{Round: l.Kept, Line: api.KeptLine{Base: l.Base, Lost: l.Lost}}
-	k.runs[l.Run] = &record{round: r.Value, past: past, line: line{base: l.Base, lost: l.Lost}}
+	k.runs[l.Run] = &record{round: r.Value, past: past, hangs: l.Hangs, line: line{base: l.Base, lost: l.Lost}}
 }
 
 // shortText is how long texts may be in a record that is too large, in bytes.

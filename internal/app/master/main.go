@@ -249,13 +249,13 @@ func (d *daemon) open(cfg service.Config, t *tenure) (err error) {
 		if d.keeper, err = t.keeper(d.log); err != nil {
 			return err
 		}
-		cfg.Keeper = d.keeper
+		cfg.Keeper, cfg.HangsKept = d.keeper, d.keeper.Hangs
 	}
 	if d.service, err = service.New(cfg); err != nil {
 		return err
 	}
 	if d.keeper != nil {
-		d.keeper.Follow(d.service.Hub)
+		d.keeper.Follow(d.service.Hub, d.service.KeepHangs)
 		d.metrics.watchKeeper(d.keeper)
 	}
 	d.hub.Store(d.service.Hub)

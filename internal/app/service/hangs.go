@@ -16,7 +16,7 @@ import (
 // newHangs joins the judges of hangs to the rendezvous.
 func (s *Service) newHangs() *hangs.Hub {
 	return hangs.New(hangs.Config{
-		Spec: s.hangSpec, Seat: s.seat, World: s.hangWorld, Saved: s.saved, Log: s.cfg.Log,
+		Kept: s.hangsKept, Spec: s.hangSpec, Seat: s.seat, World: s.hangWorld, Saved: s.saved, Log: s.cfg.Log,
 		Notify: s.askNodes, Order: s.endHang, Doubt: s.doubtAll,
 		Note: func(run string, n job.Note) {
 			_ = s.Hub.Annotate(run, n.Event, n.Node, n.Text) // the run may be over
@@ -27,6 +27,23 @@ func (s *Service) newHangs() *hangs.Hub {
 			return err == nil
 		},
 	})
+}
+
+// KeepHangs is what a later service has to know about the hangs of a run; nil: nothing.
+func (s *Service) KeepHangs(run string) []byte {
+	k := s.Hangs.Kept(run)
+	if k.Restarts == 0 {
+		return nil
+	}
+	data, _ := json.Marshal(k) // numbers and a digest
+	return data
+}
+
+func (s *Service) hangsKept(run string) (k hang.Kept) {
+	if s.cfg.HangsKept != nil {
+		_ = json.Unmarshal(s.cfg.HangsKept(run), &k) // without any, there were no hangs
+	}
+	return k
 }
 
 // endsEpoch reports whether the event of a note ends an epoch.

@@ -51,8 +51,10 @@ type Config struct {
 	Avoid   func() []string
 	// Keep is how long runs that have ended are kept; 0: as api.HubConfig has it.
 	Keep time.Duration
-	// Keeper is the Hub's, or nil.
-	Keeper api.Keeper
+	// Keeper is the Hub's, or nil. HangsKept is what an earlier service had to say about the hangs of a run, in the format
+	// of KeepHangs.
+	Keeper    api.Keeper
+	HangsKept func(run string) []byte
 	// Global serves paths below /v1 that belong to no run, by their first segment, with the token.
 	Global map[string]http.Handler
 	// Extra serves paths outside /v1, such as /metrics, without a token; nil serves nothing.
