@@ -88,8 +88,8 @@ func (k *Keeper) Hangs(run string) []byte {
 	return nil
 }
 
-// Follow gives h the runs, and keeps those of h from then on, each with what hangs returns; nil is no news. Call it once,
-// before h is served.
+// Follow gives h the runs, and keeps those of h from then on, each with what hangs returns; nil is no news. Call it
+// once, before h is served.
 func (k *Keeper) Follow(h *api.Hub, hangs func(run string) []byte) {
 	k.hub, k.hangs = h, hangs
 	for run, r := range k.runs {

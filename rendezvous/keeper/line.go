@@ -19,7 +19,7 @@ const (
 	fullChunk = 32 << 10
 	maxItem   = 24 << 10 // of evidence
 	maxChunks = 8        // of one run
-	maxLines  = 64 << 20 // of all runs; above it, the oldest chunk goes
+	maxLines  = 4 << 20  // of all runs: a new leader reads them before it serves. Above it, the oldest chunk goes
 	maxCause  = 1 << 10  // of the cause in evidence that is too large
 )
 
