@@ -113,8 +113,8 @@ func (m *metrics) watchElection(t *tenure) {
 			func() float64 { return s.Silence().Seconds() })
 	}
 	if s, ok := e.store.(failsafe); ok {
-		gauge("dlrover_election_candidates", "Other masters that wait; without any, or while one of them does not follow it, "+
-			"the leader stops when the masters' store is away.", func() float64 { return float64(len(s.Candidates())) })
+		gauge("dlrover_election_candidates", "Other masters that wait; without any, or while one of them does not follow "+
+			"it, the leader stops when the masters' store is away.", func() float64 { return float64(len(s.Candidates())) })
 	}
 }
 
