@@ -43,8 +43,10 @@ const (
 	again            = 200 * time.Millisecond // pause before a watch that has failed begins again
 	reread           = time.Second            // a watch may be at a frozen member
 	guarding         = 50 * time.Millisecond  // between two looks at the age of the lease
-	pageSize         = 256                    // records that one request reads
-	pageTimeout      = 2 * time.Second
+	// A process that has not run for so long may have been deposed by others, who wait a little longer.
+	pause       = 600 * time.Millisecond
+	pageSize    = 256 // records that one request reads
+	pageTimeout = 2 * time.Second
 )
 
 // Config names an etcd.
@@ -84,6 +86,8 @@ type tenure struct {
 
 	mu       sync.Mutex
 	vouching vouching
+	looked   time.Time // when guard has run last
+	woke     time.Time // when it has run again after a pause
 }
 
 // Open connects when the first call needs it.
@@ -151,6 +155,7 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	s.mu.Lock()
 	s.tenure = t
 	s.mu.Unlock()
+	t.looked = time.Now()
 	go s.guard(t)
 	return t.term, t.ctx.Done(), nil
 }
@@ -194,6 +199,7 @@ func (s *Store) guard(t *tenure) {
 	turn := time.NewTicker(guarding)
 	defer turn.Stop()
 	for s.holds(t) {
+		t.look(time.Now())
 		select {
 		case <-t.ctx.Done():
 			return

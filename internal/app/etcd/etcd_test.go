@@ -257,6 +257,10 @@ func TestFailsafe(t *testing.T) {
 	named("b:1")
 	require.Eventually(t, func() bool { return slices.Equal(a.Candidates(), []string{"b:1"}) }, soon, time.Millisecond)
 	require.NoError(t, a.Append(t.Context(), term)) // its write is answered
+	require.True(t, a.Holds())
+	a.tenure.look(time.Now().Add(2 * pause)) // as after a pause
+	require.False(t, a.Holds(), "others may have deposed it")
+	require.Eventually(t, a.Holds, soon, time.Millisecond, "a renewal says that they have not")
 	require.NoError(t, process.Signal(syscall.SIGSTOP))
 	frozen := time.Now()
 	require.Eventually(t, func() bool {

@@ -73,12 +73,32 @@ func (s *Store) Candidates() []string {
 	return t.vouching.present
 }
 
-// Holds reports whether this process leads, as far as it can know: it may answer requests.
+// Holds reports whether this process leads, as far as it can know: it may answer requests. After a pause of the process
+// etcd has to say so first.
 func (s *Store) Holds() bool {
 	s.mu.Lock()
 	t := s.tenure
 	s.mu.Unlock()
-	return t != nil && t.ctx.Err() == nil && s.holds(t)
+	return t != nil && t.ctx.Err() == nil && s.holds(t) && t.awake()
+}
+
+// look notes that the process runs.
+func (t *tenure) look(now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now.Sub(t.looked) > pause {
+		t.woke = now
+	}
+	t.looked = now
+}
+
+// awake: the lease was renewed after the last pause of this process, or is over, so that others vouch for it.
+func (t *tenure) awake() bool {
+	renewed := time.Now().Add(-t.lease.silence())
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	over := time.Since(renewed) >= t.lease.lasts
+	return over || time.Since(t.looked) <= pause && !renewed.Before(t.woke)
 }
 
 // holds: no other process can serve now.

@@ -330,8 +330,8 @@ func (s *site) killLeader(what string, leader int) {
 func (s *site) freezeLeader(what string, leader int) {
 	s.masters[leader].signal(syscall.SIGSTOP)
 	next := s.next(what, leader)
+	s.masters[leader].signal(syscall.SIGCONT) // while its lease would not be over yet
 	s.stays(what, next, 3*time.Second)
-	s.masters[leader].signal(syscall.SIGCONT)
 }
 
 func (s *site) cutFromEtcd(what string, leader int) {
