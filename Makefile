@@ -8,6 +8,7 @@ BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
 FOLDERS   := cmd hang internal launcher rendezvous checkpointd netcheck switchbox
 FUZZTIME  ?= 10s
 CHAOS_ROUNDS ?= 500
+HA_ROUNDS ?= 200
 SOAK_COUNT ?= 10
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
 FRAMEWORKS ?= $(HOME)/.cache/dlrover-run/frameworks
@@ -21,7 +22,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha test race lint docs fuzz bench chaos soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube image clean torch
+.PHONY: help build gpucheck demo demo-ha test race lint docs fuzz bench chaos ha-chaos soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -71,6 +72,9 @@ bench: torch build ## ours and torchrun, measured in one run
 
 chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves checkpoints
 	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./internal/app/run
+
+ha-chaos: torch ## the master that serves is lost HA_ROUNDS (200) times at random moments of a PyTorch job
+	HA_ROUNDS=$(HA_ROUNDS) go test -count=1 -timeout 180m -v -run TestLeadersAreLost ./internal/app/run
 
 soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a row
 	$(GOTEST) -- -count=$(SOAK_COUNT) -timeout 5h -failfast ./internal/app/run

@@ -1,5 +1,5 @@
 """Trains until DIR/go exists. Each start of a rank adds "rank/ranks:restarts" to DIR/starts, and rank 0 its step to
-DIR/step."""
+DIR/step. DIR/pid.RANK has its process."""
 
 import os
 import time
@@ -12,6 +12,8 @@ dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 with open(os.path.join(marks, "starts"), "a") as f:
     f.write("%d/%d:%s\n" % (rank, ranks, os.environ["TORCHELASTIC_RESTART_COUNT"]))
+with open(os.path.join(marks, "pid.%d" % rank), "w") as f:
+    f.write("%d\n" % os.getpid())
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 step, go = 0, torch.zeros(1)
 while not go.item():
