@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"time"
 
 	"dlrover-run/netcheck"
 )
@@ -23,10 +22,9 @@ import (
 // The streams of a test are proved with a key that its first connection, the control connection, has agreed on: they
 // cannot be given to another test. A peer that fails is disconnected without a message.
 const (
-	magic     = "dlrover-netcheck1"
-	nonceLen  = 32
-	macLen    = sha256.Size
-	proofTime = 2 * time.Second // for the whole handshake
+	magic    = "dlrover-netcheck1"
+	nonceLen = 32
+	macLen   = sha256.Size
 )
 
 // ticket has the facts about a test that both ends know; no other process can prove them.

@@ -17,11 +17,8 @@ import (
 // How a dialer tries. A connection that is closed before it was proved may have fallen to a crowd of strangers at the
 // other end, so it is tried again.
 const (
-	boundTime   = 1600 * time.Millisecond // of an attempt that is bound to the interface: one SYN may get lost
-	connectTime = 3200 * time.Millisecond // of one that is not: two
-	retryTime   = 2 * time.Second
-	proofTries  = 5
-	tryPause    = 50 * time.Millisecond
+	proofTries = 5
+	tryPause   = 50 * time.Millisecond
 )
 
 // connect opens the control connection and the streams of one rail. On error all are closed.
@@ -82,7 +79,7 @@ func open(ctx context.Context, r rail, t ticket, key []byte, stream int, to neti
 		}
 		// A wrong key stays wrong, however often it is shown.
 		again := f.class == netcheck.Reset || f.class == netcheck.Auth && try+1 < proofTries
-		if ctx.Err() != nil || !again || time.Since(began) > retryTime {
+		if ctx.Err() != nil || !again || time.Since(began) > r.limits.retry {
 			break
 		}
 		select {
@@ -98,16 +95,16 @@ func open(ctx context.Context, r rail, t ticket, key []byte, stream int, to neti
 
 func attempt(ctx context.Context, r rail, t ticket, key []byte, stream int, to netip.AddrPort) (
 	*net.TCPConn, nonces, *fault) {
-	wait := connectTime
+	wait := r.limits.connect
 	if r.out.bind {
-		wait = boundTime
+		wait = r.limits.bound
 	}
 	c, err := r.out.dial(ctx, to, wait)
 	if err != nil {
 		class := connectClass(err)
 		return nil, nonces{}, faultf(class, "connecting to %s from %s: %v", to, r.out.from, cause(err))
 	}
-	_ = c.SetDeadline(time.Now().Add(proofTime))
+	_ = c.SetDeadline(time.Now().Add(r.limits.proof))
 	stop := context.AfterFunc(ctx, func() { discard(c) })
 	n, at, err := t.proveAsDialer(c, key, stream)
 	if !stop() && err == nil {
@@ -115,7 +112,7 @@ func attempt(ctx context.Context, r rail, t ticket, key []byte, stream int, to n
 	}
 	if err != nil {
 		discard(c)
-		return nil, n, handshakeFault(to, at, err)
+		return nil, n, handshakeFault(to, at, err, r.limits.proof)
 	}
 	return c, n, nil
 }
@@ -131,14 +128,14 @@ func cause(err error) error {
 // handshakeFault explains a handshake that ended at a stage. A server disconnects a dialer without the key in order and
 // without a message, so an end in order after the proof means that the keys differ. A connection that had to make room
 // is reset.
-func handshakeFault(to netip.AddrPort, at stage, err error) *fault {
+func handshakeFault(to netip.AddrPort, at stage, err error, within time.Duration) *fault {
 	closed := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 	switch {
 	case errors.Is(err, errProof) || at == stageProof && closed:
 		return faultf(netcheck.Auth, "handshake with %s: the two ends do not have the same key", to)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return faultf(netcheck.Stalled, "handshake with %s: the connection was accepted, then there was no data for %v",
-			to, proofTime)
+			to, within)
 	}
 	return faultf(brokenClass(err), "handshake with %s: %v", to, cause(err))
 }

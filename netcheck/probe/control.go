@@ -37,9 +37,6 @@ const (
 	pingBody = 64 - headLen - frameMAC // a ping is 64 bytes
 )
 
-// patience is how long an end waits for data or an answer of the other.
-const patience = 2 * time.Second
-
 // control is the connection on which the two ends agree. Messages carry a MAC, so that a process that takes over the
 // connection can only break it. recv is for one goroutine; send and abort for any.
 type control struct {
@@ -140,13 +137,13 @@ func (c *control) abort(f *fault) {
 	_ = c.SetReadDeadline(time.Unix(1, 0))
 }
 
-// bye reports the result of this end to the other one, if that is possible at once.
-func (c *control) bye(f *fault) {
+// bye reports the result of this end to the other one, if that takes it.
+func (c *control) bye(f *fault, within time.Duration) {
 	body := []byte{0}
 	if f != nil {
 		body = append(append([]byte{byte(len(f.class))}, f.class...), f.text...)
 	}
-	_ = c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	_ = c.SetWriteDeadline(time.Now().Add(within))
 	_ = c.send(kindBye, body)
 }
 

@@ -59,13 +59,13 @@ func TestControlWaitsNoLongerThanItMay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := controls(t)
 		began := time.Now()
-		_, err := b.want(kindGo, patience, "waiting")
+		_, err := b.want(kindGo, usual.answer, "waiting")
 		require.Equal(t, netcheck.Stalled, asFault(err, "").class)
-		require.Equal(t, patience, time.Since(began))
+		require.Equal(t, usual.answer, time.Since(began))
 		b.limit = time.Now().Add(time.Second)
-		_, err = b.want(kindGo, patience, "waiting")
+		_, err = b.want(kindGo, usual.answer, "waiting")
 		require.Error(t, err)
-		require.Equal(t, patience+time.Second, time.Since(began))
+		require.Equal(t, usual.answer+time.Second, time.Since(began))
 
 		time.AfterFunc(time.Second, func() { a.abort(faultf(netcheck.Stalled, "given up")) })
 		_, err = a.want(kindGo, time.Hour, "waiting")
@@ -92,7 +92,7 @@ func TestBye(t *testing.T) {
 		netcheck.OK: netcheck.Reset, "made-up": netcheck.Reset, netcheck.Slow: netcheck.Reset,
 	} {
 		a, b := controls(t)
-		go a.bye(faultf(theirs, "what\x1b[2J\nhappened %s", strings.Repeat("x", 1000)))
+		go a.bye(faultf(theirs, "what\x1b[2J\nhappened %s", strings.Repeat("x", 1000)), time.Minute)
 		_, err := b.want(kindGo, time.Minute, "waiting")
 		f := asFault(err, "")
 		require.Equal(t, mine, f.class, "%q", theirs)

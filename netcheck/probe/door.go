@@ -28,8 +28,8 @@ const (
 // peer's addresses only, and is closed when they are all in.
 type door struct {
 	ln     *net.TCPListener
+	rail   rail
 	ticket ticket
-	allow  []netip.Addr
 	limit  time.Time
 	room   int // for strangers
 
@@ -47,13 +47,12 @@ type door struct {
 	own       error  // why connections could not be accepted
 }
 
-func openDoor(ctx context.Context, o outlet, t ticket, allow []netip.Addr, limit time.Time,
-	room int) (*door, error) {
-	ln, err := o.listen(ctx)
+func openDoor(ctx context.Context, r rail, t ticket, limit time.Time, room int) (*door, error) {
+	ln, err := r.out.listen(ctx)
 	if err != nil {
 		return nil, err
 	}
-	d := &door{ln: ln, ticket: t, allow: allow, limit: limit, room: room, in: make(chan struct{})}
+	d := &door{ln: ln, rail: r, ticket: t, limit: limit, room: room, in: make(chan struct{})}
 	d.greeters.Go(d.accept)
 	return d, nil
 }
@@ -80,7 +79,7 @@ func (d *door) accept() {
 // admit begins the handshake of a connection, unless it comes from elsewhere.
 func (d *door) admit(c *net.TCPConn) {
 	from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
-	if !slices.Contains(d.allow, from.Addr().Unmap().WithZone("")) {
+	if !slices.Contains(d.rail.allow, from.Addr().Unmap().WithZone("")) {
 		discard(c)
 		return
 	}
@@ -100,7 +99,7 @@ func (d *door) admit(c *net.TCPConn) {
 }
 
 func (d *door) greet(c *net.TCPConn) {
-	_ = c.SetDeadline(earlier(time.Now().Add(proofTime), d.limit))
+	_ = c.SetDeadline(earlier(time.Now().Add(d.rail.limits.proof), d.limit))
 	err := d.ticket.proveAsServer(c, streams, d.keyOf, func(i int, n nonces) bool { return d.claim(c, i, n) })
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -20,8 +20,7 @@ import (
 // shorter of the two, and every datagram is answered once, so the ladder cannot be used to flood a third host.
 const (
 	ladderTries = 3
-	ladderWait  = 200 * time.Millisecond // of a try
-	smallest    = 576                    // bytes; every path carries them
+	smallest    = 576 // bytes; every path carries them
 	largest     = 65535
 	answerLen   = 3 + frameMAC
 	maxRungs    = 16
@@ -43,6 +42,7 @@ func rungs(mtu int) []int {
 // ladder is one end of it. conn is nil when this end cannot take part.
 type ladder struct {
 	s     *session
+	off   <-chan struct{} // closed when the test is called off
 	conn  *net.UDPConn
 	sizes []int
 
@@ -54,7 +54,7 @@ type ladder struct {
 }
 
 func openLadder(ctx context.Context, s *session) *ladder {
-	l := &ladder{s: s, news: make(chan struct{}, 1), served: map[[2]byte]bool{}}
+	l := &ladder{s: s, off: ctx.Done(), news: make(chan struct{}, 1), served: map[[2]byte]bool{}}
 	if s.mtu < smallest {
 		return l
 	}
@@ -102,7 +102,7 @@ func (s *session) ladder(l *ladder, port int) error {
 	if err := s.ctl.send(kindMTU, body); err != nil {
 		return asFault(err, "finding the path's MTU")
 	}
-	body, err := s.ctl.want(kindMTU, patience, "finding the path's MTU")
+	body, err := s.ctl.want(kindMTU, s.limits.answer, "finding the path's MTU")
 	if err != nil {
 		return err
 	}
@@ -168,9 +168,9 @@ func (l *ladder) answered(rung int) bool {
 	return slices.Contains(l.acked[rung][:], true)
 }
 
-// await waits until every rung was answered, or the try's time is over.
+// await waits until every rung was answered, or the try's time is over. It reports whether no other try is needed.
 func (l *ladder) await(skipped []bool) bool {
-	timer := time.NewTimer(min(ladderWait, time.Until(l.s.limit)))
+	timer := time.NewTimer(min(l.s.limits.rung, time.Until(l.s.limit)))
 	defer timer.Stop()
 	for {
 		all := true
@@ -182,6 +182,8 @@ func (l *ladder) await(skipped []bool) bool {
 		}
 		select {
 		case <-l.news:
+		case <-l.off:
+			return true
 		case <-timer.C:
 			return false
 		}

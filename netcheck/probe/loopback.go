@@ -20,7 +20,7 @@ func Loopback(ctx context.Context) (float64, error) { return throughput(ctx, loo
 // throughput measures one direction between two ends in this process.
 func throughput(ctx context.Context, p plan) (float64, error) {
 	const loopback = "127.0.0.1"
-	a := netcheck.Assignment{Test: rand.Text(), Key: []byte(rand.Text()), Left: p.warm + p.measure + 3*patience,
+	a := netcheck.Assignment{Test: rand.Text(), Key: []byte(rand.Text()), Left: p.warm + p.measure + 3*usual.answer,
 		Peer: netcheck.Peer{Addr: loopback}}
 	ctx, cancel, limit := within(ctx, a)
 	defer cancel()

@@ -37,6 +37,7 @@ type Config struct {
 type Prober struct {
 	cfg     Config
 	pace    *plan // of tests: in place of the plans
+	limits  limits
 	mu      sync.Mutex
 	used    []string // tests that were begun, the newest last
 	noticed []netcheck.Finding
@@ -66,7 +67,7 @@ func (p *Prober) notice(found []netcheck.Finding, peer string) {
 }
 
 // New returns a Prober.
-func New(cfg Config) *Prober { return &Prober{cfg: cfg} }
+func New(cfg Config) *Prober { return &Prober{cfg: cfg, limits: usual} }
 
 // Rails are tested at the same time: one after the other, eight of them would take half a minute where a whole check is
 // to take ten seconds. A job uses them all at once, too. If their sum is more than the CPUs can do, cpu_bound marks a
@@ -79,6 +80,7 @@ type rail struct {
 	allow  []netip.Addr // where the peer may be
 	mtu    int          // of both interfaces, 0 when it is not known
 	mbps   int          // of the slower, 0 when it is not known
+	limits limits
 }
 
 // Serve is the serving end of a test. It opens one listener for each rail, passes their addresses, host:port by rail,
@@ -204,7 +206,7 @@ func (p *Prober) rails(ctx context.Context, peer netcheck.Peer, allow []netip.Ad
 			return nil, faultf(netcheck.Own, "rail %d: %v", i, err)
 		}
 		rails = append(rails, rail{number: i, out: o, allow: allow, mtu: smaller(own[i].MTU, theirs[i].MTU),
-			mbps: smaller(own[i].Mbps, theirs[i].Mbps)})
+			mbps: smaller(own[i].Mbps, theirs[i].Mbps), limits: p.limits})
 	}
 	return rails, nil
 }
@@ -259,7 +261,7 @@ func (p *Prober) openDoors(ctx context.Context, a netcheck.Assignment, rails []r
 	[]*door, *fault) {
 	var doors []*door
 	for _, r := range rails {
-		d, err := openDoor(ctx, r.out, newTicket(a, r.number, p.cfg.ID, serverRole), r.allow, limit,
+		d, err := openDoor(ctx, r, newTicket(a, r.number, p.cfg.ID, serverRole), limit,
 			max(maxStrangers/len(rails), fewStrangers))
 		if err != nil {
 			return doors, faultf(netcheck.Own, "listening at %s: %v", r.out.from, err)
@@ -272,8 +274,8 @@ func (p *Prober) openDoors(ctx context.Context, a netcheck.Assignment, rails []r
 func (p *Prober) session(a netcheck.Assignment, r rail, as role, conns []*net.TCPConn, key []byte,
 	limit time.Time) *session {
 	s := &session{role: as, rail: r.number, out: r.out, mtu: r.mtu, mbps: r.mbps, plan: fullPlan, pings: 500, limit: limit,
-		ctl: newControl(conns[0], key, as, limit), streams: conns[1:],
-		rdma: rdmaEnd{start: p.cfg.Start, tool: p.cfg.RDMATool, hca: r.out.nic.HCA}}
+		limits: r.limits, ctl: newControl(conns[0], key, as, limit), streams: conns[1:],
+		rdma: rdmaEnd{start: p.cfg.Start, limits: r.limits, tool: p.cfg.RDMATool, hca: r.out.nic.HCA}}
 	if from, err := netip.ParseAddrPort(conns[0].RemoteAddr().String()); err == nil {
 		s.peer = from.Addr().Unmap()
 	}

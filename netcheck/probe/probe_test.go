@@ -33,6 +33,12 @@ func TestMain(m *testing.M) {
 
 var loNIC = netcheck.NIC{Name: "lo", Addr: "127.0.0.1", MTU: 1500}
 
+// unhurried are limits that no step reaches on a busy machine. Only a test of a limit has a shorter one.
+var unhurried = limits{bound: long, connect: long, retry: long, proof: long, answer: long, bye: long, why: long,
+	rung: long, tool: long, listen: long, output: long}
+
+const long = time.Minute
+
 // couple is a test between two nodes on loopback.
 type couple struct {
 	server, dialer    *Prober
@@ -46,23 +52,36 @@ func newCouple(t *testing.T) *couple {
 	key := make([]byte, 32)
 	_, _ = rand.Read(key)
 	nics := []netcheck.NIC{loNIC}
-	a := netcheck.Assignment{Test: rand.Text(), Round: 1, Key: key, Left: 10 * time.Second, Quick: true}
+	a := netcheck.Assignment{Test: rand.Text(), Round: 1, Key: key, Left: 5 * long, Quick: true}
 	c := &couple{serve: a, dial: a, serveCtx: t.Context(), dialCtx: t.Context(),
 		server: New(Config{ID: "s", NICs: slices.Clone(nics)}), dialer: New(Config{ID: "d", NICs: slices.Clone(nics)}),
 		addrs: func(a []string) []string { return a }}
 	c.server.pace = &plan{warm: 20 * time.Millisecond, measure: 100 * time.Millisecond}
 	c.dialer.pace = c.server.pace
+	c.server.limits, c.dialer.limits = unhurried, unhurried
 	c.serve.Peer = netcheck.Peer{ID: "d", Name: "dialer", Addr: "127.0.0.1", NICs: nics}
 	c.dial.Peer = netcheck.Peer{ID: "s", Name: "server", Addr: "127.0.0.1", NICs: nics}
 	return c
 }
 
-func (c *couple) run() {
+func (c *couple) run() { c.runThen(func() {}) }
+
+// runUntilDialed ends the server's time once the dialer has its result.
+func (c *couple) runUntilDialed() {
+	ctx, end := context.WithCancelCause(c.serveCtx)
+	c.serveCtx = ctx
+	c.runThen(func() { end(context.DeadlineExceeded) })
+}
+
+func (c *couple) runThen(dialed func()) {
 	var both sync.WaitGroup
 	both.Go(func() {
 		c.served = c.server.Serve(c.serveCtx, c.serve, func(addrs []string) error {
 			c.dial.Peer.Addrs = c.addrs(addrs)
-			both.Go(func() { c.dialed = c.dialer.Dial(c.dialCtx, c.dial) })
+			both.Go(func() {
+				c.dialed = c.dialer.Dial(c.dialCtx, c.dial)
+				dialed()
+			})
 			return nil
 		})
 	})

@@ -28,9 +28,7 @@ const (
 	rdmaTool    = "ib_write_bw"
 	rdmaMessage = 8 << 20                // bytes
 	rdmaTime    = 500 * time.Millisecond // of one direction at nominal rate
-	rdmaLimit   = 5 * time.Second        // of one direction, with the tool's start
 	rdmaSpare   = time.Second            // that must be left of the test after it
-	rdmaStart   = 2 * time.Second        // for the tool's server to listen
 	rdmaGbps    = 100                    // for an interface of unknown speed
 	maxReport   = 64 << 10
 	maxWords    = 4 << 10 // of the tool's output
@@ -52,9 +50,10 @@ func (h Host) FindRDMA() (path, why string) {
 type rdmaEnd struct {
 	start     Start
 	tool, hca string
+	limits    limits
 }
 
-func (r rdmaEnd) usable() bool { return r.tool != "" && r.hca != "" }
+func (e rdmaEnd) usable() bool { return e.tool != "" && e.hca != "" }
 
 // rdmaStep is a message between the ends: from the receiver the address where its tool listens, from the sender its
 // measurement. 0 means none.
@@ -68,7 +67,7 @@ func (s *session) testRDMA(ctx context.Context) error {
 	turns := []role{serverRole, dialerRole} // the receivers
 	for i, receives := range turns {
 		left := (time.Until(s.limit) - rdmaSpare) / time.Duration(len(turns)-i)
-		left = max(min(rdmaLimit, left), time.Millisecond)
+		left = max(min(s.limits.tool, left), time.Millisecond)
 		step := s.rdmaSend
 		if s.role == receives {
 			step = s.rdmaReceive
@@ -112,7 +111,7 @@ func (s *session) rdmaReceive(ctx context.Context, left time.Duration) error {
 	port, err := s.freePort(ctx)
 	var tool *child
 	if err == nil {
-		tool, err = startTool(ctx, s.rdma.start, s.rdma.tool, s.rdmaArgs(port, "")...)
+		tool, err = s.rdma.begin(ctx, s.rdmaArgs(port, "")...)
 	}
 	if err == nil {
 		defer tool.end()
@@ -124,7 +123,7 @@ func (s *session) rdmaReceive(ctx context.Context, left time.Duration) error {
 	if err := s.tell(rdmaStep{Port: port}); err != nil {
 		return err
 	}
-	step, err := s.hear(left + patience)
+	step, err := s.hear(left + s.limits.answer)
 	if err != nil {
 		return err
 	}
@@ -137,7 +136,7 @@ func (s *session) rdmaReceive(ctx context.Context, left time.Duration) error {
 
 // rdmaSend runs the tool's client and reports its measurement.
 func (s *session) rdmaSend(ctx context.Context, left time.Duration) error {
-	step, err := s.hear(left + patience)
+	step, err := s.hear(left + s.limits.answer)
 	if err != nil {
 		return err
 	}
@@ -146,7 +145,7 @@ func (s *session) rdmaSend(ctx context.Context, left time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, left)
 	defer cancel()
-	rate, err := runTool(ctx, s.rdma.start, s.rdma.tool, s.rdmaArgs(step.Port, s.peer.String())...)
+	rate, err := s.rdma.run(ctx, s.rdmaArgs(step.Port, s.peer.String())...)
 	if err != nil {
 		return s.giveUp(err)
 	}
@@ -189,6 +188,7 @@ func (s *session) freePort(ctx context.Context) (int, error) {
 type child struct {
 	cmd    *exec.Cmd
 	path   string
+	limits limits
 	words  tail // of stdout and stderr
 	report chan []byte
 	done   chan struct{}
@@ -205,23 +205,23 @@ func (s Start) command(cmd *exec.Cmd) (wait func() error, err error) {
 	return s(cmd)
 }
 
-// startTool starts a tool whose file descriptor 3 takes its report.
-func startTool(ctx context.Context, start Start, path string, args ...string) (*child, error) {
+// begin starts the tool, whose file descriptor 3 takes its report.
+func (e rdmaEnd) begin(ctx context.Context, args ...string) (*child, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	c := &child{path: path, report: make(chan []byte, 1), done: make(chan struct{})}
-	c.cmd = exec.CommandContext(ctx, path, args...)
+	c := &child{path: e.tool, limits: e.limits, report: make(chan []byte, 1), done: make(chan struct{})}
+	c.cmd = exec.CommandContext(ctx, e.tool, args...)
 	c.cmd.Stdout, c.cmd.Stderr, c.cmd.ExtraFiles = &c.words, &c.words, []*os.File{w}
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.cmd.Cancel = func() error { return syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) }
-	c.cmd.WaitDelay = 200 * time.Millisecond
-	wait, err := start.command(c.cmd)
+	c.cmd.WaitDelay = e.limits.output
+	wait, err := e.start.command(c.cmd)
 	w.Close()
 	if err != nil {
 		r.Close()
-		return nil, fmt.Errorf("starting %s: %w", path, cause(err))
+		return nil, fmt.Errorf("starting %s: %w", e.tool, cause(err))
 	}
 	go c.collect(r, wait)
 	return c, nil
@@ -239,7 +239,7 @@ func (c *child) collect(r *os.File, wait func() error) {
 	c.err = wait()
 	// All children of the tool end with it, and with them the last writer of the pipe.
 	_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
-	_ = r.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+	_ = r.SetReadDeadline(time.Now().Add(c.limits.output))
 	<-read
 	r.Close()
 	close(c.done)
@@ -265,7 +265,7 @@ func (c *child) failed(ctx context.Context) error {
 
 // listening waits until the tool's server can be reached.
 func (c *child) listening(ctx context.Context, port int) error {
-	ctx, cancel := context.WithTimeout(ctx, rdmaStart)
+	ctx, cancel := context.WithTimeout(ctx, c.limits.listen)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -311,9 +311,9 @@ func hasListener(r io.Reader, port int) bool {
 	return false
 }
 
-// runTool runs the tool's client and returns the rate in 10^6 bit/s.
-func runTool(ctx context.Context, start Start, path string, args ...string) (float64, error) {
-	c, err := startTool(ctx, start, path, args...)
+// run runs the tool's client and returns the rate in 10^6 bit/s.
+func (e rdmaEnd) run(ctx context.Context, args ...string) (float64, error) {
+	c, err := e.begin(ctx, args...)
 	if err != nil {
 		return 0, err
 	}
@@ -324,7 +324,7 @@ func runTool(ctx context.Context, start Start, path string, args ...string) (flo
 	}
 	rate, err := parseReport(<-c.report)
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", path, err)
+		return 0, fmt.Errorf("%s: %w", e.tool, err)
 	}
 	return rate, nil
 }

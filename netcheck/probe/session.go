@@ -29,6 +29,7 @@ type session struct {
 	plan    plan
 	pings   int
 	limit   time.Time
+	limits  limits
 	rdma    rdmaEnd
 	ctl     *control
 	streams []*net.TCPConn
@@ -83,17 +84,17 @@ func ended(ctx context.Context, f *fault) *fault {
 
 // breakOff ends a session from outside at once.
 func (s *session) breakOff(ctx context.Context) {
-	s.ctl.bye(ended(ctx, faultf(netcheck.Stalled, "the test was not over in time")))
+	s.ctl.bye(ended(ctx, faultf(netcheck.Stalled, "the test was not over in time")), s.limits.bye)
 	s.shut()
 }
 
 func (s *session) farewell(f *fault) {
-	s.ctl.bye(f)
+	s.ctl.bye(f, s.limits.bye)
 	if f != nil {
 		return
 	}
 	// The first end to close must not cut off data that the other still reads: both send a bye.
-	_, _, _ = s.ctl.recv(time.Second)
+	_, _, _ = s.ctl.recv(s.limits.answer / 2)
 }
 
 // shut closes the connections, which ends all waiting for them.
@@ -151,7 +152,7 @@ func (s *session) offers(ctx context.Context) (*ladder, offer, error) {
 		l.close()
 		return nil, theirs, asFault(err, "offer")
 	}
-	body, err := s.ctl.want(kindOffer, patience, "waiting for the other end's offer")
+	body, err := s.ctl.want(kindOffer, s.limits.answer, "waiting for the other end's offer")
 	if err == nil && (json.Unmarshal(body, &theirs) != nil || theirs.UDP < 0 || theirs.UDP > math.MaxUint16) {
 		err = faultf(netcheck.Reset, "the other end's offer cannot be read")
 	}
@@ -185,7 +186,7 @@ func (s *session) latency() error {
 		return s.ping()
 	}
 	for {
-		k, body, err := s.ctl.recv(patience)
+		k, body, err := s.ctl.recv(s.limits.answer)
 		switch {
 		case err != nil:
 			return asFault(err, "measuring latency")
@@ -210,7 +211,7 @@ func (s *session) ping() error {
 		if err := s.ctl.send(kindPing, body); err != nil {
 			return asFault(err, "measuring latency")
 		}
-		if _, err := s.ctl.want(kindPing, patience, "measuring latency"); err != nil {
+		if _, err := s.ctl.want(kindPing, s.limits.answer, "measuring latency"); err != nil {
 			return err
 		}
 		micros = append(micros, float64(time.Since(sent).Nanoseconds())/1e3)
@@ -225,7 +226,7 @@ func (s *session) ping() error {
 // send sends on all streams from the other end's start message to its stop message. It also stops by itself if nothing
 // is taken for 2 s, or when the test ends.
 func (s *session) send() error {
-	if _, err := s.ctl.want(kindGo, patience, "waiting for the other end to receive"); err != nil {
+	if _, err := s.ctl.want(kindGo, s.limits.answer, "waiting for the other end to receive"); err != nil {
 		return err
 	}
 	var (
@@ -272,7 +273,7 @@ func pump(c *net.TCPConn, sent *atomic.Int64) error {
 
 // longest is how long a direction may take: a receiver that gets nothing for 2 s gives up.
 func (s *session) longest() time.Duration {
-	return s.plan.warm + s.plan.measure + patience + patience/2
+	return s.plan.warm + s.plan.measure + s.limits.answer*3/2
 }
 
 // watch gives up on a receiver that takes nothing.
@@ -288,8 +289,8 @@ func (s *session) watch(sent *atomic.Int64, done chan struct{}) {
 			if n := sent.Load(); n != last {
 				last, moved = n, now
 			}
-			if now.Sub(moved) >= patience {
-				s.ctl.abort(faultf(netcheck.Stalled, "sending: nothing was taken for %v", patience))
+			if now.Sub(moved) >= s.limits.answer {
+				s.ctl.abort(faultf(netcheck.Stalled, "sending: nothing was taken for %v", s.limits.answer))
 			}
 		}
 	}
@@ -307,7 +308,7 @@ func (s *session) sentFlow(before, after tcpInfo) {
 
 // receive requests data, counts it, and sends stop.
 func (s *session) receive() error {
-	r := &receiver{moved: make(chan struct{}, 1), ended: make(chan error, streams)}
+	r := &receiver{patience: s.limits.answer, moved: make(chan struct{}, 1), ended: make(chan error, streams)}
 	for i, c := range s.streams {
 		s.readers.Go(func() { r.read(i, c) })
 	}
@@ -329,7 +330,7 @@ func (s *session) receive() error {
 	if err := s.ctl.send(kindStop, nil); err != nil {
 		return asFault(err, "saying stop")
 	}
-	_, err = s.ctl.want(kindSent, patience, "waiting for the other end to stop")
+	_, err = s.ctl.want(kindSent, s.limits.answer, "waiting for the other end to stop")
 	return err
 }
 
@@ -340,7 +341,7 @@ func (s *session) explain(err error, doing string) error {
 		return f
 	}
 	s.ctl.cause.Store(nil) // of a stream that cannot be sent to
-	if k, body, err := s.ctl.recv(2 * interval); err == nil && k == kindBye {
+	if k, body, err := s.ctl.recv(s.limits.why); err == nil && k == kindBye {
 		return peerFault(body, doing)
 	}
 	return f
@@ -354,10 +355,11 @@ const (
 
 // receiver counts the received data.
 type receiver struct {
-	counts [streams]atomic.Int64
-	limits [streams]atomic.Int64 // of counts, once they are not 0
-	moved  chan struct{}         // holds one once something came
-	ended  chan error            // of streams
+	patience time.Duration // without data
+	counts   [streams]atomic.Int64
+	limits   [streams]atomic.Int64 // of counts, once they are not 0
+	moved    chan struct{}         // holds one once something came
+	ended    chan error            // of streams
 }
 
 func (r *receiver) read(i int, c *net.TCPConn) {
@@ -395,8 +397,8 @@ func (r *receiver) sample(since time.Time) sample {
 // measure counts for as long as p requires. It waits out a pause at the end, until it is certain that no data comes.
 func (r *receiver) measure(p plan, limit time.Time) (*meter, error) {
 	m := &meter{}
-	silent := faultf(netcheck.Stalled, "receiving: no data for %v", patience)
-	if err := r.wait(time.Until(earlier(time.Now().Add(patience), limit)), r.moved); err != nil {
+	silent := faultf(netcheck.Stalled, "receiving: no data for %v", r.patience)
+	if err := r.wait(time.Until(earlier(time.Now().Add(r.patience), limit)), r.moved); err != nil {
 		return m, err
 	}
 	if r.sample(time.Now()).total() == 0 {
@@ -412,7 +414,7 @@ func (r *receiver) measure(p plan, limit time.Time) (*meter, error) {
 		m.add(s)
 		if n := s.total(); n != last {
 			last, moved = n, time.Now()
-		} else if time.Since(moved) >= patience {
+		} else if time.Since(moved) >= r.patience {
 			return m, silent
 		}
 		if m.done(p) && time.Since(moved) < interval/2 {
