@@ -445,16 +445,17 @@ func TestPeersThatFailInTheMiddle(t *testing.T) {
 		script func(*testing.T, *session)
 		class  netcheck.Class
 		says   string
+		pace   *plan // of the dialer; nil: that of all tests
 	}{
 		"silent after the proof": {func(_ *testing.T, s *session) { untilClosed(s) },
-			netcheck.Stalled, "offer"},
+			netcheck.Stalled, "offer", nil},
 		"never asks for data": {func(t *testing.T, s *session) { s.upTo(t); untilClosed(s) },
-			netcheck.Stalled, "waiting for the other end to receive"},
+			netcheck.Stalled, "waiting for the other end to receive", nil},
 		"asks for data and takes none": {func(t *testing.T, s *session) {
 			s.upTo(t)
 			_ = s.ctl.send(kindGo, nil)
 			untilClosed(s)
-		}, netcheck.Stalled, "nothing was taken for 2s"},
+		}, netcheck.Stalled, "nothing was taken for 2s", &plan{measure: long}},
 		"never has enough": {func(t *testing.T, s *session) {
 			s.upTo(t)
 			for _, c := range s.streams {
@@ -462,41 +463,44 @@ func TestPeersThatFailInTheMiddle(t *testing.T) {
 			}
 			_ = s.ctl.send(kindGo, nil)
 			untilClosed(s)
-		}, netcheck.Stalled, "enough"},
+		}, netcheck.Stalled, "enough", nil},
 		"sends nothing": {func(t *testing.T, s *session) {
 			s.upTo(t)
 			_ = s.receive()
 			untilClosed(s)
-		}, netcheck.Stalled, "no data for 2s"},
+		}, netcheck.Stalled, "no data for 2s", nil},
 		"resets while it receives": {func(t *testing.T, s *session) {
 			s.upTo(t)
 			_ = s.ctl.send(kindGo, nil)
 			_, _ = io.CopyN(io.Discard, s.streams[0], 1<<20)
 			discard(s.streams[0])
 			untilClosed(s)
-		}, netcheck.Reset, "sending"},
+		}, netcheck.Reset, "sending", nil},
 		"resets while it sends": {func(t *testing.T, s *session) {
 			s.upTo(t)
 			_ = s.receive()
 			_, _ = s.ctl.want(kindGo, long, "")
 			_, _ = s.streams[0].Write(pattern())
 			s.shut()
-		}, netcheck.Reset, "receiving"},
+		}, netcheck.Reset, "receiving", nil},
 		"ends one stream": {func(t *testing.T, s *session) {
 			s.upTo(t)
 			_ = s.receive()
 			_, _ = s.ctl.want(kindGo, long, "")
 			_ = s.streams[0].CloseWrite()
 			untilClosed(s)
-		}, netcheck.Reset, "stopped before it was told to"},
-		"dies": {func(t *testing.T, s *session) { s.upTo(t); s.shut() }, netcheck.Reset, ""},
+		}, netcheck.Reset, "stopped before it was told to", nil},
+		"dies": {func(t *testing.T, s *session) { s.upTo(t); s.shut() }, netcheck.Reset, "", nil},
 		"cannot do its part": {func(t *testing.T, s *session) {
 			s.upTo(t)
 			s.ctl.bye(faultf(netcheck.Own, "no memory"), long)
-		}, netcheck.Canceled, "the other end: no memory"},
+		}, netcheck.Canceled, "the other end: no memory", nil},
 	} {
 		all.add(name, func() func(*testing.T) {
 			c := newCouple(t)
+			if tt.pace != nil {
+				c.dialer.pace = tt.pace
+			}
 			switch tt.class {
 			case netcheck.Stalled:
 				c.dialer.limits.answer = usual.answer
