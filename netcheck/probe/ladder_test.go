@@ -18,7 +18,8 @@ func TestRungs(t *testing.T) {
 }
 
 func newLadder(r role, sizes ...int) *ladder {
-	s := &session{role: r, limits: unhurried, peer: netip.MustParseAddr("10.0.0.2"), ctl: &control{key: []byte("0123456789abcdef")}}
+	s := &session{role: r, limits: unhurried, peer: netip.MustParseAddr("10.0.0.2"),
+		ctl: &control{key: []byte("0123456789abcdef")}}
 	return &ladder{s: s, sizes: sizes, acked: make([][ladderTries]bool, len(sizes)), served: map[[2]byte]bool{},
 		news: make(chan struct{}, 1)}
 }
