@@ -165,7 +165,8 @@ func TestRDMAToolsThatHangAreKilledWithAllTheyStarted(t *testing.T) {
 	c := rdmaCouple(t, "ok", "")
 	// A client that hangs, with a child that holds the pipes, too. A shell starts soon on a busy machine.
 	c.dialer.cfg.RDMATool = filepath.Join(t.TempDir(), "ib_write_bw")
-	script := fmt.Sprintf("#!/bin/sh\ncase $* in *--out_json*) ;; *) exit 1;; esac\nsleep 1000 &\necho $! >%s\nwait\n", pid)
+	const client = "#!/bin/sh\ncase $* in *--out_json*) ;; *) exit 1;; esac\nsleep 1000 &\necho $! >%s\nwait\n"
+	script := fmt.Sprintf(client, pid)
 	require.NoError(t, testkit.WriteProgram(c.dialer.cfg.RDMATool, script))
 	c.dialer.limits.tool = 2 * time.Second
 	began := time.Now()
