@@ -35,7 +35,8 @@ type Keeper struct {
 	hub   *api.Hub                // set by Follow
 	hangs func(run string) []byte // as hub
 
-	maxLines int // bytes of all timelines
+	maxLines int           // bytes of all timelines
+	patience time.Duration // of Settle
 
 	wake, hurry chan struct{} // with room for one: there is news, and somebody waits for it
 	stop        context.CancelFunc
@@ -70,7 +71,7 @@ func Load(ctx context.Context, store lead.Decisions, term lead.Term, log *slog.L
 		return nil, fmt.Errorf("what was decided about runs cannot be read: %w", err)
 	}
 	k := &Keeper{store: store, term: term, log: log, runs: map[string]*record{}, wake: make(chan struct{}, 1),
-		hurry: make(chan struct{}, 1), stop: func() {}, maxLines: maxLines}
+		hurry: make(chan struct{}, 1), stop: func() {}, maxLines: maxLines, patience: patience}
 	for _, r := range all {
 		k.load(r)
 	}
@@ -151,7 +152,7 @@ func (k *Keeper) Settle(run string) {
 	waiter := r.waiter
 	k.mu.Unlock()
 	signal(k.hurry)
-	expired := time.NewTimer(patience)
+	expired := time.NewTimer(k.patience)
 	defer expired.Stop()
 	select {
 	case <-waiter:

@@ -184,6 +184,7 @@ func (d *daemon) settled() {
 func TestNextLeaderKnows(t *testing.T) {
 	s := newStore()
 	a := s.daemon(t)
+	a.keep.patience = time.Minute // however busy this machine is
 	a.finish("ended", "n1")
 	a.join("paused", 2, "n1")
 	require.NoError(t, a.hub.Order("paused", rendezvous.Order{Kind: rendezvous.OrderPause, Text: "lunch"}))
