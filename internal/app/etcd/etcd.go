@@ -29,6 +29,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"dlrover-run/internal/retry"
 	"dlrover-run/rendezvous/lead"
@@ -48,6 +49,9 @@ const (
 	pageSize    = 256 // records that one request reads
 	pageTimeout = 2 * time.Second
 )
+
+// redial is how a client comes back to an etcd that was away. Without it the pauses grow to two minutes.
+var redial = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second}
 
 // Config names an etcd.
 type Config struct {
@@ -98,8 +102,11 @@ func Open(cfg Config) (*Store, error) {
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: cfg.Endpoints, TLS: cfg.TLS, Username: cfg.User, Password: cfg.Password,
 		DialTimeout: dialTimeout, DialKeepAliveTime: keepalive, DialKeepAliveTimeout: keepaliveTimeout,
-		Logger:      zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithNoProxy()}, // a proxy of the environment would read the password
+		Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{
+			grpc.WithNoProxy(), // a proxy of the environment would read the password
+			grpc.WithConnectParams(grpc.ConnectParams{Backoff: redial, MinConnectTimeout: dialTimeout}),
+		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(cfg.Endpoints, ","), err)

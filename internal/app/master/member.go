@@ -32,6 +32,7 @@ import (
 	"dlrover-run/internal/retry"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/topology"
 )
 
 // A run has at most this many nodes that campaign at a time.
@@ -119,6 +120,9 @@ func (b *beside) run(ctx context.Context) error {
 	b.runsLog = console.Logger(console.Stderr, "dlrover-master", format, console.Level())
 	b.log = b.runsLog.With("run_id", b.cfg.Run)
 	console.Libraries(b.log)
+	if _, err := topology.Open(b.cfg.TopologyFile); err != nil {
+		return err
+	}
 	port, release, err := reservePort(b.cfg.Host)
 	if err != nil {
 		return fmt.Errorf("a port to serve the rendezvous at: %w", err)
