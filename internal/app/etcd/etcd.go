@@ -148,7 +148,7 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	}
 	t := &tenure{key: fmt.Sprintf("%s/%x", s.elections(), l.id), addr: addr, lease: l}
 	t.ctx, t.lose = context.WithCancel(l.ctx)
-	err = s.try(ctx, renewTimeout, func(ctx context.Context) error {
+	err = s.try(ctx, func(ctx context.Context) error {
 		_, err := s.client.Put(ctx, t.key, string(value), clientv3.WithLease(l.id))
 		return err
 	})
@@ -157,7 +157,9 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	}
 	if err != nil {
 		t.lose()
-		return 0, nil, errors.Join(fmt.Errorf("etcd: campaign: %w", err), s.release(context.WithoutCancel(ctx), l))
+		leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*renewTimeout)
+		defer cancel()
+		return 0, nil, errors.Join(fmt.Errorf("etcd: campaign: %w", err), s.release(leaving, l))
 	}
 	s.mu.Lock()
 	s.tenure = t
@@ -286,7 +288,7 @@ func (s *Store) notice(ctx context.Context, revision int64, changes chan<- error
 
 // read returns the keys of all candidates, the oldest first, at a revision of the store.
 func (s *Store) read(ctx context.Context) (all []*mvccpb.KeyValue, revision int64, err error) {
-	err = s.try(ctx, renewTimeout, func(ctx context.Context) error {
+	err = s.try(ctx, func(ctx context.Context) error {
 		r, err := s.client.Get(ctx, s.elections()+"/", clientv3.WithPrefix(),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 		if err == nil {
@@ -399,7 +401,7 @@ func (s *Store) Load(ctx context.Context, term lead.Term) (all []lead.Record, er
 		page := clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(at),
 			clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))
 		var r *clientv3.TxnResponse
-		err := s.try(ctx, pageTimeout, func(ctx context.Context) (err error) {
+		err := s.try(ctx, func(ctx context.Context) (err error) {
 			r, err = s.fenced(ctx, term, page)
 			return err
 		})

@@ -44,7 +44,7 @@ func (s *Store) Vouchers(ctx context.Context) (Vouchers, error) {
 }
 
 func (s *Store) readVouchers(ctx context.Context) (v Vouchers, revision int64, err error) {
-	err = s.try(ctx, renewTimeout, func(ctx context.Context) error {
+	err = s.try(ctx, func(ctx context.Context) error {
 		r, err := s.client.Get(ctx, s.vouchers())
 		if err != nil || len(r.Kvs) == 0 {
 			return err

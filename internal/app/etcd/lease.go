@@ -23,7 +23,7 @@ const (
 	renewTimeout = 600 * time.Millisecond
 	// A leadership counts as lost this long before its lease can be over.
 	margin = 100 * time.Millisecond
-	tries  = 3 // of other requests, one after another
+	tries  = 3 // of other requests, of which each has twice as much time as the one before
 )
 
 // lease is that of a candidate.
@@ -40,7 +40,7 @@ type lease struct {
 // grant gets a lease, which is kept until its end is called.
 func (s *Store) grant(ctx context.Context) (*lease, error) {
 	l := &lease{}
-	err := s.try(ctx, renewTimeout, func(ctx context.Context) error {
+	err := s.try(ctx, func(ctx context.Context) error {
 		l.renewed = time.Now()
 		grant, err := s.client.Grant(ctx, ttl)
 		if err == nil {
@@ -98,7 +98,7 @@ func (s *Store) release(ctx context.Context, l *lease) error {
 }
 
 func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) error {
-	return s.try(ctx, renewTimeout, func(ctx context.Context) error {
+	return s.try(ctx, func(ctx context.Context) error {
 		if _, err := s.client.Revoke(ctx, id); !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			return err
 		}
@@ -107,9 +107,9 @@ func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) error {
 }
 
 // try sends a request that may be sent again, so that one frozen member of etcd does not fail it.
-func (s *Store) try(ctx context.Context, each time.Duration, f func(context.Context) error) (err error) {
-	for range tries {
-		one, cancel := context.WithTimeout(ctx, each)
+func (s *Store) try(ctx context.Context, f func(context.Context) error) (err error) {
+	for i := range tries {
+		one, cancel := context.WithTimeout(ctx, renewTimeout<<i)
 		err = f(one)
 		cancel()
 		if err == nil || errors.Is(err, lead.ErrDeposed) || ctx.Err() != nil {
