@@ -32,15 +32,14 @@ type Heir struct {
 	Addr string `json:"addr"`
 }
 
-// will is that of the present world; nil if no launcher serves it, or it has no other member that can.
-func (r *Round) will() *Will {
-	s := r.cfg.Server
+// will is that of the newest world, which s serves; nil if s is, or if the world has no other member that can serve.
+func (e *epoch) will(s *Server, topo Topology) *Will {
 	if s == nil {
 		return nil
 	}
-	o, host, home := overviewOf(r.epoch.world), s.Host, ""
-	w := &Will{Term: s.Term, Voters: len(r.epoch.world)}
-	for _, n := range r.epoch.world {
+	o, host, home := overviewOf(e.world), s.Host, ""
+	w := &Will{Term: s.Term, Voters: len(e.world)}
+	for _, n := range e.world {
 		if n.ID == s.ID {
 			host, home = o.reach(n, n.Addr), n.host()
 			w.Voters--
@@ -49,17 +48,15 @@ func (r *Round) will() *Will {
 	w.Server = hostPort(host, s.Port)
 	switches, hosts := map[string]bool{}, map[string]bool{home: true}
 	for _, apart := range []func(*node) bool{
-		func(n *node) bool {
-			return len(r.cfg.Topology) > 0 && !switches[r.cfg.Topology[n.IP]] && !hosts[n.host()]
-		},
+		func(n *node) bool { return len(topo) > 0 && !switches[topo[n.IP]] && !hosts[n.host()] },
 		func(n *node) bool { return !hosts[n.host()] },
 		func(*node) bool { return true }, // better than nobody
 	} {
-		for _, n := range r.epoch.world {
+		for _, n := range e.world {
 			if n.Serve == 0 || n.ID == s.ID || w.names(n.ID) || len(w.Heirs) == maxHeirs || !apart(n) {
 				continue
 			}
-			switches[r.cfg.Topology[n.IP]], hosts[n.host()] = true, true
+			switches[topo[n.IP]], hosts[n.host()] = true, true
 			addr := hostPort(o.reach(n, n.Addr), n.Serve)
 			w.Heirs = append(w.Heirs, Heir{ID: n.ID, Name: n.Name, Addr: addr})
 		}
