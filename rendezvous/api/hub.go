@@ -425,8 +425,9 @@ func (h *Hub) SetTopology(t rendezvous.Topology) {
 	}
 }
 
-// SetServer says that a launcher serves the runs that are opened from now on: their members learn who may serve next.
-func (h *Hub) SetServer(s rendezvous.Server) { h.server.Store(&s) }
+// ServedBy says that a launcher serves the runs of h that are opened from now on: their members learn who may serve
+// next.
+func ServedBy(h *Hub, s rendezvous.Server) { h.server.Store(&s) }
 
 // Watch implements Service. While it waits the node counts as present; when ctx ends
 // it counts as suspect.

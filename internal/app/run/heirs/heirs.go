@@ -215,7 +215,7 @@ func (h *Heirs) electedLocked(a successor.Answer) {
 	}
 	host, port, _ := net.SplitHostPort(h.self.Addr)
 	number, _ := strconv.Atoi(port)
-	h.svc.Hub.SetServer(rendezvous.Server{ID: h.cfg.ID, Host: host, Port: number, Term: a.Term})
+	api.ServedBy(h.svc.Hub, rendezvous.Server{ID: h.cfg.ID, Host: host, Port: number, Term: a.Term})
 	h.serving.Store(h.svc)
 	have, need := h.tally.Votes()
 	h.cfg.Log.Warn("the launcher that served the rendezvous has died, and this one was elected to serve it",

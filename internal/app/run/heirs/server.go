@@ -40,7 +40,7 @@ const first = 1
 // Of completes the service, before its first use, with its hub and the launcher that serves it.
 func (s *Server) Of(hub *api.Hub, id, host string, port int) {
 	s.hub = hub
-	hub.SetServer(rendezvous.Server{ID: id, Host: host, Port: port, Term: first})
+	api.ServedBy(hub, rendezvous.Server{ID: id, Host: host, Port: port, Term: first})
 }
 
 // Close releases what waits for a move.
