@@ -330,7 +330,8 @@ func TestMeetingInGuardedEtcd(t *testing.T) {
 		return b.run(b.sh("exit 0", "--rdzv-backend=etcd", "--rdzv-endpoint="+at, "--rdzv-id=x",
 			"--rdzv-conf=read_timeout=20,etcd_prefix=/jobs,"+strings.Join(conf, ","))...)
 	}
-	encrypted := []string{"protocol=https", "cacert=" + file("ca.pem"), "cert=" + file("cert.pem"), "key=" + file("key.pem")}
+	encrypted := []string{"protocol=https", "cacert=" + file("ca.pem"), "cert=" + file("cert.pem"),
+		"key=" + file("key.pem")}
 	for want, conf := range map[string][]string{
 		"":                      append(encrypted, "user=job", "password_file="+file("password")),
 		"authentication failed": append(encrypted, "user=job", "password_file="+file("wrong")),
