@@ -20,13 +20,23 @@ const LeaderPath = "/v1/leader"
 // nobody listens as a rule: that costs both hosts two packets.
 type looks struct {
 	quiet    time.Duration // before the first look
-	every    time.Duration // between two, shortened by up to a third at random
+	every    time.Duration // between the first two, and twice as long after each; shortened by up to a third at random
+	most     time.Duration // between two
 	patience time.Duration // with one address
 }
 
-var usualLooks = looks{quiet: 2 * time.Second, every: 750 * time.Millisecond, patience: 250 * time.Millisecond}
+var usualLooks = looks{quiet: 2 * time.Second, every: 750 * time.Millisecond, most: 4 * time.Second,
+	patience: 250 * time.Millisecond}
 
-func (l looks) next() time.Duration { return l.every - rand.N(l.every/3+1) }
+// next is the pause after n looks.
+func (l looks) next(n int) time.Duration {
+	pause := l.every
+	for ; n > 1 && pause < l.most; n-- {
+		pause *= 2
+	}
+	pause = min(pause, l.most)
+	return pause - rand.N(pause/3+1)
+}
 
 // via is a connection to one of several addresses.
 type via struct {
@@ -46,6 +56,7 @@ type question struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
+	looks int  // so far
 	at    int  // the address that it was sent to; -1: none yet
 	over  bool // it has its answer, or has failed
 	moved bool // it is to be sent to another address
@@ -58,7 +69,7 @@ func (a *Among) ask(r *http.Request) *question {
 	q.ctx = httptrace.WithClientTrace(q.ctx, &httptrace.ClientTrace{GotConn: q.sent})
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.timer = time.AfterFunc(a.looks.quiet+a.looks.next()/4, q.look)
+	q.timer = time.AfterFunc(a.looks.quiet+a.looks.next(0)/4, q.look)
 	return q
 }
 
@@ -81,7 +92,8 @@ func (q *question) look() {
 	switch {
 	case q.over:
 	case to < 0 || q.at != at:
-		q.timer.Reset(q.among.looks.next())
+		q.looks++
+		q.timer.Reset(q.among.looks.next(q.looks))
 	default:
 		q.moved = true
 		q.among.turnTo(to)

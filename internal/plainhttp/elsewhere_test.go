@@ -61,7 +61,8 @@ func frozen(t *testing.T) string {
 // among returns what the client of several addresses, which looks around soon, does with requests.
 func among(t *testing.T, addrs ...string) (a *Among, ask func(ctx context.Context, path string) (string, error)) {
 	a = NewAmong(strings.Join(addrs, ","))
-	a.looks = looks{quiet: 20 * time.Millisecond, every: 20 * time.Millisecond, patience: 500 * time.Millisecond}
+	a.looks = looks{quiet: 20 * time.Millisecond, every: 20 * time.Millisecond, most: 20 * time.Millisecond,
+		patience: 500 * time.Millisecond}
 	c := a.Through(nil)
 	t.Cleanup(c.CloseIdleConnections)
 	return a, func(ctx context.Context, path string) (string, error) {
@@ -147,10 +148,21 @@ func TestNobodyLooksWithoutNeed(t *testing.T) {
 func TestLooksAreSpread(t *testing.T) {
 	seen := map[time.Duration]bool{}
 	for range 100 {
-		d := usualLooks.next()
+		d := usualLooks.next(0)
 		require.GreaterOrEqual(t, d, 500*time.Millisecond)
 		require.LessOrEqual(t, d, 750*time.Millisecond)
 		seen[d] = true
 	}
 	require.Greater(t, len(seen), 50)
+}
+
+// A request that is held for long looks more and more rarely: many clients hold one.
+func TestLooksBecomeRare(t *testing.T) {
+	l := looks{every: 3 * time.Second, most: 10 * time.Second}
+	for n, most := range []time.Duration{3, 3, 6, 10, 10} {
+		pause := l.next(n)
+		require.LessOrEqual(t, pause, most*time.Second)
+		require.GreaterOrEqual(t, pause, most*time.Second*2/3-1)
+	}
+	require.LessOrEqual(t, l.next(1000), l.most)
 }
