@@ -222,10 +222,11 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	}
 	r.epoch.run(r.orders.hold != nil)
 	r.account.ran(now, r.epoch.held)
-	addr, will := overviewOf(r.epoch.world).reach(r.epoch.world[0], e.Addr), r.epoch.will(r.cfg.Server, r.cfg.Topology)
+	addr := overviewOf(r.epoch.world).reach(r.epoch.world[0], e.Addr)
+	failover := r.epoch.failover(r.cfg.Server, r.cfg.Topology)
 	for i, p := range r.epoch.places(r.account.restarts) { // nothing has changed since the seal
 		p.MasterAddr, p.MasterPort = addr, e.Port
-		r.out.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause, Will: will})
+		r.out.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause, Failover: failover})
 	}
 	r.epoch.cause = nil
 	r.out.note(job.EventRun, "", fmt.Sprintf("store at %s:%d", addr, e.Port))

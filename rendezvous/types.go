@@ -244,7 +244,7 @@ type Directive struct {
 	// Spent is the used part of the run's budget besides Restarts; nil is nothing.
 	Spent *Spent `json:"spent,omitempty"`
 	// Will, with Run, tells who may serve the rendezvous next; nil: nobody.
-	Will *Will `json:"will,omitempty"`
+	Failover *Failover `json:"failover,omitempty"`
 	// Leave is why this node shall end its workers, if it has any, and leave the run for good.
 	Leave *job.Cause `json:"leave,omitempty"`
 }

@@ -84,33 +84,33 @@ func TestStandby(t *testing.T) {
 	require.NotContains(t, got.Error(), "10.0.0.9")
 }
 
-// heir is a Succession that a test writes.
-type heir struct {
+// deputy is a Succession that a test writes.
+type deputy struct {
 	told  chan rendezvous.Directive
 	bound atomic.Bool
 	lost  atomic.Int32
 	moved atomic.Bool
 }
 
-func (h *heir) Told(d rendezvous.Directive)     { h.told <- d }
-func (h *heir) Bound() bool                     { return h.bound.Load() }
-func (h *heir) Parting(join func() error) error { return join() }
+func (h *deputy) Told(d rendezvous.Directive)     { h.told <- d }
+func (h *deputy) Bound() bool                     { return h.bound.Load() }
+func (h *deputy) Parting(join func() error) error { return join() }
 
-func (h *heir) Lost(context.Context) bool {
+func (h *deputy) Lost(context.Context) bool {
 	h.lost.Add(1)
 	return h.moved.Swap(false)
 }
 
 // A session asks no server while its vote may count for another one.
 func TestSessionWaitsForElection(t *testing.T) {
-	svc, h := newScript(), &heir{told: make(chan rendezvous.Directive, 10)}
+	svc, h := newScript(), &deputy{told: make(chan rendezvous.Directive, 10)}
 	s, err := Open(t.Context(), svc, SessionConfig{Run: "r", Node: joinOf("a", rendezvous.Params{Min: 1, Max: 1}).Node,
 		Params: rendezvous.Params{Min: 1, Max: 1}, Where: "test", Succession: h, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	t.Cleanup(s.Close)
 	<-svc.joins
 	<-svc.asked
-	d := rendezvous.Directive{Seq: 7, Kind: "run", Will: &rendezvous.Will{Term: 1}}
+	d := rendezvous.Directive{Seq: 7, Kind: "run", Failover: &rendezvous.Failover{Term: 1}}
 	svc.news <- News{Directive: d}
 	require.Equal(t, d, <-h.told)
 	<-svc.asked

@@ -1,17 +1,17 @@
 // Package successor elects the launcher that serves the rendezvous after the one that did so has died (pure).
 //
-// The members of the newest sealed world know its Will: who serves, in which term, and up to five heirs in order. A
-// member votes once it has proof that the server is dead. It votes for the first heir, and for a later one only with
-// proof that all before are dead. So the term of a vote names the heir: it is the will's, and one more for each heir up
-// to its own. One vote per launcher process and term needs no more memory. A process that is started again is no
-// member, and does not vote.
+// The members of the newest sealed world know its Failover: who serves, in which term, and up to five deputies in
+// order. A member votes once it has proof that the server is dead. It votes for the first deputy, and for a later one
+// only with proof that all before are dead. So the term of a vote names the deputy: it is the Failover's, and one more
+// for each deputy up to its own. One vote per launcher process and term needs no more memory. A process that is started
+// again is not a member, and does not vote.
 //
-// An heir stands once it has that proof itself. It serves with the votes of more than half of the members that are
-// left, its own included. Two heirs of one world cannot both have these. In a world of two the survivor needs only its
-// own, which is safe only because silence is no proof.
+// A deputy stands once it has that proof itself. It serves with the votes of more than half of the members that are
+// left, its own included. Two deputies of one world cannot both have these. In a world of two the survivor needs only
+// its own, which is safe only because silence is no proof.
 //
 // A member that asks for a place in the next world has no vote any more: a world of which it knows nothing may be
-// sealed, with heirs of its own.
+// sealed, with deputies of its own.
 package successor
 
 import (
@@ -19,14 +19,14 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// Vote is a member's for the heir to which it is sent.
+// Vote is a member's for the deputy to which it is sent.
 type Vote struct {
 	Term  uint64      `json:"term"`
 	Epoch job.EpochID `json:"epoch"`
 	ID    string      `json:"id"` // of the launcher process
 }
 
-// Answer is the heir's: with neither field true the vote does not count, and is the voter's again.
+// Answer is the deputy's: with neither field true the vote does not count, and is the voter's again.
 type Answer struct {
 	Counted bool   `json:"counted,omitempty"`
 	Serves  bool   `json:"serves,omitempty"`
@@ -38,54 +38,54 @@ type Voter struct {
 	ID string
 
 	epoch job.EpochID
-	will  *rendezvous.Will // nil: it has no vote
-	term  uint64           // of the server that it follows
-	dead  int              // how many heirs are, from the first on
-	bound bool             // an heir may count its vote
+	plan  *rendezvous.Failover // nil: it has no vote
+	term  uint64               // of the server that it follows
+	dead  int                  // how many deputies are, from the first on
+	bound bool                 // a deputy may count its vote
 }
 
-// Runs makes the launcher a member of the world of an epoch. A server without a will leaves that of the same epoch.
-func (v *Voter) Runs(epoch job.EpochID, w *rendezvous.Will) {
+// Runs makes the launcher a member of the world of an epoch. A server without a Failover leaves that of the same epoch.
+func (v *Voter) Runs(epoch job.EpochID, w *rendezvous.Failover) {
 	switch {
 	case w != nil:
-		v.epoch, v.will, v.dead = epoch, w, 0
+		v.epoch, v.plan, v.dead = epoch, w, 0
 		v.term = w.Term
 	case epoch != v.epoch:
-		v.will = nil
+		v.plan = nil
 	}
 }
 
 // Parts takes the vote from a launcher that leaves its world. back undoes it, unless there is a newer world.
 func (v *Voter) Parts() (back func()) {
-	will := v.will
-	v.will = nil
+	plan := v.plan
+	v.plan = nil
 	return func() {
-		if v.will == nil {
-			v.will = will
+		if v.plan == nil {
+			v.plan = plan
 		}
 	}
 }
 
-// Member reports whether the launcher has a vote, and Bound whether an heir may count it: until that is known, the
+// Member reports whether the launcher has a vote, and Bound whether a deputy may count it: until that is known, the
 // launcher follows no other server.
-func (v *Voter) Member() bool { return v.will != nil }
+func (v *Voter) Member() bool { return v.plan != nil }
 
 // Bound is described with Member.
 func (v *Voter) Bound() bool { return v.bound }
 
 // Ballot is the vote of a launcher with proof that the server is dead, and for whom. It binds the launcher.
-func (v *Voter) Ballot() (h rendezvous.Heir, vote Vote, ok bool) {
-	if v.will == nil || v.dead >= len(v.will.Heirs) {
+func (v *Voter) Ballot() (h rendezvous.Deputy, vote Vote, ok bool) {
+	if v.plan == nil || v.dead >= len(v.plan.Deputies) {
 		return h, vote, false
 	}
 	v.bound = true
-	return v.will.Heirs[v.dead], Vote{Term: v.will.Term + 1 + uint64(v.dead), Epoch: v.epoch, ID: v.ID}, true
+	return v.plan.Deputies[v.dead], Vote{Term: v.plan.Term + 1 + uint64(v.dead), Epoch: v.epoch, ID: v.ID}, true
 }
 
-// HeirDead says that the heir of the ballot is dead, so that its votes are void.
+// HeirDead says that the deputy of the ballot is dead, so that its votes are void.
 func (v *Voter) HeirDead() { v.dead, v.bound = v.dead+1, false }
 
-// Answered takes the answer of the heir of the ballot. It reports whether the launcher follows it from now on.
+// Answered takes the answer of the deputy of the ballot. It reports whether the launcher follows it from now on.
 func (v *Voter) Answered(a Answer) bool {
 	v.bound = a.Counted && !a.Serves
 	if !a.Serves || a.Term <= v.term {
@@ -95,7 +95,7 @@ func (v *Voter) Answered(a Answer) bool {
 	return true
 }
 
-// Tally counts the votes for one heir.
+// Tally counts the votes for one deputy.
 type Tally struct {
 	standing bool
 	serves   bool
@@ -105,7 +105,7 @@ type Tally struct {
 	votes    map[string]bool
 }
 
-// Stand makes the heir a candidate by its own vote, in a world with so many members besides the dead server. Another
+// Stand makes the deputy a candidate by its own vote, in a world with so many members besides the dead server. Another
 // candidacy of before, and its votes, are void.
 func (t *Tally) Stand(own Vote, voters int) Answer {
 	if !t.serves && (!t.standing || t.epoch != own.Epoch || t.term != own.Term) {
@@ -114,7 +114,7 @@ func (t *Tally) Stand(own Vote, voters int) Answer {
 	return t.Count(own)
 }
 
-// Withdraw ends a candidacy: the server is not dead after all. It reports false if the heir serves already.
+// Withdraw ends a candidacy: the server is not dead after all. It reports false if the deputy serves already.
 func (t *Tally) Withdraw() bool {
 	if t.serves {
 		return false

@@ -36,17 +36,17 @@ type world struct {
 func newWorld(t *testing.T, seed uint64, n int) *world {
 	w := &world{t: t, rnd: rand.New(rand.NewPCG(seed, 7)), all: map[string]*launcher{}, server: "0",
 		served: map[uint64]string{1: "0"}, voted: map[string]string{}}
-	will := &rendezvous.Will{Term: 1, Voters: n - 1}
+	plan := &rendezvous.Failover{Term: 1, Voters: n - 1}
 	for i := range n {
 		id := fmt.Sprint(i)
 		w.ids = append(w.ids, id)
 		if i > 0 && i <= 5 {
-			will.Heirs = append(will.Heirs, rendezvous.Heir{ID: id})
+			plan.Deputies = append(plan.Deputies, rendezvous.Deputy{ID: id})
 		}
 		w.all[id] = &launcher{voter: Voter{ID: id}, home: "0"}
 	}
 	for _, id := range w.ids[1:] {
-		w.all[id].voter.Runs(job.EpochID{Term: 1, Round: 1}, will)
+		w.all[id].voter.Runs(job.EpochID{Term: 1, Round: 1}, plan)
 	}
 	return w
 }
@@ -57,28 +57,28 @@ func (w *world) step(id string, lossy bool) {
 	if l.dead || !w.all[l.home].dead && !l.voter.Bound() {
 		return
 	}
-	heir, vote, ok := l.voter.Ballot()
+	deputy, vote, ok := l.voter.Ballot()
 	if !ok {
 		return
 	}
 	key := fmt.Sprint(id, "/", vote.Term)
 	if before, again := w.voted[key]; again {
-		require.Equal(w.t, before, heir.ID, "launcher %s voted twice in term %d", id, vote.Term)
+		require.Equal(w.t, before, deputy.ID, "launcher %s voted twice in term %d", id, vote.Term)
 	}
-	w.voted[key] = heir.ID
-	h := w.all[heir.ID]
+	w.voted[key] = deputy.ID
+	h := w.all[deputy.ID]
 	if h.dead {
 		l.voter.HeirDead()
 		return
 	}
-	if heir.ID == id {
-		w.answered(id, id, h.tally.Stand(vote, l.voter.will.Voters))
+	if deputy.ID == id {
+		w.answered(id, id, h.tally.Stand(vote, l.voter.plan.Voters))
 		return
 	}
 	deliver := func() {
 		if !h.dead {
 			a := h.tally.Count(vote)
-			w.serves(heir.ID, a)
+			w.serves(deputy.ID, a)
 		}
 	}
 	switch {
@@ -88,29 +88,29 @@ func (w *world) step(id string, lossy bool) {
 		deliver() // and the answer is lost
 	default:
 		a := h.tally.Count(vote)
-		w.answered(id, heir.ID, a)
+		w.answered(id, deputy.ID, a)
 	}
 }
 
-func (w *world) serves(heir string, a Answer) {
+func (w *world) serves(deputy string, a Answer) {
 	if !a.Serves {
 		return
 	}
 	if by, taken := w.served[a.Term]; taken {
-		require.Equal(w.t, by, heir, "two servers of term %d", a.Term)
+		require.Equal(w.t, by, deputy, "two servers of term %d", a.Term)
 		return
 	}
 	for term, other := range w.served {
-		require.True(w.t, w.all[other].dead, "%s serves term %d while %s serves term %d", heir, a.Term, other, term)
+		require.True(w.t, w.all[other].dead, "%s serves term %d while %s serves term %d", deputy, a.Term, other, term)
 	}
-	w.served[a.Term] = heir
+	w.served[a.Term] = deputy
 	w.won++
 }
 
-func (w *world) answered(id, heir string, a Answer) {
-	w.serves(heir, a)
+func (w *world) answered(id, deputy string, a Answer) {
+	w.serves(deputy, a)
 	if w.all[id].voter.Answered(a) {
-		w.all[id].home = heir
+		w.all[id].home = deputy
 	}
 }
 
@@ -144,7 +144,7 @@ func (w *world) alive() (ids []string) {
 }
 
 // Never do two launchers serve at a time, and none votes twice in a term. The members that are left elect one of them
-// as long as they are more than half, an heir among them.
+// as long as they are more than half, a deputy among them.
 func TestRandomHistories(t *testing.T) {
 	elected, not := 0, 0
 	for seed := range uint64(20_000) {
@@ -158,9 +158,9 @@ func TestRandomHistories(t *testing.T) {
 		}
 		alive := w.alive()
 		var server string
-		for _, heir := range w.served {
-			if !w.all[heir].dead {
-				server = heir
+		for _, deputy := range w.served {
+			if !w.all[deputy].dead {
+				server = deputy
 			}
 		}
 		enough := 2*len(alive) > len(w.ids)-1 && len(alive) > 0 && alive[0] <= "5"
@@ -180,7 +180,7 @@ func TestRandomHistories(t *testing.T) {
 	require.Greater(t, not, 1000)
 }
 
-// first is the first heir that lives: one without a vote does not stand, and whoever waits for it waits in doubt.
+// first is the first deputy that lives: one without a vote does not stand, and whoever waits for it waits in doubt.
 func first(w *world) string {
 	for _, id := range w.ids[1:] {
 		if !w.all[id].dead {
@@ -217,7 +217,7 @@ func TestWithdrawnCandidacy(t *testing.T) {
 	require.False(t, w.all["1"].tally.Withdraw(), "it serves")
 }
 
-// An heir that was elected is an heir's predecessor, too: its death is followed by the next election.
+// An deputy that was elected is a deputy's predecessor, too: its death is followed by the next election.
 func TestSuccessorsOfSuccessors(t *testing.T) {
 	w := newWorld(t, 1, 6)
 	for round, dead := range []string{"0", "1", "2"} {
@@ -238,11 +238,11 @@ func TestSuccessorsOfSuccessors(t *testing.T) {
 	require.Equal(t, 3, w.won, "two of five are left")
 }
 
-// A directive without a will is of a server that took the world over: the will of that world stays.
+// A directive without a Failover is of a server that took the world over: that of that world stays.
 func TestWillsOfEpochs(t *testing.T) {
 	v := Voter{ID: "a"}
 	e := job.EpochID{Term: 1, Round: 1}
-	w := &rendezvous.Will{Term: 1, Heirs: []rendezvous.Heir{{ID: "b"}}}
+	w := &rendezvous.Failover{Term: 1, Deputies: []rendezvous.Deputy{{ID: "b"}}}
 	require.False(t, v.Member())
 	v.Runs(e, w)
 	v.Runs(e, nil)

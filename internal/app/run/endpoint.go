@@ -16,8 +16,8 @@ import (
 
 	"dlrover-run/internal/app/run/anymaster"
 	"dlrover-run/internal/app/run/elector"
+	"dlrover-run/internal/app/run/failover"
 	"dlrover-run/internal/app/run/feature"
-	"dlrover-run/internal/app/run/heirs"
 	"dlrover-run/internal/app/run/preflight"
 	"dlrover-run/internal/app/run/storeacl"
 	"dlrover-run/internal/app/service"
@@ -32,22 +32,22 @@ import (
 // endpoint is this node's side of the rendezvous: the client or server of the service, and the workers' store. When
 // this node serves the rendezvous for others, both share the endpoint's port.
 type endpoint struct {
-	svc     api.Service
-	where   string
-	store   *tcpstore.Server
-	port    int
-	served  *service.Service   // when it is served here
-	client  *api.Client        // when it is not
-	master  *anymaster.Service // when the daemon dlrover-master serves it
-	life    *api.Lifeline      // then: its end shows the daemon at once that this launcher was killed
-	second  bool               // another launcher on this host serves it
-	done    chan error
-	acl     *storeacl.ACL
-	own     *rendezvous.Node
-	local   bool             // the rendezvous stays inside this process
-	elector *elector.Elector // nil: nobody is elected
-	heirs   *heirs.Heirs     // when launchers of the job can serve it one after the other
-	first   *heirs.Server    // then: this one does from its start
+	svc      api.Service
+	where    string
+	store    *tcpstore.Server
+	port     int
+	served   *service.Service   // when it is served here
+	client   *api.Client        // when it is not
+	master   *anymaster.Service // when the daemon dlrover-master serves it
+	life     *api.Lifeline      // then: its end shows the daemon at once that this launcher was killed
+	second   bool               // another launcher on this host serves it
+	done     chan error
+	acl      *storeacl.ACL
+	own      *rendezvous.Node
+	local    bool               // the rendezvous stays inside this process
+	elector  *elector.Elector   // nil: nobody is elected
+	failover *failover.Failover // when launchers of the job can serve it one after the other
+	first    *failover.Server   // then: this one does from its start
 }
 
 // dataShards is the prefix of the keys with which workers distribute shards of data, after the slash that PyTorch
@@ -144,8 +144,8 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 	cfg := s.service(log, runsLog, observe)
 	if s.succeeds() {
 		e.client = api.NewClient(e.where, s.auth.token)
-		e.heirs = e.newHeirs(s, nil, log, runsLog, observe)
-		e.first = heirs.NewServer(s.runID, e.heirs)
+		e.failover = e.newFailover(s, nil, log, runsLog, observe)
+		e.first = failover.NewServer(s.runID, e.failover)
 		cfg.Standby, cfg.Vote = e.first.Standby, e.first.Vote()
 	}
 	served, err := service.New(cfg)
@@ -155,7 +155,7 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 	l, err := api.Listen(ctx, e.bindAddr(s))
 	if err != nil {
 		served.Close(0)
-		e.heirs, e.first, e.client = nil, nil, nil
+		e.failover, e.first, e.client = nil, nil, nil
 		if s.rdzv.backend == static && s.params.Max > 1 {
 			return fmt.Errorf("serve the rendezvous at %s: %w "+
 				"(node rank 0 serves it; does another launcher here have --node-rank=0, too?)", e.where, err)
@@ -199,11 +199,11 @@ func (s *settings) succeeds() bool {
 	return (s.rdzv.backend == c10d || s.rdzv.backend == static) && s.params.Max > 1
 }
 
-// newHeirs makes this launcher's part in the election; with a listener it can be elected.
-func (e *endpoint) newHeirs(
+// newFailover makes this launcher's part in the election; with a listener it can be elected.
+func (e *endpoint) newFailover(
 	s *settings, l net.Listener, log, runsLog *slog.Logger, observe observer,
-) *heirs.Heirs {
-	return heirs.New(heirs.Config{
+) *failover.Failover {
+	return failover.New(failover.Config{
 		Run: s.runID, ID: s.node.ID, Client: e.client, Endpoint: s.rdzv.where(), Token: s.auth.token, Listener: l, Log: log,
 		Serve: func(standby func() error, vote http.Handler) (*service.Service, error) {
 			cfg := s.service(log, runsLog, observe)
@@ -276,7 +276,7 @@ func (e *endpoint) join(
 	}
 	e.svc = e.client
 	if s.succeeds() {
-		e.heirs = e.newHeirs(s, tcpstore.Split(l, e.store), log, runsLog, observe)
+		e.failover = e.newFailover(s, tcpstore.Split(l, e.store), log, runsLog, observe)
 		s.node.Serve = e.port
 	} else {
 		e.background(func() error { return e.store.Serve(l) })
@@ -327,8 +327,8 @@ func (e *endpoint) Daemons() string {
 		return e.elector.Leader()
 	case e.Served() != nil:
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
-	case e.heirs != nil:
-		return e.heirs.Servers()
+	case e.failover != nil:
+		return e.failover.Servers()
 	}
 	return e.where
 }
@@ -338,8 +338,8 @@ func (e *endpoint) FollowDaemons(move func(addr string)) {
 	switch {
 	case e.elector != nil:
 		e.elector.Follow(move)
-	case e.heirs != nil:
-		e.heirs.Follow(move)
+	case e.failover != nil:
+		e.failover.Follow(move)
 	}
 }
 
@@ -356,7 +356,7 @@ func (e *endpoint) background(f func() error) {
 
 // linger keeps serving until every other node has received the end of the job, or a signal stops it.
 func (e *endpoint) linger(budget time.Duration, enough <-chan os.Signal) {
-	served := cmp.Or(e.heirs.Serving(), e.Served())
+	served := cmp.Or(e.failover.Serving(), e.Served())
 	if served == nil {
 		return
 	}
@@ -384,8 +384,8 @@ const (
 // handOver serves a run that goes on without this node until its world has formed anew: its members elect another
 // launcher then, and no worker is stopped again.
 func (e *endpoint) handOver(run string, enough <-chan os.Signal) {
-	served := cmp.Or(e.heirs.Serving(), e.Served())
-	if e.heirs == nil || served == nil {
+	served := cmp.Or(e.failover.Serving(), e.Served())
+	if e.failover == nil || served == nil {
 		return
 	}
 	var runs time.Time
@@ -411,7 +411,7 @@ func (e *endpoint) close() {
 	if e.first != nil {
 		e.first.Close()
 	}
-	e.heirs.Close()
+	e.failover.Close()
 	if e.served != nil {
 		e.served.Streams.Finish("the launcher that serves the run has ended")
 		e.served.Close(0)

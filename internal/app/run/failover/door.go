@@ -1,4 +1,4 @@
-package heirs
+package failover
 
 import (
 	"net"

@@ -1,12 +1,12 @@
-// Package heirs is a launcher's part in the election of the launcher that serves the rendezvous, after the one that did
-// so has died. Package successor has the rules.
+// Package failover is a launcher's part in the election of the launcher that serves the rendezvous, after the one that
+// did so has died. Package successor has the rules.
 //
 // Proof of a death is that the dead launcher's own address refuses connections: its kernel says so. Silence proves
 // nothing, and then nobody serves.
 //
 // Goroutines: the door's until Close; an elected launcher has one more, which looks for a new launcher at the job's
 // endpoint.
-package heirs
+package failover
 
 import (
 	"context"
@@ -52,8 +52,8 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Heirs implements api.Succession.
-type Heirs struct {
+// Failover implements api.Succession.
+type Failover struct {
 	cfg     Config
 	door    *door
 	ctx     context.Context
@@ -61,16 +61,16 @@ type Heirs struct {
 	wg      sync.WaitGroup
 	serving atomic.Pointer[service.Service] // since this launcher was elected
 
-	mu     sync.Mutex
-	voter  successor.Voter
-	voters int               // members of the world besides the server
-	heirs  []rendezvous.Heir // of that world
-	self   rendezvous.Heir   // this launcher's entry in the newest will that names it
-	tally  successor.Tally
-	server string // where the launcher that serves listens itself; "": not known
-	dead   bool   // it is
-	svc    *service.Service
-	said   string // the newest line about a loss that goes on
+	mu       sync.Mutex
+	voter    successor.Voter
+	voters   int                 // members of the world besides the server
+	deputies []rendezvous.Deputy // of that world
+	self     rendezvous.Deputy   // this launcher's entry in the newest Failover that names it
+	tally    successor.Tally
+	server   string // where the launcher that serves listens itself; "": not known
+	dead     bool   // it is
+	svc      *service.Service
+	said     string // the newest line about a loss that goes on
 
 	move  func(servers string) // nil: nobody follows
 	moved string               // the servers that it was told last
@@ -82,9 +82,9 @@ type message struct {
 	Addr string `json:"addr,omitempty"` // where it serves, in the term of the vote
 }
 
-// New makes a launcher's part. Its listener takes no connection before the launcher is an heir.
-func New(cfg Config) *Heirs {
-	h := &Heirs{cfg: cfg, voter: successor.Voter{ID: cfg.ID}}
+// New makes a launcher's part. Its listener takes no connection before the launcher is a deputy.
+func New(cfg Config) *Failover {
+	h := &Failover{cfg: cfg, voter: successor.Voter{ID: cfg.ID}}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	if cfg.Listener != nil {
 		h.door = newDoor(cfg.Listener)
@@ -93,7 +93,7 @@ func New(cfg Config) *Heirs {
 }
 
 // Close ends it. Nil is closed.
-func (h *Heirs) Close() {
+func (h *Failover) Close() {
 	if h == nil {
 		return
 	}
@@ -112,7 +112,7 @@ func (h *Heirs) Close() {
 }
 
 // Serving is the service of an elected launcher; nil: it is none.
-func (h *Heirs) Serving() *service.Service {
+func (h *Failover) Serving() *service.Service {
 	if h == nil {
 		return nil
 	}
@@ -120,62 +120,62 @@ func (h *Heirs) Serving() *service.Service {
 }
 
 // Servers are where the run is served and, after that, where it may be next, with commas between.
-func (h *Heirs) Servers() string {
+func (h *Failover) Servers() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.serversLocked()
 }
 
 // Follow has move called with all later Servers. It must be quick, and must not call h.
-func (h *Heirs) Follow(move func(servers string)) {
+func (h *Failover) Follow(move func(servers string)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.move, h.moved = move, h.serversLocked()
 }
 
-func (h *Heirs) tellLocked() {
+func (h *Failover) tellLocked() {
 	if now := h.serversLocked(); h.move != nil && now != h.moved {
 		h.moved = now
 		h.move(now)
 	}
 }
 
-func (h *Heirs) serversLocked() string {
+func (h *Failover) serversLocked() string {
 	all := []string{h.cfg.Client.Addr()}
-	for _, heir := range h.heirs {
-		if !slices.Contains(all, heir.Addr) {
-			all = append(all, heir.Addr)
+	for _, deputy := range h.deputies {
+		if !slices.Contains(all, deputy.Addr) {
+			all = append(all, deputy.Addr)
 		}
 	}
 	return strings.Join(all, ",")
 }
 
 // Told implements api.Succession.
-func (h *Heirs) Told(d rendezvous.Directive) {
+func (h *Failover) Told(d rendezvous.Directive) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch d.Kind {
 	case job.Run:
-		h.voter.Runs(d.EpochID, d.Will)
+		h.voter.Runs(d.EpochID, d.Failover)
 	case job.Done, job.Fail:
 		h.voter.Parts()
 	}
-	if d.Will == nil || d.Kind != job.Run {
+	if d.Failover == nil || d.Kind != job.Run {
 		return
 	}
-	h.server, h.dead, h.said = d.Will.Server, false, ""
-	h.voters, h.heirs = d.Will.Voters, d.Will.Heirs
+	h.server, h.dead, h.said = d.Failover.Server, false, ""
+	h.voters, h.deputies = d.Failover.Voters, d.Failover.Deputies
 	h.tellLocked()
-	for _, heir := range d.Will.Heirs {
-		if heir.ID == h.cfg.ID {
-			h.self = heir
+	for _, deputy := range d.Failover.Deputies {
+		if deputy.ID == h.cfg.ID {
+			h.self = deputy
 			h.openLocked()
 		}
 	}
 }
 
-// openLocked makes an heir ready to take votes.
-func (h *Heirs) openLocked() {
+// openLocked makes a deputy ready to take votes.
+func (h *Failover) openLocked() {
 	if h.svc != nil || h.door == nil || h.ctx.Err() != nil {
 		return
 	}
@@ -189,7 +189,7 @@ func (h *Heirs) openLocked() {
 	h.door.open()
 }
 
-func (h *Heirs) standby() error {
+func (h *Failover) standby() error {
 	if h.serving.Load() == nil {
 		return api.ErrStandby
 	}
@@ -197,7 +197,7 @@ func (h *Heirs) standby() error {
 }
 
 // received takes the vote of another launcher.
-func (h *Heirs) received(run string, m message) (any, error) {
+func (h *Failover) received(run string, m message) (any, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if run != h.cfg.Run || m.Addr != "" {
@@ -209,7 +209,7 @@ func (h *Heirs) received(run string, m message) (any, error) {
 }
 
 // electedLocked makes the launcher serve once it has the votes: before any voter hears of it.
-func (h *Heirs) electedLocked(a successor.Answer) {
+func (h *Failover) electedLocked(a successor.Answer) {
 	if !a.Serves || h.serving.Load() != nil || h.ctx.Err() != nil {
 		return
 	}
@@ -225,7 +225,7 @@ func (h *Heirs) electedLocked(a successor.Answer) {
 }
 
 // announce tells whoever serves at the endpoint, such as a pod that replaces the dead one, that this launcher does.
-func (h *Heirs) announce(news message) {
+func (h *Failover) announce(news message) {
 	c := api.NewClient(h.cfg.Endpoint, h.cfg.Token)
 	defer c.Close()
 	for h.ctx.Err() == nil {
@@ -240,14 +240,14 @@ func (h *Heirs) announce(news message) {
 }
 
 // Bound implements api.Succession.
-func (h *Heirs) Bound() bool {
+func (h *Failover) Bound() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.voter.Bound()
 }
 
 // Parting implements api.Succession. A request that has reached no server changes nothing.
-func (h *Heirs) Parting(join func() error) error {
+func (h *Failover) Parting(join func() error) error {
 	h.mu.Lock()
 	if h.voter.Bound() {
 		h.mu.Unlock()
@@ -265,7 +265,7 @@ func (h *Heirs) Parting(join func() error) error {
 }
 
 // Lost implements api.Succession.
-func (h *Heirs) Lost(ctx context.Context) (moved bool) {
+func (h *Failover) Lost(ctx context.Context) (moved bool) {
 	h.mu.Lock()
 	server, dead := h.server, h.dead
 	h.mu.Unlock()
@@ -275,82 +275,84 @@ func (h *Heirs) Lost(ctx context.Context) (moved bool) {
 	for ctx.Err() == nil {
 		h.mu.Lock()
 		h.dead = true
-		heir, vote, ok := h.voter.Ballot()
+		deputy, vote, ok := h.voter.Ballot()
 		h.mu.Unlock()
 		if !ok {
 			return h.hopeless()
 		}
-		a, err := h.ask(ctx, heir, vote)
-		if err != nil && refuses(ctx, heir.Addr) {
+		a, err := h.ask(ctx, deputy, vote)
+		if err != nil && refuses(ctx, deputy.Addr) {
 			h.mu.Lock()
 			h.voter.HeirDead()
 			h.mu.Unlock()
 			continue
 		}
 		if err != nil {
-			h.say("the heir of the launcher that served the rendezvous does not answer; waiting for it", "err", err)
+			h.say("the deputy of the launcher that served the rendezvous does not answer; waiting for it", "err", err)
 			return false
 		}
-		return h.answered(heir, a)
+		return h.answered(deputy, a)
 	}
 	return false
 }
 
-// answered follows an heir that serves.
-func (h *Heirs) answered(heir rendezvous.Heir, a successor.Answer) bool {
+// answered follows a deputy that serves.
+func (h *Failover) answered(deputy rendezvous.Deputy, a successor.Answer) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.voter.Answered(a) {
 		return false
 	}
-	h.followLocked(heir.Addr)
-	if heir.ID != h.cfg.ID {
-		h.cfg.Log.Warn("the launcher that served the rendezvous has died; another one was elected", "addr", heir.Addr,
+	h.followLocked(deputy.Addr)
+	if deputy.ID != h.cfg.ID {
+		h.cfg.Log.Warn("the launcher that served the rendezvous has died; another one was elected", "addr", deputy.Addr,
 			"term", a.Term)
 	}
 	return true
 }
 
-func (h *Heirs) follow(addr string) {
+func (h *Failover) follow(addr string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.followLocked(addr)
 }
 
-func (h *Heirs) followLocked(addr string) {
+func (h *Failover) followLocked(addr string) {
 	h.server, h.dead, h.said = addr, false, ""
 	h.cfg.Client.Move(addr)
 	h.tellLocked()
 }
 
-// hopeless has a launcher without a vote, or without an heir, look where the job's nodes meet.
-func (h *Heirs) hopeless() bool {
-	h.say("the launcher that served the rendezvous has died, and this one has no vote, or no heir is left; " +
+// hopeless has a launcher without a vote, or without a deputy, look where the job's nodes meet.
+func (h *Failover) hopeless() bool {
+	h.say("the launcher that served the rendezvous has died, and this one has no vote, or no deputy is left; " +
 		"waiting for a new launcher at the job's endpoint")
 	h.cfg.Client.Move(h.cfg.Endpoint)
 	return false
 }
 
-func (h *Heirs) say(text string, args ...any) {
+func (h *Failover) say(text string, args ...any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.sayLocked(text, args...)
 }
 
 // sayLocked logs a line, unless it was the last one about this loss.
-func (h *Heirs) sayLocked(text string, args ...any) {
+func (h *Failover) sayLocked(text string, args ...any) {
 	if h.said != text {
 		h.said = text
 		h.cfg.Log.Warn(text, append(args, "dead", h.server, "endpoint", h.cfg.Endpoint)...)
 	}
 }
 
-// ask sends a vote to its heir, which may be this launcher.
-func (h *Heirs) ask(ctx context.Context, heir rendezvous.Heir, vote successor.Vote) (a successor.Answer, err error) {
-	if heir.ID == h.cfg.ID {
+// ask sends a vote to its deputy, which may be this launcher.
+func (h *Failover) ask(ctx context.Context, deputy rendezvous.Deputy, vote successor.Vote) (
+	a successor.Answer, err error,
+) {
+	if deputy.ID == h.cfg.ID {
 		return h.stand(ctx, vote), nil
 	}
-	c := api.NewClient(heir.Addr, h.cfg.Token)
+	c := api.NewClient(deputy.Addr, h.cfg.Token)
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -359,7 +361,7 @@ func (h *Heirs) ask(ctx context.Context, heir rendezvous.Heir, vote successor.Vo
 }
 
 // stand is a vote for oneself. A candidate gives up when a new launcher serves in the dead one's place.
-func (h *Heirs) stand(ctx context.Context, vote successor.Vote) successor.Answer {
+func (h *Failover) stand(ctx context.Context, vote successor.Vote) successor.Answer {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.svc == nil {
@@ -383,7 +385,7 @@ func (h *Heirs) stand(ctx context.Context, vote successor.Vote) successor.Answer
 }
 
 // serves reports whether a launcher of this run answers at the address.
-func (h *Heirs) serves(ctx context.Context, addr string) bool {
+func (h *Failover) serves(ctx context.Context, addr string) bool {
 	c := api.NewClient(addr, h.cfg.Token)
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)

@@ -16,29 +16,30 @@ type Server struct {
 	Term uint64 // counts the servers of the run; the first one has 1
 }
 
-// Will tells the members of a sealed world who may serve the rendezvous when the launcher that does so is lost.
-type Will struct {
+// Failover tells the members of a sealed world who may serve the rendezvous when the launcher that does so is lost.
+type Failover struct {
 	Term   uint64 `json:"term"`   // of the launcher that serves
 	Server string `json:"server"` // where that launcher itself listens, HOST:PORT
 	// Voters is the number of members besides that launcher.
-	Voters int    `json:"voters"`
-	Heirs  []Heir `json:"heirs,omitempty"` // in the order in which they are to serve
+	Voters   int      `json:"voters"`
+	Deputies []Deputy `json:"deputies,omitempty"` // in the order in which they are to serve
 }
 
-// Heir is a member that can serve: the launcher with the ID, at HOST:PORT.
-type Heir struct {
+// Deputy is a member that can serve: the launcher with the ID, at HOST:PORT.
+type Deputy struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
 	Addr string `json:"addr"`
 }
 
-// will is that of the newest world, which s serves; nil if s is, or if the world has no other member that can serve.
-func (e *epoch) will(s *Server, topo Topology) *Will {
+// failover is that of the newest world, which s serves; nil if s is, or if the world has no other member that can
+// serve.
+func (e *epoch) failover(s *Server, topo Topology) *Failover {
 	if s == nil {
 		return nil
 	}
 	o, host, home := overviewOf(e.world), s.Host, ""
-	w := &Will{Term: s.Term, Voters: len(e.world)}
+	w := &Failover{Term: s.Term, Voters: len(e.world)}
 	for _, n := range e.world {
 		if n.ID == s.ID {
 			host, home = o.reach(n, n.Addr), n.host()
@@ -53,15 +54,15 @@ func (e *epoch) will(s *Server, topo Topology) *Will {
 		func(*node) bool { return true }, // better than nobody
 	} {
 		for _, n := range e.world {
-			if n.Serve == 0 || n.ID == s.ID || w.names(n.ID) || len(w.Heirs) == maxHeirs || !apart(n) {
+			if n.Serve == 0 || n.ID == s.ID || w.names(n.ID) || len(w.Deputies) == maxHeirs || !apart(n) {
 				continue
 			}
 			switches[topo[n.IP]], hosts[n.host()] = true, true
 			addr := hostPort(o.reach(n, n.Addr), n.Serve)
-			w.Heirs = append(w.Heirs, Heir{ID: n.ID, Name: n.Name, Addr: addr})
+			w.Deputies = append(w.Deputies, Deputy{ID: n.ID, Name: n.Name, Addr: addr})
 		}
 	}
-	if len(w.Heirs) == 0 {
+	if len(w.Deputies) == 0 {
 		return nil
 	}
 	return w
@@ -74,8 +75,8 @@ func hostPort(host string, port int) string {
 	return fmt.Sprintf("%s:%d", host, port)
 }
 
-func (w *Will) names(id string) bool {
-	for _, h := range w.Heirs {
+func (w *Failover) names(id string) bool {
+	for _, h := range w.Deputies {
 		if h.ID == id {
 			return true
 		}

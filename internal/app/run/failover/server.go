@@ -1,4 +1,4 @@
-package heirs
+package failover
 
 import (
 	"context"
@@ -16,9 +16,9 @@ import (
 // replaces a launcher that has died, members of the run may have elected another one: when that one says so, this
 // launcher and all that come to it move there.
 type Server struct {
-	run   string
-	heirs *Heirs
-	hub   *api.Hub // set by Of
+	run      string
+	deputies *Failover
+	hub      *api.Hub // set by Of
 
 	mu    sync.Mutex
 	term  uint64
@@ -27,9 +27,9 @@ type Server struct {
 	move  context.CancelCauseFunc
 }
 
-// NewServer makes the service of a launcher; heirs has no listener.
-func NewServer(run string, heirs *Heirs) *Server {
-	s := &Server{run: run, heirs: heirs, term: first}
+// NewServer makes the service of a launcher; deputies has no listener.
+func NewServer(run string, deputies *Failover) *Server {
+	s := &Server{run: run, deputies: deputies, term: first}
 	s.moved, s.move = context.WithCancelCause(context.Background())
 	return s
 }
@@ -82,9 +82,9 @@ func (s *Server) giveWay(m message) {
 		return
 	}
 	s.term, s.to = m.Term, m.Addr
-	s.heirs.follow(m.Addr)
+	s.deputies.follow(m.Addr)
 	if s.moved.Err() == nil {
-		s.heirs.cfg.Log.Warn("the members of this run have elected another launcher to serve the rendezvous; joining it",
+		s.deputies.cfg.Log.Warn("the members of this run have elected another launcher to serve the rendezvous; joining it",
 			"addr", m.Addr, "term", m.Term)
 		s.move(&api.MovedError{To: m.Addr})
 		s.hub.Close()
@@ -94,7 +94,7 @@ func (s *Server) giveWay(m message) {
 // ask has the present server do f. A request that a move interrupts ends with a MovedError.
 func (s *Server) ask(ctx context.Context, f func(context.Context, api.Service) error) error {
 	if s.Moved() != "" {
-		return f(ctx, s.heirs.cfg.Client)
+		return f(ctx, s.deputies.cfg.Client)
 	}
 	until, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -1,4 +1,4 @@
-package heirs
+package failover
 
 import (
 	"context"
@@ -29,24 +29,24 @@ const token = "0123456789abcdef0123456789abcdef"
 type peers struct {
 	t        *testing.T
 	server   net.Listener
-	will     *rendezvous.Will
+	plan     *rendezvous.Failover
 	listen   map[string]net.Listener
-	all      map[string]*Heirs
+	all      map[string]*Failover
 	epoch    job.EpochID
 	endpoint string
 }
 
-// newPeers makes launchers of which the first are heirs.
-func newPeers(t *testing.T, heirs int, names ...string) *peers {
-	p := &peers{t: t, server: listen(t, "127.0.0.1:0"), all: map[string]*Heirs{}, listen: map[string]net.Listener{},
+// newPeers makes launchers of which the first are deputies.
+func newPeers(t *testing.T, deputies int, names ...string) *peers {
+	p := &peers{t: t, server: listen(t, "127.0.0.1:0"), all: map[string]*Failover{}, listen: map[string]net.Listener{},
 		epoch: job.EpochID{Term: 1, Round: 1}}
 	p.endpoint = p.server.Addr().String()
-	p.will = &rendezvous.Will{Term: 1, Server: p.endpoint, Voters: len(names)}
+	p.plan = &rendezvous.Failover{Term: 1, Server: p.endpoint, Voters: len(names)}
 	for i, name := range names {
 		l := listen(t, "127.0.0.1:0")
 		p.listen[name] = l
-		if i < heirs {
-			p.will.Heirs = append(p.will.Heirs, rendezvous.Heir{ID: name, Name: name, Addr: l.Addr().String()})
+		if i < deputies {
+			p.plan.Deputies = append(p.plan.Deputies, rendezvous.Deputy{ID: name, Name: name, Addr: l.Addr().String()})
 		}
 	}
 	for _, name := range names {
@@ -56,7 +56,7 @@ func newPeers(t *testing.T, heirs int, names ...string) *peers {
 		t.Cleanup(c.Close)
 		t.Cleanup(h.Close)
 		p.all[name] = h
-		h.Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Will: p.will})
+		h.Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Failover: p.plan})
 	}
 	return p
 }
@@ -106,7 +106,7 @@ func TestMembersElectTheFirstHeir(t *testing.T) {
 	require.False(t, p.all["a"].Bound())
 	p.die()
 	require.False(t, p.all["b"].Lost(t.Context()))
-	require.False(t, p.all["b"].Bound(), "the heir does not know of the loss, and counts no vote")
+	require.False(t, p.all["b"].Bound(), "the deputy does not know of the loss, and counts no vote")
 	require.False(t, p.all["a"].Lost(t.Context()))
 	require.True(t, p.all["a"].Bound())
 	require.ErrorIs(t, p.all["a"].Parting(func() error { return nil }), api.ErrBound)
@@ -120,7 +120,7 @@ func TestMembersElectTheFirstHeir(t *testing.T) {
 	}
 }
 
-// The next heir serves if the first is dead, too; and a successor has successors.
+// The next deputy serves if the first is dead, too; and a successor has successors.
 func TestHeirsOfHeirs(t *testing.T) {
 	p := newPeers(t, 3, "a", "b", "c", "d", "e")
 	p.die()
@@ -135,8 +135,8 @@ func TestHeirsOfHeirs(t *testing.T) {
 // Nobody serves in doubt: a host that is silent may be alive.
 func TestSilenceIsNoProof(t *testing.T) {
 	p := newPeers(t, 1, "a")
-	p.will.Server = "[2001:db8::1]:1" // an address for documentation, which no host has
-	p.all["a"].Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Will: p.will})
+	p.plan.Server = "[2001:db8::1]:1" // an address for documentation, which no host has
+	p.all["a"].Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Failover: p.plan})
 	p.die()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -223,7 +223,7 @@ func TestNewLauncherAtTheEndpointJoinsTheElected(t *testing.T) {
 	require.NoError(t, p.vote("b", "a")) // a member that has seen the death, too
 	err := <-waits
 	require.False(t, api.Final(err), err)
-	require.Equal(t, p.will.Heirs[0].Addr, s.Moved())
+	require.Equal(t, p.plan.Deputies[0].Addr, s.Moved())
 	_, err = s.Watch(t.Context(), "r", "n", api.Cursor{})
 	require.ErrorIs(t, err, rendezvous.ErrUnknownNode)
 	require.NoError(t, s.Join(t.Context(), "r", join))
@@ -236,12 +236,12 @@ func TestNewLauncherAtTheEndpointJoinsTheElected(t *testing.T) {
 
 // vote sends the vote of one launcher to another.
 func (p *peers) vote(from, to string) error {
-	heir := rendezvous.Heir{ID: to, Addr: p.listen[to].Addr().String()}
-	_, err := p.all[from].ask(p.t.Context(), heir, successor.Vote{Term: 2, Epoch: p.epoch, ID: from})
+	deputy := rendezvous.Deputy{ID: to, Addr: p.listen[to].Addr().String()}
+	_, err := p.all[from].ask(p.t.Context(), deputy, successor.Vote{Term: 2, Epoch: p.epoch, ID: from})
 	return err
 }
 
-// Before it is an heir, a launcher takes no connection.
+// Before it is a deputy, a launcher takes no connection.
 func TestDoorIsClosed(t *testing.T) {
 	l := listen(t, "127.0.0.1:0")
 	h := New(Config{Run: "r", ID: "a", Listener: l, Log: slog.New(slog.DiscardHandler)})

@@ -7,11 +7,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// heirs are the names in the will that the node has got.
-func (s *sim) heirs(id string) (names []string) {
+// deputies are the names in the Failover that the node has got.
+func (s *sim) deputies(id string) (names []string) {
 	s.t.Helper()
-	require.NotNil(s.t, s.runs[id].Will)
-	for _, h := range s.runs[id].Will.Heirs {
+	require.NotNil(s.t, s.runs[id].Failover)
+	for _, h := range s.runs[id].Failover.Deputies {
 		names = append(names, h.Name)
 	}
 	return names
@@ -40,11 +40,11 @@ func TestWillNamesHostsOnceAndFirst(t *testing.T) {
 	s.peer("f", "10.0.0.4", 0) // cannot serve
 	s.peer("g", "10.0.0.4", 1)
 	s.obey()
-	require.Equal(t, []string{"c", "e", "g", "b", "d"}, s.heirs("f"))
-	w := s.runs["f"].Will
-	require.Equal(t, Will{Term: 1, Server: "10.0.0.1:29400", Voters: 6, Heirs: w.Heirs}, *w)
-	require.Equal(t, Heir{ID: "c", Name: "c", Addr: "10.0.0.2:1"}, w.Heirs[0])
-	require.Equal(t, w, s.runs["a"].Will)
+	require.Equal(t, []string{"c", "e", "g", "b", "d"}, s.deputies("f"))
+	w := s.runs["f"].Failover
+	require.Equal(t, Failover{Term: 1, Server: "10.0.0.1:29400", Voters: 6, Deputies: w.Deputies}, *w)
+	require.Equal(t, Deputy{ID: "c", Name: "c", Addr: "10.0.0.2:1"}, w.Deputies[0])
+	require.Equal(t, w, s.runs["a"].Failover)
 }
 
 func TestWillPrefersOtherSwitches(t *testing.T) {
@@ -55,7 +55,7 @@ func TestWillPrefersOtherSwitches(t *testing.T) {
 		s.peer(string(rune('a'+i-1)), fmt.Sprint("10.0.0.", i), 1)
 	}
 	s.obey()
-	require.Equal(t, []string{"b", "d", "c", "e"}, s.heirs("a"))
+	require.Equal(t, []string{"b", "d", "c", "e"}, s.deputies("a"))
 }
 
 // The server of a run may have no place in its world, and then all members have a vote.
@@ -64,8 +64,8 @@ func TestWillOfServerThatIsNoMember(t *testing.T) {
 	s.peer("b", "10.0.0.2", 1)
 	s.peer("c", "10.0.0.3", 1)
 	s.obey()
-	require.Equal(t, 2, s.runs["b"].Will.Voters)
-	require.Equal(t, "10.0.0.1:29400", s.runs["b"].Will.Server)
+	require.Equal(t, 2, s.runs["b"].Failover.Voters)
+	require.Equal(t, "10.0.0.1:29400", s.runs["b"].Failover.Server)
 	require.Equal(t, "[fd00::1]:29400", hostPort("fd00::1", 29400))
 }
 
@@ -74,11 +74,11 @@ func TestNoWill(t *testing.T) {
 	s.joinNode(Node{ID: "a", Name: "a", Rank: -1, Slots: 1, Addr: "10.0.0.1"})
 	s.peer("b", "10.0.0.2", 0)
 	s.obey()
-	require.Nil(t, s.runs["b"].Will, "no member can serve")
+	require.Nil(t, s.runs["b"].Failover, "no member can serve")
 	s = newSim(t, Params{Min: 1, Max: 1})
 	s.peer("b", "10.0.0.2", 1)
 	s.obey()
-	require.Nil(t, s.runs["b"].Will, "a daemon serves")
+	require.Nil(t, s.runs["b"].Failover, "a daemon serves")
 	_, err := s.r.Step(s.now, Join{Node: Node{ID: "x", Name: "x", Serve: 65536}, Params: s.p})
 	require.ErrorContains(t, err, "can serve at port 65536")
 }
