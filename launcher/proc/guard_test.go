@@ -307,7 +307,8 @@ func TestLowProcessLimit(t *testing.T) {
 		require.NoError(t, unix.Setrlimit(nproc, &unix.Rlimit{Cur: limit, Max: before.Max}))
 		defer unix.Setrlimit(nproc, &before)
 		g := startGuarded(t, func(cmd *exec.Cmd) {
-			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 64123, Gid: 64123}}
+			user := 100_000 + uint32(os.Getpid()) // nobody else's, not even that of another run of this test
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 		}, "KILL=end", "SCRIPT=echo procs=$GOMAXPROCS. > "+dir+"/env; echo")
 		g.cmd.Wait()
 		return g
