@@ -16,7 +16,7 @@ type Server struct {
 	Term uint64 // counts the servers of the run; the first one has 1
 }
 
-// Failover tells the members of a sealed world who may serve the rendezvous when the launcher that does so is lost.
+// Failover tells the members of a sealed world which launchers may serve the rendezvous when the present one is lost.
 type Failover struct {
 	Term   uint64 `json:"term"`   // of the launcher that serves
 	Server string `json:"server"` // where that launcher itself listens, HOST:PORT

@@ -9,10 +9,10 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Kept is what a later daemon has to know of a run besides what the launchers bring: what was decided, spent and
-// learned. It takes a few kilobytes, whatever the size of the run.
+// Kept is the state of a run that a later daemon needs and the launchers do not bring: all that was decided, spent and
+// learned. It takes a few kilobytes, however large the run is.
 //
-// For what runs the launchers' word counts, which may be newer than the store's; for all else it is Kept's.
+// The launchers know best which workers run, because they may be newer than the store; all else is as in Kept.
 type Kept struct {
 	Term   uint64      `json:"term"`            // the newest of the run's daemons
 	Params Params      `json:"params,omitzero"` // zero: no node has opened the run
@@ -46,7 +46,7 @@ type KeptWorld struct {
 	Names []string `json:"names,omitempty"` // if they are few
 }
 
-// KeptPass is what a check has found of a node that has passed it.
+// KeptPass is the result of a check for a node that has passed it.
 type KeptPass struct {
 	Until  time.Time     `json:"until,omitzero"` // zero: for good
 	Left   time.Duration `json:"left,omitempty"` // instead of Until, while the node has workers: the clock stands still
@@ -68,7 +68,7 @@ const (
 	maxKeptEnded  = 256 // nodes of a run that has ended
 )
 
-// Kept is what a later Round of the run has to begin with. The caller must not write to what it refers to.
+// Kept is the state with which a later Round of the run has to begin. The caller must not write to what it refers to.
 func (r *Round) Kept() Kept {
 	o, e := r.orders, r.epoch
 	k := Kept{
@@ -96,7 +96,7 @@ func (r *Round) Kept() Kept {
 	return k
 }
 
-// recall begins with what earlier daemons have kept of the run.
+// recall begins with the state that earlier daemons have kept of the run.
 func (r *Round) recall(k *Kept) {
 	*r.params = k.Params
 	r.admission.works = k.Works

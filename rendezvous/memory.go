@@ -46,7 +46,7 @@ type memory struct {
 	gate    *gate
 	out     *outbox
 
-	kept    *Kept     // what earlier daemons have kept, until the nodes of that time are back or given up; or nil
+	kept    *Kept     // of earlier daemons, until the nodes of that time are back or given up; or nil
 	back    bool      // some of them are back
 	rebuild *rebuild  // a world that an earlier daemon sealed, or nil
 	holdAt  time.Time // no world is sealed before: members of an older history may come back

@@ -31,7 +31,7 @@ type Config struct {
 	// Run is the run's name, for launchers that are started after it has succeeded: they get its result and no workers. ""
 	// lets them open the run anew.
 	Run string
-	// Kept is what earlier daemons have kept of the run; nil: nothing. The Round refers to it.
+	// Kept is the state that earlier daemons have kept of the run; nil: none. The Round refers to it.
 	Kept *Kept
 	// Server is the launcher that serves this Round; nil: a daemon that belongs to no run.
 	Server *Server

@@ -243,7 +243,7 @@ type Directive struct {
 	Command *job.Command `json:"command,omitempty"`
 	// Spent is the used part of the run's budget besides Restarts; nil is nothing.
 	Spent *Spent `json:"spent,omitempty"`
-	// Will, with Run, tells who may serve the rendezvous next; nil: nobody.
+	// Failover, with Run, tells which launchers may serve the rendezvous next; nil: none.
 	Failover *Failover `json:"failover,omitempty"`
 	// Leave is why this node shall end its workers, if it has any, and leave the run for good.
 	Leave *job.Cause `json:"leave,omitempty"`

@@ -105,7 +105,7 @@ type HubConfig struct {
 	Keep time.Duration
 	// Avoid are the machines that pods of a replacement should avoid, for RunStatus. Nil knows of none.
 	Avoid func() []string
-	// Keeper keeps what is decided about the runs; nil: nobody does.
+	// Keeper keeps the decisions about the runs; nil: nobody does.
 	Keeper Keeper
 }
 
@@ -425,8 +425,8 @@ func (h *Hub) SetTopology(t rendezvous.Topology) {
 	}
 }
 
-// ServedBy says that a launcher serves the runs of h that are opened from now on: their members learn who may serve
-// next.
+// ServedBy says that a launcher serves the runs of h that are opened from now on: their members learn which of them may
+// serve next.
 func ServedBy(h *Hub, s rendezvous.Server) { h.server.Store(&s) }
 
 // Watch implements Service. While it waits the node counts as present; when ctx ends

@@ -7,16 +7,16 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// Keeper keeps in a store what later daemons have to know of runs. Its methods must be quick, but for Settle.
+// Keeper keeps in a store the state of runs that later daemons need. Its methods must be quick, but for Settle.
 type Keeper interface {
 	// Changed: a run has news, and Forgotten: it is not kept any more. The run is locked; they must not call the Hub.
 	Changed(run string)
 	Forgotten(run string)
-	// Settle waits until the store has what Changed has told of the run, for 50 ms at most.
+	// Settle waits until the store has all changes of the run so far, for 50 ms at most.
 	Settle(run string)
 }
 
-// KeptRun is what later daemons have to know of a run.
+// KeptRun is the state of a run that later daemons need.
 type KeptRun struct {
 	Round rendezvous.Kept
 	Line  KeptLine
@@ -41,9 +41,9 @@ func (h *Hub) Restore(id string, past KeptRun) error {
 	return err
 }
 
-// Kept is what later daemons have to know of a run, also of a Hub that is closed; false: there is none. Of its timeline
-// it is what follows the event after, and the evidence with the number proof. The caller must not write to what it
-// refers to.
+// Kept is the state of a run that later daemons need, also of a Hub that is closed; false: there is none. Of its
+// timeline it has the events that follow the event after, and the evidence with the number proof. The caller must not
+// write to data that it refers to.
 func (h *Hub) Kept(id string, after, proof uint64) (past KeptRun, exists bool) {
 	r := h.runs.Get(id)
 	if r == nil {
@@ -54,7 +54,7 @@ func (h *Hub) Kept(id string, after, proof uint64) (past KeptRun, exists bool) {
 	return KeptRun{r.round.Kept(), r.line.after(after, proof)}, true
 }
 
-// after is what follows an event, and the evidence with a number.
+// after returns the events after one, and the evidence with a number.
 func (t *timeline) after(event, proof uint64) KeptLine {
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()

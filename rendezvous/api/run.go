@@ -29,8 +29,8 @@ type run struct {
 	unsent map[string]bool // IDs that cfg.Gate has not received, whose nodes do not get their Check before
 }
 
-// newRun makes a run with sequence numbers above those of earlier runs of the same name. Past is what earlier daemons
-// have kept of it, if anything.
+// newRun makes a run with sequence numbers above those of earlier runs of the same name. Past is the state that earlier
+// daemons have kept of it, if anything.
 func (h *Hub) newRun(id string, past *rendezvous.Kept) *run {
 	now := time.Now()
 	base := uint64(now.UnixNano())

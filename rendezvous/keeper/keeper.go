@@ -1,5 +1,5 @@
-// Package keeper keeps the runs of an api.Hub in a store, from which the Hub of a later leader goes on: what was
-// decided, spent and learned. The launchers tell who is there.
+// Package keeper keeps the runs of an api.Hub in a store, from which the Hub of a later leader goes on: all
+// that was decided, spent and learned. The launchers tell which of them are there.
 //
 // Goroutines: one, from Follow until Close, or until another process leads.
 package keeper
@@ -49,8 +49,8 @@ type Keeper struct {
 	over    bool // nothing is written any more
 }
 
-// record is what the store has of a run, and what it lacks. mu guards told, kept, waiter, gone and hangs; the rest is
-// the writer's.
+// record is the part of a run that the store has, and the part that it lacks. mu guards told, kept, waiter, gone and
+// hangs; the rest is the writer's.
 type record struct {
 	told   int // changes that the Hub has told
 	kept   int // of those, in the store
@@ -64,7 +64,7 @@ type record struct {
 	warned bool // it is too large
 }
 
-// Load reads what earlier leaders have kept. Records that cannot be used are logged and left alone.
+// Load reads the records of earlier leaders. Records that cannot be used are logged and left alone.
 func Load(ctx context.Context, store lead.Decisions, term lead.Term, log *slog.Logger) (*Keeper, error) {
 	all, err := store.Load(ctx, term)
 	if err != nil {
@@ -79,7 +79,7 @@ func Load(ctx context.Context, store lead.Decisions, term lead.Term, log *slog.L
 	return k, nil
 }
 
-// Hangs is what earlier leaders have learned from hangs of a run; nil: nothing.
+// Hangs returns the lessons of earlier leaders from hangs of a run; nil: none.
 func (k *Keeper) Hangs(run string) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -89,7 +89,7 @@ func (k *Keeper) Hangs(run string) []byte {
 	return nil
 }
 
-// Follow gives h the runs, and keeps those of h from then on, each with what hangs returns; nil is no news. Call it
+// Follow gives h the runs, and keeps those of h from then on, each with the result of hangs; nil is no news. Call it
 // once, before h is served.
 func (k *Keeper) Follow(h *api.Hub, hangs func(run string) []byte) {
 	k.hub, k.hangs = h, hangs
@@ -104,7 +104,7 @@ func (k *Keeper) Follow(h *api.Hub, hangs func(run string) []byte) {
 	k.wg.Go(func() { k.write(ctx) })
 }
 
-// Close writes what is new, and ends the Keeper.
+// Close writes the news, and ends the Keeper.
 func (k *Keeper) Close() {
 	k.stop()
 	k.wg.Wait()
@@ -176,7 +176,7 @@ func (k *Keeper) Stats() Stats {
 	return s
 }
 
-// write writes news until ctx ends, and then what is left of them.
+// write writes news until ctx ends, and then the rest of them.
 func (k *Keeper) write(ctx context.Context) {
 	pause := retry.Backoff{First: firstRetry, Most: mostRetry}
 	for ctx.Err() == nil {
@@ -236,7 +236,7 @@ func (k *Keeper) flush(ctx context.Context, patience time.Duration) (done bool) 
 	return err == nil
 }
 
-// learned is what is known from hangs of a run.
+// learned has the lessons from hangs of a run.
 func (k *Keeper) learned(run string, r *record) []byte {
 	hangs := k.hangs(run)
 	k.mu.Lock()

@@ -38,7 +38,7 @@ type chunk struct {
 	at   time.Time
 }
 
-// item is one line of a chunk: the first says what it is.
+// item is one line of a chunk: the first says its kind.
 type item struct {
 	Version int        `json:"version,omitempty"`
 	Run     string     `json:"run,omitempty"`

@@ -1,10 +1,10 @@
 // Package successor elects the launcher that serves the rendezvous after the one that did so has died (pure).
 //
-// The members of the newest sealed world know its Failover: who serves, in which term, and up to five deputies in
-// order. A member votes once it has proof that the server is dead. It votes for the first deputy, and for a later one
-// only with proof that all before are dead. So the term of a vote names the deputy: it is the Failover's, and one more
-// for each deputy up to its own. One vote per launcher process and term needs no more memory. A process that is started
-// again is not a member, and does not vote.
+// The members of the newest sealed world know its Failover: the launcher that serves, in which term, and up to five
+// deputies in order. A member votes once it has proof that the server is dead. It votes for the first deputy, and for a
+// later one only with proof that all before are dead. So the term of a vote names the deputy: it is the Failover's, and
+// one more for each deputy up to its own. One vote per launcher process and term needs no more memory. A process that
+// is started again is not a member, and does not vote.
 //
 // A deputy stands once it has that proof itself. It serves with the votes of more than half of the members that are
 // left, its own included. Two deputies of one world cannot both have these. In a world of two the survivor needs only

@@ -66,12 +66,13 @@ type Config struct {
 
 // Store is a lead.Store. It has no goroutine before its first call.
 type Store struct {
-	client *clientv3.Client
-	prefix string       // ends with a slash
-	failed atomic.Int64 // requests
-	seats  int
-	seated chan struct{} // closed when this process has had a seat
-	sat    sync.Once
+	client                       *clientv3.Client
+	prefix                       string // of all keys, and of some; ends with a slash but for elections
+	elections, records, seatKeys string
+	failed                       atomic.Int64 // requests
+	seats                        int
+	seated                       chan struct{} // closed when this process has had a seat
+	sat                          sync.Once
 	// vouched is that of Failsafe, or nil.
 	vouched func(lead.Term, []string) bool
 
@@ -111,8 +112,9 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(cfg.Endpoints, ","), err)
 	}
-	return &Store{client: client, prefix: strings.TrimSuffix(cfg.Prefix, "/") + "/", seats: cfg.Seats,
-		seated: make(chan struct{})}, nil
+	prefix := strings.TrimSuffix(cfg.Prefix, "/") + "/"
+	return &Store{client: client, prefix: prefix, elections: prefix + "leader", records: prefix + "decisions/",
+		seatKeys: prefix + "seats/", seats: cfg.Seats, seated: make(chan struct{})}, nil
 }
 
 // Failed is how many requests have failed.
@@ -132,10 +134,6 @@ func (s *Store) Silence() time.Duration {
 // Close ends all calls. A leadership ends with its lease; Resign ends it at once.
 func (s *Store) Close() error { return s.client.Close() }
 
-func (s *Store) elections() string { return s.prefix + "leader" }
-
-func (s *Store) records() string { return s.prefix + "decisions/" }
-
 // Campaign implements lead.Leadership.
 func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan struct{}, error) {
 	value, err := json.Marshal(lead.Leader{Addr: addr})
@@ -146,7 +144,7 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	if err != nil {
 		return 0, nil, err
 	}
-	t := &tenure{key: fmt.Sprintf("%s/%x", s.elections(), l.id), addr: addr, lease: l}
+	t := &tenure{key: fmt.Sprintf("%s/%x", s.elections, l.id), addr: addr, lease: l}
 	t.ctx, t.lose = context.WithCancel(l.ctx)
 	err = s.try(ctx, func(ctx context.Context) error {
 		_, err := s.client.Put(ctx, t.key, string(value), clientv3.WithLease(l.id))
@@ -276,7 +274,7 @@ func (s *Store) observe(ctx context.Context, see func([]*mvccpb.KeyValue)) {
 // to begin a watch at a frozen member.
 func (s *Store) notice(ctx context.Context, revision int64, changes chan<- error) {
 	defer close(changes)
-	for change := range s.client.Watch(clientv3.WithRequireLeader(ctx), s.elections()+"/", clientv3.WithPrefix(),
+	for change := range s.client.Watch(clientv3.WithRequireLeader(ctx), s.elections+"/", clientv3.WithPrefix(),
 		clientv3.WithRev(revision)) {
 		select {
 		case changes <- change.Err():
@@ -289,7 +287,7 @@ func (s *Store) notice(ctx context.Context, revision int64, changes chan<- error
 // read returns the keys of all candidates, the oldest first, at a revision of the store.
 func (s *Store) read(ctx context.Context) (all []*mvccpb.KeyValue, revision int64, err error) {
 	err = s.try(ctx, func(ctx context.Context) error {
-		r, err := s.client.Get(ctx, s.elections()+"/", clientv3.WithPrefix(),
+		r, err := s.client.Get(ctx, s.elections+"/", clientv3.WithPrefix(),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 		if err == nil {
 			all, revision = r.Kvs, r.Header.Revision
@@ -378,7 +376,7 @@ func (s *Store) Append(ctx context.Context, term lead.Term, records ...lead.Reco
 	}
 	ops := map[string]clientv3.Op{} // a transaction may have a key once
 	for _, r := range records {
-		key := s.records() + r.Key
+		key := s.records + r.Key
 		if ops[key] = clientv3.OpPut(key, string(r.Value)); r.Value == nil {
 			ops[key] = clientv3.OpDelete(key)
 		}
@@ -396,8 +394,8 @@ func (s *Store) Append(ctx context.Context, term lead.Term, records ...lead.Reco
 
 // Load implements lead.Decisions. It reads in pages, the later ones at the revision of the first.
 func (s *Store) Load(ctx context.Context, term lead.Term) (all []lead.Record, err error) {
-	end, at := clientv3.GetPrefixRangeEnd(s.records()), int64(0)
-	for from := s.records(); ; {
+	end, at := clientv3.GetPrefixRangeEnd(s.records), int64(0)
+	for from := s.records; ; {
 		page := clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(at),
 			clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))
 		var r *clientv3.TxnResponse
@@ -410,7 +408,7 @@ func (s *Store) Load(ctx context.Context, term lead.Term) (all []lead.Record, er
 		}
 		found := r.Responses[0].GetResponseRange()
 		for _, kv := range found.Kvs {
-			key := strings.TrimPrefix(string(kv.Key), s.records())
+			key := strings.TrimPrefix(string(kv.Key), s.records)
 			all = append(all, lead.Record{Key: key, Value: append([]byte{}, kv.Value...)}) // empty, not nil
 		}
 		if !found.More {

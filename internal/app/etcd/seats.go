@@ -46,7 +46,7 @@ func (s *Store) Seated() <-chan struct{} { return s.seated }
 
 // Reach returns when etcd has answered.
 func (s *Store) Reach(ctx context.Context) error {
-	_, err := s.client.Get(ctx, s.seatKeys(), clientv3.WithCountOnly())
+	_, err := s.client.Get(ctx, s.seatKeys, clientv3.WithCountOnly())
 	return err
 }
 
@@ -57,11 +57,9 @@ func Refused(err error) bool {
 		refusal.Code())
 }
 
-func (s *Store) seatKeys() string { return s.prefix + "seats/" }
-
 // freeSeats are the keys of seats that nobody has, at a revision of the store.
 func (s *Store) freeSeats(ctx context.Context) (free []string, revision int64, err error) {
-	r, err := s.client.Get(ctx, s.seatKeys(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	r, err := s.client.Get(ctx, s.seatKeys, clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
 		return nil, 0, err
 	}
@@ -70,7 +68,7 @@ func (s *Store) freeSeats(ctx context.Context) (free []string, revision int64, e
 		taken[string(kv.Key)] = true
 	}
 	for i := range s.seats {
-		if key := s.seatKeys() + strconv.Itoa(i); !taken[key] {
+		if key := s.seatKeys + strconv.Itoa(i); !taken[key] {
 			free = append(free, key)
 		}
 	}
@@ -100,7 +98,7 @@ func (s *Store) sit(ctx context.Context, key string) (*lease, error) {
 func (s *Store) awaitSeat(ctx context.Context, revision int64) error {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	<-s.client.Watch(watching, s.seatKeys(), clientv3.WithPrefix(), clientv3.WithRev(revision), clientv3.WithFilterPut())
+	<-s.client.Watch(watching, s.seatKeys, clientv3.WithPrefix(), clientv3.WithRev(revision), clientv3.WithFilterPut())
 	select {
 	case <-ctx.Done():
 	case <-time.After(again + rand.N(seatSpread)):

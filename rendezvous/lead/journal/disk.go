@@ -118,7 +118,7 @@ func (f *osFile) append(frame []byte) error {
 	return unix.Fdatasync(int(f.Fd()))
 }
 
-// inPlace reports a file that is not found under its name any more: what is written to it would be lost.
+// inPlace reports a file that is not found under its name any more: writes to it would be lost.
 func (f *osFile) inPlace() error {
 	found, err := os.Lstat(f.path)
 	if err != nil {
