@@ -23,7 +23,7 @@ func (r *Round) failing(now time.Time, e Failing) error {
 		return nil
 	case r.epoch.collecting():
 		if !e.Beside && r.epoch.failed() && r.account.escalate(now, e.Decision) {
-			r.failPending(now)
+			r.gate.failPending(now, r.account)
 		}
 		if r.account.failPendingAt.IsZero() {
 			r.checks.evict(n, e.Decision, job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
@@ -70,7 +70,7 @@ func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []job.Failure
 func (r *Round) breakCharged(now time.Time, c job.Cause, price cost) {
 	r.account.newest.cost = price
 	if r.account.hopeless(now) {
-		r.failPending(now)
+		r.gate.failPending(now, r.account)
 	}
 	r.breakWorld(now, c)
 	if r.account.failPendingAt.IsZero() {
@@ -79,10 +79,10 @@ func (r *Round) breakCharged(now time.Time, c job.Cause, price cost) {
 }
 
 // failPending lets the run fail soon, unless a node turns out to have died.
-func (r *Round) failPending(now time.Time) {
-	if r.account.failPendingAt.IsZero() {
-		r.gate.leave(now)
-		r.account.failPending(now, len(r.epoch.world) <= 1)
+func (g *gate) failPending(now time.Time, a *account) {
+	if a.failPendingAt.IsZero() {
+		g.leave(now)
+		a.failPending(now, len(g.epoch.world) <= 1)
 	}
 }
 

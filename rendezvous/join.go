@@ -8,7 +8,7 @@ import (
 )
 
 func (r *Round) join(now time.Time, e Join) error {
-	if r.conflicts(e) {
+	if r.memory.conflicts(r.admission, e) {
 		r.reset()
 	}
 	if r.epoch.phase == finished {

@@ -97,20 +97,18 @@ func (r *Round) Kept() Kept {
 }
 
 // recall begins with the state that earlier daemons have kept of the run.
-func (r *Round) recall(k *Kept) {
-	*r.params = k.Params
-	r.admission.works = k.Works
-	r.account.restarts, r.account.spent, r.account.spentIn = k.Restarts, k.Spent, k.Epoch
-	r.account.pausedAt = k.PausedAt
-	r.orders.recall(k)
+func (m *memory) recall(k *Kept) {
+	*m.params = k.Params
+	m.account.restarts, m.account.spent, m.account.spentIn = k.Restarts, k.Spent, k.Epoch
+	m.account.pausedAt = k.PausedAt
+	m.orders.recall(k)
 	if k.End == nil {
-		r.memory.kept = k
+		m.kept = k
 		return
 	}
-	e, end := r.epoch, k.End.Evidence
+	e, end := m.epoch, k.End.Evidence
 	e.phase, e.id, e.workers, e.outcome, e.cause = finished, k.Epoch, end.WorldSize, end.Outcome, end.Cause
 	e.finishedAt, e.kept = k.End.At, kept{end.Failures, end.Losses}
-	r.ended = k.End.Nodes
 }
 
 // recall takes over the orders that an earlier daemon was given. Those of the nodes' newest epoch count unless a node
@@ -228,7 +226,7 @@ func (w *KeptWorld) complete(m *members) bool {
 }
 
 // conflicts: a node that opens a run which earlier daemons have known is of another job by that name.
-func (r *Round) conflicts(e Join) bool {
-	return r.memory.kept != nil && len(r.members.nodes) == 0 && r.memory.kept.Params != (Params{}) &&
-		r.admission.conflict(e) != nil && cmp.Or(e.Params.WithDefaults().Validate(), e.Node.validate()) == nil
+func (m *memory) conflicts(a *admission, e Join) bool {
+	return m.kept != nil && len(m.members.nodes) == 0 && m.kept.Params != (Params{}) && a.conflict(e) != nil &&
+		cmp.Or(e.Params.WithDefaults().Validate(), e.Node.validate()) == nil
 }

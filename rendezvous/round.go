@@ -140,7 +140,11 @@ func New(cfg Config) *Round {
 	r.memory = &memory{params: r.params, members: r.members, epoch: r.epoch, account: r.account, orders: r.orders,
 		checks: r.checks, gate: r.gate, out: r.out}
 	if past != nil {
-		r.recall(past)
+		r.admission.works = past.Works
+		r.memory.recall(past)
+		if past.End != nil {
+			r.ended = past.End.Nodes
+		}
 	}
 	return r
 }
