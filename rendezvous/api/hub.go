@@ -221,7 +221,7 @@ func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
 		return err
 	}
 	if ev.Stopped.Round > 0 {
-		ev.Progress = h.saved(id, ev.Progress)
+		ev.Progress = h.cfg.saved(id, ev.Progress)
 	}
 	if err = r.step(ev); err != nil {
 		h.forgetUnused(r)
@@ -244,7 +244,7 @@ func (h *Hub) Report(_ context.Context, id string, ev rendezvous.Event) error {
 		return err
 	}
 	if f, ok := ev.(rendezvous.Failing); ok {
-		f.Progress = h.saved(id, f.Progress)
+		f.Progress = h.cfg.saved(id, f.Progress)
 		ev = f
 	}
 	if err := r.step(ev); err != nil {
@@ -263,11 +263,11 @@ func tellsOfACheck(c rendezvous.Cleared, now time.Time) bool {
 }
 
 // saved adds to p the step of the run's checkpoints.
-func (h *Hub) saved(run string, p job.Progress) job.Progress {
-	if h.cfg.Saved == nil {
+func (c *HubConfig) saved(run string, p job.Progress) job.Progress {
+	if c.Saved == nil {
 		return p
 	}
-	if step, known := h.cfg.Saved(run); known && step > 0 {
+	if step, known := c.Saved(run); known && step > 0 {
 		p.Checkpoint, p.Saving = max(p.Checkpoint, step), true
 	}
 	return p
@@ -413,7 +413,7 @@ func (h *Hub) Order(id string, o rendezvous.Order) error {
 	if err := r.step(o); err != nil {
 		return err
 	}
-	h.settle(id)
+	h.cfg.settle(id)
 	return nil
 }
 
@@ -454,7 +454,7 @@ func (h *Hub) watch(ctx context.Context, id, node string, after Cursor, over *li
 	over.watched(h, id, node)
 	n, err := r.await(ctx, node, after, hold)
 	if err == nil && tellsEnd(&n.Directive) {
-		h.settle(id)
+		h.cfg.settle(id)
 	}
 	broken := err != nil && ctx.Err() != nil
 	silent := broken && over.silent()
@@ -479,18 +479,18 @@ type RunStatus struct {
 	Avoid []string `json:"avoid,omitempty"`
 }
 
-func (h *Hub) avoid() []string {
-	if h.cfg.Avoid == nil {
+func (c *HubConfig) avoid() []string {
+	if c.Avoid == nil {
 		return nil
 	}
-	return h.cfg.Avoid()
+	return c.Avoid()
 }
 
 // Runs describes every run, by name; with nodes, every node of each, and machines to avoid.
 func (h *Hub) Runs(nodes bool) []RunStatus {
 	var avoid []string
 	if nodes {
-		avoid = h.avoid()
+		avoid = h.cfg.avoid()
 	}
 	if h.cfg.Keep > 0 {
 		h.prune(time.Now(), false)
@@ -512,7 +512,7 @@ func (h *Hub) Run(id string) (RunStatus, error) {
 		return RunStatus{}, err
 	}
 	s := r.status(true)
-	s.Avoid = h.avoid()
+	s.Avoid = h.cfg.avoid()
 	return s, nil
 }
 

@@ -91,9 +91,9 @@ func (t *timeline) recall(past KeptLine) {
 }
 
 // settle waits for the Keeper, if there is one, before somebody hears of a decision.
-func (h *Hub) settle(id string) {
-	if h.cfg.Keeper != nil {
-		h.cfg.Keeper.Settle(id)
+func (c *HubConfig) settle(id string) {
+	if c.Keeper != nil {
+		c.Keeper.Settle(id)
 	}
 }
 
