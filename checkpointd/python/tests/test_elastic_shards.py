@@ -179,7 +179,7 @@ class Clients(unittest.TestCase):
         self.take(c, 1, done=False)
         self.assertTrue(c.restore_shard_from_checkpoint(state), "the second time it goes back")
         self.assertEqual([12, 13, 14, 15], self.take(c, 1))
-        with self.assertRaisesRegex(ValueError, "no checkpoint of shards"):
+        with self.assertRaisesRegex(ValueError, "not a checkpoint of shards"):
             c.restore_shard_from_checkpoint("{}")
 
     def test_one_rank_restores(self) -> None:

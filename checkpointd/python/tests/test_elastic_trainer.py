@@ -256,7 +256,7 @@ class Config(Case):
         os.mkfifo(self.path)
         with self.assertLogs("dlrover.trainer.torch.elastic.dataloader", "WARNING") as logs:
             ElasticDataLoader(range(12), batch_size=4, config_file=self.path)
-        self.assertIn("no regular file", logs.output[0])
+        self.assertIn("not a regular file", logs.output[0])
 
     def test_sizes_that_scripts_set(self) -> None:
         loader = ElasticDataLoader(range(12), batch_size=4)
