@@ -32,7 +32,11 @@ const (
 	maxReplays = 32
 )
 
-var errAway = errors.New("the checkpoint coordinator is away")
+var (
+	errAway = errors.New("the checkpoint coordinator is away")
+	// errNotHere: the process at this address does not serve.
+	errNotHere = fmt.Errorf("%w", errAway)
+)
 
 // client is a Coordinator on a Hub elsewhere. Requests that wait are repeated anyway. A client also keeps its one-time
 // messages that no other node may know: a failure, a published save, an agreement, its own address. It repeats them to
@@ -229,7 +233,11 @@ func (c *client) exchange(ctx context.Context, path string, body, reply any) (te
 		return "", fmt.Errorf("%w: %w", errAway, err) // a *url.Error, which names method and address
 	}
 	defer resp.Body.Close()
-	return resp.Header.Get(termHeader), read(resp, reply)
+	err = read(resp, reply)
+	if c.among != nil && errors.Is(err, errNotHere) {
+		c.among.Failed()
+	}
+	return resp.Header.Get(termHeader), err
 }
 
 func read(resp *http.Response, reply any) error {

@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -40,5 +41,27 @@ func TestClientMoves(t *testing.T) {
 		require.NoError(t, <-done)
 		old.Close()
 		now.Close()
+	}
+}
+
+// Launchers that may serve next take connections, too. A client that came to one of them while the launcher that serves
+// was away for a moment goes back.
+func TestClientLeavesStandby(t *testing.T) {
+	for _, code := range []string{"standby", "moved"} {
+		next := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Connection", "close")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = io.WriteString(w, `{"code":"`+code+`","error":"not here"}`)
+		}))
+		serves := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "{}")
+		}))
+		c := Client(next.URL+","+serves.Listener.Addr().String(), "r", "", nil)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		require.NoError(t, c.Ages(ctx, 0, []Age{{Rank: 1}}), code)
+		cancel()
+		c.(*client).hc.CloseIdleConnections()
+		next.Close()
+		serves.Close()
 	}
 }

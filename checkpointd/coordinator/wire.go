@@ -60,7 +60,9 @@ func errorOf(status int, body []byte) error {
 	case !ok:
 		return fmt.Errorf("%w: HTTP status %d: no checkpoint coordinator answers here "+
 			"(another service on this port?)", errBadRequest, status)
-	case e.Code == "closed", e.Code == "standby", e.Code == "moved":
+	case e.Code == "standby", e.Code == "moved":
+		return fmt.Errorf("%w: %s", errNotHere, e.Error)
+	case e.Code == "closed":
 		return fmt.Errorf("%w: %s", errAway, e.Error)
 	}
 	return wireErrors.Received(e)

@@ -117,8 +117,9 @@ func (a *Among) Dial(ctx context.Context, dial func(ctx context.Context, network
 	return nil, errs
 }
 
-// failed has the next connection be tried at another address first: a process that is frozen still takes connections.
-func (a *Among) failed() {
+// Failed has the next connection be tried at another address first: a process that is frozen, or on standby, still
+// takes connections.
+func (a *Among) Failed() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.first = (a.first + 1) % len(a.addrs)
@@ -203,7 +204,7 @@ func (f failover) try(r *http.Request) (resp *http.Response, moved bool, err err
 	}
 	failed := err != nil && !moved && !errors.Is(err, context.Canceled)
 	if failed {
-		f.among.failed()
+		f.among.Failed()
 	}
 	if failed || moved {
 		f.CloseIdleConnections() // they lead to the same process

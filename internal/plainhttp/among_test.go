@@ -41,7 +41,7 @@ func TestAmong(t *testing.T) {
 	require.Equal(t, "b:2 c:3 a:1", dials())
 	listens["b:2"] = true
 	require.Equal(t, "a:1", dials())
-	a.failed()
+	a.Failed()
 	require.Equal(t, "b:2", dials())
 	clear(listens)
 	require.Equal(t, "b:2 c:3 a:1", dials(), "each once")
