@@ -9,6 +9,7 @@
 package failover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -72,6 +73,7 @@ type Failover struct {
 	svc      *service.Service
 	said     string // the newest line about a loss that goes on
 
+	own   string               // where the processes of this launcher reach it, while it serves from its start; else ""
 	move  func(servers string) // nil: nobody follows
 	moved string               // the servers that it was told last
 }
@@ -141,7 +143,7 @@ func (h *Failover) tellLocked() {
 }
 
 func (h *Failover) serversLocked() string {
-	all := []string{h.cfg.Client.Addr()}
+	all := []string{cmp.Or(h.own, h.cfg.Client.Addr())}
 	for _, deputy := range h.deputies {
 		if !slices.Contains(all, deputy.Addr) {
 			all = append(all, deputy.Addr)
@@ -318,7 +320,7 @@ func (h *Failover) follow(addr string) {
 }
 
 func (h *Failover) followLocked(addr string) {
-	h.server, h.dead, h.said = addr, false, ""
+	h.server, h.dead, h.said, h.own = addr, false, "", ""
 	h.cfg.Client.Move(addr)
 	h.tellLocked()
 }

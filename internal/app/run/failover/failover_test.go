@@ -234,6 +234,21 @@ func TestNewLauncherAtTheEndpointJoinsTheElected(t *testing.T) {
 	require.Len(t, a.Serving().Hub.Runs(true)[0].Nodes, 2)
 }
 
+// The processes of a launcher that serves stay with it, at an address that always leads to it, until it has moved.
+func TestOwnProcessesOfTheServer(t *testing.T) {
+	p := newPeers(t, 1, "a", "b")
+	p.die()
+	s := p.restarted()
+	var told []string
+	s.deputies.Follow(func(servers string) { told = append(told, servers) })
+	require.Equal(t, "127.0.0.1:1", s.deputies.Servers())
+	s.deputies.Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Failover: p.plan})
+	deputy := p.plan.Deputies[0].Addr
+	require.Equal(t, []string{"127.0.0.1:1," + deputy}, told)
+	s.giveWay(message{Vote: successor.Vote{Term: 2}, Addr: deputy})
+	require.Equal(t, []string{"127.0.0.1:1," + deputy, deputy}, told)
+}
+
 // vote sends the vote of one launcher to another.
 func (p *peers) vote(from, to string) error {
 	deputy := rendezvous.Deputy{ID: to, Addr: p.listen[to].Addr().String()}
