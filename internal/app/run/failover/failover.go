@@ -303,6 +303,7 @@ func (h *Failover) answered(deputy rendezvous.Deputy, a successor.Answer) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.voter.Answered(a) {
+		h.dead = h.voter.Bound() // else a new launcher may serve there, whose death is to be proved, too
 		return false
 	}
 	h.followLocked(deputy.Addr)

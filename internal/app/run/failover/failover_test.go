@@ -165,6 +165,9 @@ func TestCandidacyEnds(t *testing.T) {
 	p.restarted()
 	require.False(t, p.all["a"].Lost(t.Context()))
 	require.False(t, p.all["a"].Bound())
+	p.all["a"].voters = 1 // so that its own vote is enough
+	require.False(t, p.all["a"].Lost(t.Context()))
+	require.Nil(t, p.all["a"].Serving(), "a request that fails is no proof that the new launcher is dead, too")
 }
 
 // restarted is a new launcher at the endpoint.
