@@ -142,6 +142,7 @@ func whyNotServed(err error) string {
 
 func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Logger, observe observer) error {
 	cfg := s.service(log, runsLog, observe)
+	s.node.Serve = 0 // of an earlier try to join
 	if s.succeeds() {
 		e.client = api.NewClient(e.where, s.auth.token)
 		e.failover = e.newFailover(s, nil, log, runsLog, observe)
@@ -208,6 +209,13 @@ func (e *endpoint) newFailover(
 		Serve: func(standby func() error, vote http.Handler) (*service.Service, error) {
 			cfg := s.service(log, runsLog, observe)
 			cfg.Standby, cfg.Vote = standby, vote
+			svc, err := service.New(cfg)
+			if err == nil || cfg.TopologyFile == "" {
+				return svc, err
+			}
+			// Only the node that serves from the start needs the file, and votes for this one must have an answer.
+			log.Warn("if this launcher is elected to serve the rendezvous, it does so without the topology file", "err", err)
+			cfg.TopologyFile, cfg.Peers = "", s.newPeers(log)
 			return service.New(cfg)
 		},
 	})

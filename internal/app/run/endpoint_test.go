@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/rendezvous"
@@ -144,6 +145,19 @@ func TestAnUnusableTopologyIsAWrongOption(t *testing.T) {
 	var why *launcher.ReasonError
 	require.True(t, errors.As(err, &why))
 	require.Equal(t, policy.Usage, why.Reason)
+}
+
+// A node that may serve next may lack the topology file, which only the node that serves needs: it takes votes, too.
+func TestADeputyWithoutTheTopologyFile(t *testing.T) {
+	s, host := c10dSettings(29400), false
+	s.rdzv.topology, s.rdzv.isHost, s.node.ID = "/nowhere", &host, "a"
+	e, err := openedEndpoint(t, s)
+	require.NoError(t, err)
+	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(s.node.Serve))
+	e.failover.Told(rendezvous.Directive{Kind: job.Run, Failover: &rendezvous.Failover{
+		Deputies: []rendezvous.Deputy{{ID: "a", Addr: addr}},
+	}})
+	require.Equal(t, "ok\n", healthy(t, addr))
 }
 
 // Some stores of logs refuse objects that name a field twice.
