@@ -36,6 +36,8 @@ const (
 	dialTimeout = time.Second            // to find out whether a launcher is dead
 	dialPause   = 25 * time.Millisecond  // between two refusals: the port of a process that starts may open meanwhile
 	lookPause   = 500 * time.Millisecond // between two looks at the endpoint
+
+	openPatience = time.Second // with the files of the service
 )
 
 // Config describes a launcher.
@@ -70,6 +72,7 @@ type Failover struct {
 	tally    successor.Tally
 	server   string // where the launcher that serves listens itself; "": not known
 	dead     bool   // it is
+	opening  bool   // svc is being made, or there is one
 	svc      *service.Service
 	said     string // the newest line about a loss that goes on
 
@@ -176,19 +179,46 @@ func (h *Failover) Told(d rendezvous.Directive) {
 	}
 }
 
-// openLocked makes a deputy ready to take votes.
+// openLocked makes a deputy ready to take votes. A directive waits meanwhile, so it does not wait for long: the service
+// may read a file, in storage that does not answer.
 func (h *Failover) openLocked() {
-	if h.svc != nil || h.door == nil || h.ctx.Err() != nil {
+	if h.opening || h.door == nil || h.ctx.Err() != nil {
 		return
 	}
-	svc, err := h.cfg.Serve(h.standby, api.Ask(h.received))
-	if err != nil {
+	h.opening = true
+	made := make(chan func(), 1)
+	go func() { // ends once the storage answers
+		svc, err := h.cfg.Serve(h.standby, api.Ask(h.received))
+		made <- func() { h.openedLocked(svc, err) }
+	}()
+	late := time.NewTimer(openPatience)
+	defer late.Stop()
+	select {
+	case opened := <-made:
+		opened()
+	case <-late.C:
+		h.cfg.Log.Warn("this launcher cannot serve the rendezvous yet if another one is lost: its files do not answer")
+		go func() {
+			opened := <-made
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			opened()
+		}()
+	}
+}
+
+func (h *Failover) openedLocked(svc *service.Service, err error) {
+	switch {
+	case err != nil:
+		h.opening = false
 		h.cfg.Log.Warn("this launcher cannot serve the rendezvous if another one is lost", "err", err)
-		return
+	case h.ctx.Err() != nil:
+		svc.Close(0)
+	default:
+		h.svc = svc
+		h.wg.Go(func() { _ = svc.ServeRarely(h.door) }) // until Close
+		h.door.open()
 	}
-	h.svc = svc
-	h.wg.Go(func() { _ = svc.ServeRarely(h.door) }) // until Close
-	h.door.open()
 }
 
 func (h *Failover) standby() error {

@@ -259,6 +259,28 @@ func (p *peers) vote(from, to string) error {
 	return err
 }
 
+// Storage that does not answer keeps no directive back. The launcher is a deputy once it does.
+func TestADirectiveDoesNotWaitForStorage(t *testing.T) {
+	p := newPeers(t, 1, "a")
+	answers := make(chan struct{})
+	c := p.all["a"].cfg
+	c.ID, c.Listener = "b", listen(t, "127.0.0.1:0")
+	c.Serve = func(standby func() error, vote http.Handler) (*service.Service, error) {
+		<-answers
+		return serve(standby, vote)
+	}
+	h := New(c)
+	t.Cleanup(h.Close)
+	plan := &rendezvous.Failover{Term: 1, Server: p.endpoint, Voters: 1,
+		Deputies: []rendezvous.Deputy{{ID: "b", Addr: c.Listener.Addr().String()}}}
+	p.die()
+	h.Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Failover: plan})
+	require.False(t, h.Lost(t.Context()))
+	close(answers)
+	require.Eventually(t, func() bool { return h.Lost(t.Context()) }, 10*time.Second, time.Millisecond)
+	require.NotNil(t, h.Serving())
+}
+
 // Before it is a deputy, a launcher takes no connection.
 func TestDoorIsClosed(t *testing.T) {
 	l := listen(t, "127.0.0.1:0")
