@@ -310,7 +310,7 @@ func (h *Failover) Lost(ctx context.Context) (moved bool) {
 		deputy, vote, ok := h.voter.Ballot()
 		h.mu.Unlock()
 		if !ok {
-			return h.hopeless()
+			return h.hopeless(ctx)
 		}
 		a, err := h.ask(ctx, deputy, vote)
 		if err != nil && refuses(ctx, deputy.Addr) {
@@ -356,8 +356,12 @@ func (h *Failover) followLocked(addr string) {
 	h.tellLocked()
 }
 
-// hopeless has a launcher without a vote, or without a deputy, look where the job's nodes meet.
-func (h *Failover) hopeless() bool {
+// hopeless has a launcher without a vote, or without a deputy, look where the job's nodes meet, unless it was
+// redirected from there to a launcher that lives.
+func (h *Failover) hopeless(ctx context.Context) bool {
+	if addr := h.cfg.Client.Addr(); addr != h.cfg.Endpoint && !refuses(ctx, addr) {
+		return false
+	}
 	h.say("the launcher that served the rendezvous has died, and this one has no vote, or no deputy is left; " +
 		"waiting for a new launcher at the job's endpoint")
 	h.cfg.Client.Move(h.cfg.Endpoint)

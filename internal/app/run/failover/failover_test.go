@@ -202,6 +202,21 @@ func TestPartingEndsTheVote(t *testing.T) {
 	require.Nil(t, h.Serving())
 }
 
+// Without a vote a launcher goes to the endpoint, but not from a server to which it was redirected there.
+func TestRedirectedLauncherStays(t *testing.T) {
+	p := newPeers(t, 1, "a")
+	h := p.all["a"]
+	require.Error(t, h.Parting(func() error { return errors.New("cut off") }))
+	p.die()
+	to := listen(t, "127.0.0.1:0")
+	h.cfg.Client.Move(to.Addr().String())
+	require.False(t, h.Lost(t.Context()))
+	require.Equal(t, to.Addr().String(), h.cfg.Client.Addr())
+	require.NoError(t, to.Close())
+	require.False(t, h.Lost(t.Context()))
+	require.Equal(t, p.endpoint, h.cfg.Client.Addr())
+}
+
 // The elected launcher finds the one that replaces the dead one at the endpoint. That one comes, with its own node and
 // all others that ask it.
 func TestNewLauncherAtTheEndpointJoinsTheElected(t *testing.T) {
