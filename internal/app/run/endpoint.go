@@ -205,7 +205,8 @@ func (e *endpoint) newFailover(
 	s *settings, l net.Listener, log, runsLog *slog.Logger, observe observer,
 ) *failover.Failover {
 	return failover.New(failover.Config{
-		Run: s.runID, ID: s.node.ID, Client: e.client, Endpoint: s.rdzv.where(), Token: s.auth.token, Listener: l, Log: log,
+		Run: s.runID, ID: s.node.ID, Client: e.client, Token: s.auth.token, Listener: l, Log: log,
+		Endpoint: net.JoinHostPort(reachable(s), strconv.Itoa(s.rdzv.port)),
 		Serve: func(standby func() error, vote http.Handler) (*service.Service, error) {
 			cfg := s.service(log, runsLog, observe)
 			cfg.Standby, cfg.Vote = standby, vote

@@ -160,6 +160,27 @@ func TestADeputyWithoutTheTopologyFile(t *testing.T) {
 	require.Equal(t, "ok\n", healthy(t, addr))
 }
 
+// Without a token the endpoint of a named host is on loopback, where a new launcher will be, too.
+func TestLaunchersLookForTheEndpointOnLoopback(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	s := c10dSettings(l.Addr().(*net.TCPAddr).Port)
+	s.rdzv.host = "node0"
+	log := slog.New(slog.DiscardHandler)
+	e, err := openEndpoint(t.Context(), s, hostFacts{owns: func(string) bool { return true }}, log, log, nil)
+	require.NoError(t, err)
+	defer e.close()
+	require.True(t, e.second)
+	world := rendezvous.Directive{Kind: job.Run, EpochID: job.EpochID{Round: 1}, Failover: &rendezvous.Failover{
+		Server: l.Addr().String(), Deputies: []rendezvous.Deputy{{ID: "b", Addr: "127.0.0.1:1"}},
+	}}
+	e.failover.Told(world)
+	require.NoError(t, l.Close())
+	require.False(t, e.failover.Lost(t.Context()), "the only deputy is dead, too")
+	require.Equal(t, l.Addr().String(), e.client.Addr())
+}
+
 // Some stores of logs refuse objects that name a field twice.
 func TestALineOfTheLogNamesItsRunOnce(t *testing.T) {
 	b := newBench(t)
