@@ -5,20 +5,20 @@ import (
 	"strings"
 )
 
-// maxHeirs bounds the launchers that may serve next.
-const maxHeirs = 5
+// maxDeputies bounds the launchers that may serve next.
+const maxDeputies = 5
 
 // Server is the launcher that serves a run to which it belongs itself.
 type Server struct {
 	ID   string // of its node
 	Host string // its address, if it has no place in the world
 	Port int    // at which it listens
-	Term uint64 // counts the servers of the run; the first one has 1
+	Term uint64 // a later server of the run has a higher one; the first one has 1
 }
 
 // Failover tells the members of a sealed world which launchers may serve the rendezvous when the present one is lost.
 type Failover struct {
-	Term   uint64 `json:"term"`   // of the launcher that serves
+	Term   uint64 `json:"term"`   // launchers that this world elects have higher ones
 	Server string `json:"server"` // where that launcher itself listens, HOST:PORT
 	// Voters is the number of members besides that launcher.
 	Voters   int      `json:"voters"`
@@ -39,7 +39,7 @@ func (e *epoch) failover(s *Server, topo Topology) *Failover {
 		return nil
 	}
 	o, host, home := overviewOf(e.world), s.Host, ""
-	w := &Failover{Term: s.Term, Voters: len(e.world)}
+	w := &Failover{Term: s.Term + e.number()*(maxDeputies+1), Voters: len(e.world)}
 	for _, n := range e.world {
 		if n.ID == s.ID {
 			host, home = o.reach(n, n.Addr), n.host()
@@ -54,7 +54,7 @@ func (e *epoch) failover(s *Server, topo Topology) *Failover {
 		func(*node) bool { return true }, // better than nobody
 	} {
 		for _, n := range e.world {
-			if n.Serve == 0 || n.ID == s.ID || w.names(n.ID) || len(w.Deputies) == maxHeirs || !apart(n) {
+			if n.Serve == 0 || n.ID == s.ID || w.names(n.ID) || len(w.Deputies) == maxDeputies || !apart(n) {
 				continue
 			}
 			switches[topo[n.IP]], hosts[n.host()] = true, true
@@ -67,6 +67,9 @@ func (e *epoch) failover(s *Server, topo Topology) *Failover {
 	}
 	return w
 }
+
+// number is larger for a newer epoch of a server. With it, those that two worlds of a server elect have different terms.
+func (e *epoch) number() uint64 { return uint64(e.id.Round)<<20 | uint64(e.id.Epoch) }
 
 func hostPort(host string, port int) string {
 	if strings.Contains(host, ":") {

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 // deputies are the names in the Failover that the node has got.
@@ -30,7 +32,7 @@ func (s *sim) peer(id, addr string, serve int) {
 	s.joinNode(Node{ID: id, Name: id, Rank: -1, Slots: 1, Addr: addr, IP: addr, Peer: addr, Via: "10.0.0.1", Serve: serve})
 }
 
-func TestWillNamesHostsOnceAndFirst(t *testing.T) {
+func TestDeputiesAreOnHostsOnceAndFirst(t *testing.T) {
 	s := served(t, Params{Min: 7, Max: 7})
 	s.joinNode(Node{ID: "a", Name: "a", Rank: -1, Slots: 1, Addr: "10.0.0.1"})
 	s.peer("b", "10.0.0.1", 1) // on the host that may be lost
@@ -42,12 +44,12 @@ func TestWillNamesHostsOnceAndFirst(t *testing.T) {
 	s.obey()
 	require.Equal(t, []string{"c", "e", "g", "b", "d"}, s.deputies("f"))
 	w := s.runs["f"].Failover
-	require.Equal(t, Failover{Term: 1, Server: "10.0.0.1:29400", Voters: 6, Deputies: w.Deputies}, *w)
+	require.Equal(t, Failover{Term: w.Term, Server: "10.0.0.1:29400", Voters: 6, Deputies: w.Deputies}, *w)
 	require.Equal(t, Deputy{ID: "c", Name: "c", Addr: "10.0.0.2:1"}, w.Deputies[0])
 	require.Equal(t, w, s.runs["a"].Failover)
 }
 
-func TestWillPrefersOtherSwitches(t *testing.T) {
+func TestDeputiesAreUnderOtherSwitches(t *testing.T) {
 	s := served(t, Params{Min: 5, Max: 5})
 	s.r.cfg.Topology = Topology{"10.0.0.2": "x", "10.0.0.3": "x", "10.0.0.4": "y", "10.0.0.5": "y"}
 	s.joinNode(Node{ID: "a", Name: "a", Rank: -1, Slots: 1, Addr: "10.0.0.1"})
@@ -59,7 +61,7 @@ func TestWillPrefersOtherSwitches(t *testing.T) {
 }
 
 // The server of a run may have no place in its world, and then all members have a vote.
-func TestWillOfServerThatIsNoMember(t *testing.T) {
+func TestDeputiesOfServerThatIsNoMember(t *testing.T) {
 	s := served(t, Params{Min: 2, Max: 2})
 	s.peer("b", "10.0.0.2", 1)
 	s.peer("c", "10.0.0.3", 1)
@@ -69,7 +71,21 @@ func TestWillOfServerThatIsNoMember(t *testing.T) {
 	require.Equal(t, "[fd00::1]:29400", hostPort("fd00::1", 29400))
 }
 
-func TestNoWill(t *testing.T) {
+// Launchers that two worlds of a server elect have different terms.
+func TestTermsOfWorlds(t *testing.T) {
+	worlds := []job.EpochID{{Round: 1}, {Round: 1, Epoch: 1}, {Round: 1, Epoch: 1000}, {Round: 2}, {Round: 1 << 20}}
+	for i, id := range worlds[1:] {
+		older, newer := epoch{id: worlds[i]}, epoch{id: id}
+		require.Greater(t, newer.number(), older.number())
+	}
+	s := served(t, Params{Min: 2, Max: 2})
+	s.peer("b", "10.0.0.2", 1)
+	s.peer("c", "10.0.0.3", 1)
+	s.obey()
+	require.Equal(t, 1+s.r.epoch.number()*(maxDeputies+1), s.runs["b"].Failover.Term)
+}
+
+func TestNoDeputies(t *testing.T) {
 	s := served(t, Params{Min: 2, Max: 2})
 	s.joinNode(Node{ID: "a", Name: "a", Rank: -1, Slots: 1, Addr: "10.0.0.1"})
 	s.peer("b", "10.0.0.2", 0)

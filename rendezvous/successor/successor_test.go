@@ -239,7 +239,7 @@ func TestSuccessorsOfSuccessors(t *testing.T) {
 }
 
 // A directive without a Failover is of a server that took the world over: that of that world stays.
-func TestWillsOfEpochs(t *testing.T) {
+func TestFailoversOfEpochs(t *testing.T) {
 	v := Voter{ID: "a"}
 	e := job.EpochID{Term: 1, Round: 1}
 	w := &rendezvous.Failover{Term: 1, Deputies: []rendezvous.Deputy{{ID: "b"}}}
