@@ -3,13 +3,14 @@
 //
 // A leader L whose lease was not renewed in time serves no longer. With Failsafe it may go on while etcd does not
 // answer, and never do two serve. Before it may, L has written who the other candidates are, on the condition that it
-// leads and that nobody has written since it looked. Without others it does not go on. Whoever is elected after L
-// reads what L has written (Vouchers) before it serves. Either L has named it: then L needs its word, as that of all
-// others, not to serve for a time that begins after L's question; L stops before that time is over, while the one that
-// is elected gives its word no more, and waits for that time to end. Or L has not named it: then it serves only when
-// L's host says that L's process is gone, or Unanswered is over. L needs all whom it has written last or may have
-// written, so none is named of whom it does not know. A process at the address of a named one comes after that one's
-// end, and waits as if it had given its word. Clocks only have to run equally fast. What etcd says counts at once.
+// leads and that nobody has written since it looked. Without others it does not go on. Whoever is elected after L reads
+// what L has written (Vouchers) before it serves, and writes its own only then (Serves). Either L has named it: then L
+// needs its word, as that of all others, not to serve for a time that begins after L's question; L stops before that
+// time is over, while the one that is elected gives its word no more, and waits for that time to end. Or L has not
+// named it: then it serves only when L's host says that L's process is gone, or Unanswered is over. L needs all whom it
+// has written last or may have written, so none is named of whom it does not know. A process at the address of a named
+// one comes after that one's end, and waits as if it had given its word. Clocks only have to run equally fast. What
+// etcd says counts at once.
 package etcd
 
 import (
@@ -88,8 +89,10 @@ type tenure struct {
 	lease *lease
 	ctx   context.Context // ends with the leadership
 	lose  context.CancelFunc
+	hurry chan struct{} // has guard read the candidates now
 
 	mu       sync.Mutex
+	serves   bool // no earlier leader goes on
 	vouching vouching
 	looked   time.Time // when guard has run last
 	woke     time.Time // when it has run again after a pause
@@ -144,7 +147,8 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	if err != nil {
 		return 0, nil, err
 	}
-	t := &tenure{key: fmt.Sprintf("%s/%x", s.elections, l.id), addr: addr, lease: l}
+	t := &tenure{key: fmt.Sprintf("%s/%x", s.elections, l.id), addr: addr, lease: l,
+		hurry: make(chan struct{}, 1)}
 	t.ctx, t.lose = context.WithCancel(l.ctx)
 	err = s.try(ctx, func(ctx context.Context) error {
 		_, err := s.client.Put(ctx, t.key, string(value), clientv3.WithLease(l.id))
@@ -172,7 +176,7 @@ func (s *Store) await(ctx context.Context, t *tenure) error {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(t.ctx, stop)()
-	s.candidates(waiting, func(all []*mvccpb.KeyValue) {
+	s.candidates(waiting, nil, func(all []*mvccpb.KeyValue) {
 		switch i := slices.IndexFunc(all, t.owns); {
 		case i == 0:
 			t.term = lead.Term(all[0].CreateRevision)
@@ -196,7 +200,7 @@ func (t *tenure) owns(kv *mvccpb.KeyValue) bool { return string(kv.Key) == t.key
 // not all other candidates vouch for this one.
 func (s *Store) guard(t *tenure) {
 	defer t.lose()
-	go s.candidates(t.ctx, func(all []*mvccpb.KeyValue) {
+	go s.candidates(t.ctx, t.hurry, func(all []*mvccpb.KeyValue) {
 		if !slices.ContainsFunc(all, t.owns) {
 			t.lose()
 			return
@@ -221,7 +225,7 @@ func (s *Store) Watch(ctx context.Context) <-chan lead.Leader {
 	go func() {
 		defer close(leaders)
 		var last *lead.Leader
-		s.candidates(ctx, func(all []*mvccpb.KeyValue) {
+		s.candidates(ctx, nil, func(all []*mvccpb.KeyValue) {
 			l := leader(all)
 			if last == nil || l != *last {
 				lead.Newest(leaders, l)
@@ -233,16 +237,16 @@ func (s *Store) Watch(ctx context.Context) <-chan lead.Leader {
 }
 
 // candidates calls see with the keys of all candidates, the oldest first, at once, after each change, and in any case
-// now and then, until ctx ends.
-func (s *Store) candidates(ctx context.Context, see func([]*mvccpb.KeyValue)) {
-	for s.observe(ctx, see); retry.Sleep(ctx, again); {
-		s.observe(ctx, see)
+// now and then, and when hurry says so, until ctx ends.
+func (s *Store) candidates(ctx context.Context, hurry <-chan struct{}, see func([]*mvccpb.KeyValue)) {
+	for s.observe(ctx, hurry, see); retry.Sleep(ctx, again); {
+		s.observe(ctx, hurry, see)
 	}
 }
 
 // observe is candidates until a failure. Only reads tell who the candidates are, so that nothing is missed by a
 // compaction, or while the watch is at a member of etcd that is frozen.
-func (s *Store) observe(ctx context.Context, see func([]*mvccpb.KeyValue)) {
+func (s *Store) observe(ctx context.Context, hurry <-chan struct{}, see func([]*mvccpb.KeyValue)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var changes chan error
@@ -264,6 +268,7 @@ func (s *Store) observe(ctx context.Context, see func([]*mvccpb.KeyValue)) {
 				return
 			}
 		case <-turn.C:
+		case <-hurry:
 		case <-ctx.Done():
 			return
 		}
@@ -327,7 +332,7 @@ func (s *Store) Resign(ctx context.Context) error {
 		return nil
 	}
 	defer t.lose()
-	if s.vouched != nil && t.ctx.Err() == nil { // it serves no longer
+	if s.vouched != nil && t.ctx.Err() == nil && t.served() { // it does no longer; else they are those of one before
 		_, _ = s.client.Txn(ctx).If(t.leads()).Then(clientv3.OpDelete(s.vouchers())).Commit()
 	}
 	if err := s.release(ctx, t.lease); err != nil {

@@ -239,6 +239,7 @@ func TestFailsafe(t *testing.T) {
 	a, b := open(), open()
 	term, lost, err := a.Campaign(t.Context(), "a:1")
 	require.NoError(t, err)
+	a.Serves(term)
 	named := func(want ...string) {
 		t.Helper()
 		require.Eventually(t, func() bool {
@@ -274,6 +275,41 @@ func TestFailsafe(t *testing.T) {
 	require.NoError(t, process.Signal(syscall.SIGCONT))
 	stop()
 	<-ended
+}
+
+// What a leader has named, without whom it does not go on, stays until the next one knows that it does not.
+func TestVouchersOfTheLeaderBefore(t *testing.T) {
+	endpoint := server(t)
+	open := func() *Store {
+		s, err := Open(Config{Endpoints: []string{endpoint}, Prefix: "/w"})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = s.Close() })
+		s.Failsafe(func(lead.Term, []string) bool { return true })
+		return s
+	}
+	before, next, reader := open(), open(), open()
+	first, _ := campaign(t, before)
+	before.Serves(first)
+	of := func() lead.Term {
+		v, err := reader.Vouchers(t.Context())
+		require.NoError(t, err)
+		return v.Term
+	}
+	require.Eventually(t, func() bool { return of() == first }, soon, time.Millisecond)
+	require.NoError(t, reader.Depose(t.Context(), lead.Leader{Term: first}))
+	for range 2 { // it may leave it to another one
+		term, _ := campaign(t, next)
+		time.Sleep(2 * reread)
+		require.Equal(t, first, of())
+		require.NoError(t, next.Resign(t.Context()))
+		require.Equal(t, first, of())
+		require.Greater(t, term, first)
+	}
+	term, _ := campaign(t, next)
+	next.Serves(term)
+	require.Eventually(t, func() bool { return of() == term }, soon, time.Millisecond)
+	require.NoError(t, next.Resign(t.Context()))
+	require.Zero(t, of())
 }
 
 const soon = 20 * time.Second

@@ -37,6 +37,28 @@ type vouching struct {
 // the first Campaign; vouched is called often, and must be quick.
 func (s *Store) Failsafe(vouched func(lead.Term, []string) bool) { s.vouched = vouched }
 
+// Serves says that no leader before that of a term can go on: it has read their Vouchers, which are replaced with its
+// own from now on.
+func (s *Store) Serves(term lead.Term) {
+	t, err := s.leading(term)
+	if err != nil {
+		return
+	}
+	t.mu.Lock()
+	t.serves = true
+	t.mu.Unlock()
+	select {
+	case t.hurry <- struct{}{}:
+	default:
+	}
+}
+
+func (t *tenure) served() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.serves
+}
+
 // Vouchers returns those of the newest leader that has any; the zero value: none may go on without etcd.
 func (s *Store) Vouchers(ctx context.Context) (Vouchers, error) {
 	v, _, err := s.readVouchers(ctx)
@@ -116,7 +138,7 @@ func (s *Store) holds(t *tenure) bool {
 	return len(last) > 0 && s.vouched(t.term, needed)
 }
 
-// register writes who the other candidates are, if that has changed.
+// register writes who the other candidates are, if that has changed, and none of an earlier leader matter any more.
 func (s *Store) register(t *tenure, all []*mvccpb.KeyValue) {
 	if s.vouched == nil {
 		return
@@ -124,7 +146,7 @@ func (s *Store) register(t *tenure, all []*mvccpb.KeyValue) {
 	v := Vouchers{Leader: lead.Leader{Term: t.term, Addr: t.addr}, Candidates: t.others(all)}
 	t.mu.Lock()
 	t.vouching.present = v.Candidates
-	if t.vouching.written && slices.Equal(t.vouching.last, v.Candidates) {
+	if !t.serves || t.vouching.written && slices.Equal(t.vouching.last, v.Candidates) {
 		t.mu.Unlock()
 		return
 	}

@@ -219,6 +219,9 @@ func (e *election) run(ctx context.Context, serve func(context.Context, *tenure)
 			if err := e.permit(leading); err != nil {
 				return err
 			}
+			if s, ok := e.store.(failsafe); ok {
+				s.Serves(term)
+			}
 			return serve(leading, t)
 		})
 		if err != nil {

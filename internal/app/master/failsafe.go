@@ -32,6 +32,7 @@ type failsafe interface {
 	reporter
 	Failsafe(vouched func(lead.Term, []string) bool)
 	Vouchers(ctx context.Context) (etcd.Vouchers, error)
+	Serves(term lead.Term)
 	Candidates() []string
 	Holds() bool
 }
