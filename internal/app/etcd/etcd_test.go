@@ -312,6 +312,23 @@ func TestVouchersOfTheLeaderBefore(t *testing.T) {
 	require.Zero(t, of())
 }
 
+// A leader does not go on if it may have written that nobody vouches for it.
+func TestLastCandidateLeaves(t *testing.T) {
+	s, err := Open(Config{Endpoints: []string{port(t)}, Prefix: "/x"})
+	require.NoError(t, err)
+	defer s.Close()
+	s.Failsafe(func(lead.Term, []string) bool { return true })
+	b := []string{"b:1"}
+	leader := &tenure{term: 1, addr: "a:1", lease: &lease{renewed: time.Now().Add(-time.Minute)}, serves: true}
+	leader.vouching = vouching{present: b, needed: b, last: b, written: true}
+	require.True(t, s.holds(leader))
+	var stop context.CancelFunc
+	leader.ctx, stop = context.WithCancel(t.Context())
+	stop() // etcd does not answer
+	s.register(leader, nil)
+	require.False(t, s.holds(leader))
+}
+
 const soon = 20 * time.Second
 
 func lostNot(lost <-chan struct{}) error {

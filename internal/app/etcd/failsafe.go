@@ -151,6 +151,9 @@ func (s *Store) register(t *tenure, all []*mvccpb.KeyValue) {
 		return
 	}
 	t.vouching.needed = union(t.vouching.needed, v.Candidates)
+	if len(v.Candidates) == 0 { // if this is written and not answered, whoever is elected waits for nobody
+		t.vouching.last, t.vouching.written = nil, false
+	}
 	t.mu.Unlock()
 	if err := s.write(t, v); err != nil {
 		s.failed.Add(1)

@@ -170,6 +170,9 @@ func (e *election) outlast(ctx context.Context, s failsafe, v etcd.Vouchers) err
 		if !retry.Sleep(ctx, redial) {
 			return lead.ErrDeposed
 		}
+		if now, err := s.Vouchers(ctx); err == nil && len(now.Candidates) == 0 { // somebody knows that it is gone
+			return nil
+		}
 	}
 	return nil
 }

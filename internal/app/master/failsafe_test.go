@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,10 +67,33 @@ type stopped struct {
 	failsafe
 	vouchers   etcd.Vouchers
 	candidates []string
+	removed    *atomic.Bool // the vouchers were
 }
 
-func (s stopped) Vouchers(context.Context) (etcd.Vouchers, error) { return s.vouchers, nil }
-func (s stopped) Candidates() []string                            { return s.candidates }
+func (s stopped) Vouchers(context.Context) (etcd.Vouchers, error) {
+	if s.removed != nil && s.removed.Load() {
+		return etcd.Vouchers{}, nil
+	}
+	return s.vouchers, nil
+}
+
+func (s stopped) Candidates() []string { return s.candidates }
+
+// An elected master that waits for the end of one that it cannot ask serves once somebody has removed the key.
+func TestVouchersRemoved(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	var removed atomic.Bool
+	s := stopped{removed: &removed, vouchers: etcd.Vouchers{
+		Leader: lead.Leader{Term: 1, Addr: silent.Addr().String()}, Candidates: []string{"b:1"}}}
+	e := &election{store: s, addr: "me:1", log: slog.New(slog.DiscardHandler), began: time.Now().Add(-time.Hour)}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	time.AfterFunc(redial/2, func() { removed.Store(true) })
+	require.NoError(t, e.permit(ctx))
+	require.True(t, removed.Load())
+}
 
 // An elected master serves at once if no earlier one can go on without etcd, or if that is gone.
 func TestPermit(t *testing.T) {
