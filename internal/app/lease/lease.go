@@ -70,6 +70,7 @@ type resource struct {
 // tenure is a leadership of this process.
 type tenure struct {
 	term   lead.Term
+	addr   string
 	before string          // pod of the leader before
 	ctx    context.Context // ends with the leadership
 	lose   context.CancelFunc
@@ -129,7 +130,7 @@ func (s *Store) take(ctx context.Context, v *view, addr string) (*tenure, error)
 	if l == nil {
 		l = object("coordination.k8s.io/v1", "Lease", s.name)
 	}
-	t := &tenure{term: max(termOf(l), termOf(kept)) + 1, before: l.GetAnnotations()[podKey], kept: kept}
+	t := &tenure{term: max(termOf(l), termOf(kept)) + 1, addr: addr, before: l.GetAnnotations()[podKey], kept: kept}
 	maps.DeleteFunc(s.mine, func(m lead.Leader, _ bool) bool { return m.Term < termOf(l) }) // no Lease has them any more
 	hold(l, t.term, addr, s.pod)
 	s.mine[lead.Leader{Term: t.term, Addr: addr}] = true
@@ -179,7 +180,7 @@ func (s *Store) renewOnce(t *tenure) error {
 		if err != nil {
 			return err
 		}
-		if found == nil || termOf(found) != t.term || holder(found) == "" {
+		if found == nil || !t.owns(found) {
 			return lead.ErrDeposed
 		}
 		t.lease = found
@@ -191,12 +192,18 @@ func (s *Store) renewOnce(t *tenure) error {
 	return err
 }
 
+// owns reports whether a Lease is held for this leadership. Where somebody has deleted the Lease before the ConfigMap
+// had the term, another process may have one of the same term.
+func (t *tenure) owns(l *unstructured.Unstructured) bool {
+	return termOf(l) == t.term && holder(l) == t.addr
+}
+
 // guard notices that another process has ended a leadership.
 func (s *Store) guard(t *tenure) {
 	var v view
 	for t.ctx.Err() == nil {
 		_ = s.follow(t.ctx, &v, func() bool {
-			if term := termOf(v.lease); term > t.term || term == t.term && holder(v.lease) == "" || v.lease == nil {
+			if !t.owns(v.lease) {
 				t.lose()
 			}
 			return t.ctx.Err() == nil

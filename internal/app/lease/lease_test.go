@@ -234,6 +234,17 @@ func TestDeletedLease(t *testing.T) {
 	within(t, lost, soon)
 }
 
+// A leader whose Lease was deleted does not renew that of another process, which may have got the same term: nothing
+// but the Lease has a term before the leader's first write.
+func TestLeaseOfAnother(t *testing.T) {
+	f := startFake(t)
+	a, b := open(t, f, "a"), open(t, f, "b")
+	term, _ := campaign(t, a, "a:1")
+	of := &tenure{term: term, addr: "b:1", ctx: t.Context(), lease: object("coordination.k8s.io/v1", "Lease", "m")}
+	of.lease.SetResourceVersion("77") // of the one that was deleted
+	require.ErrorIs(t, b.renewOnce(of), lead.ErrDeposed)
+}
+
 // The label is on the pod that leads alone, whatever became of the process of the leader before.
 func TestLabel(t *testing.T) {
 	f := startFake(t)
