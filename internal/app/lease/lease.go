@@ -13,6 +13,7 @@ import (
 	"maps"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -75,6 +76,7 @@ type tenure struct {
 	ctx    context.Context // ends with the leadership
 	lose   context.CancelFunc
 	expiry *time.Timer                // loses
+	until  atomic.Pointer[time.Time]  // when it does
 	lease  *unstructured.Unstructured // as last written; of the goroutine that renews it
 
 	mu   sync.Mutex                 // held by the only write that is under way
@@ -139,7 +141,8 @@ func (s *Store) take(ctx context.Context, v *view, addr string) (*tenure, error)
 		return nil, err
 	}
 	t.ctx, t.lose = context.WithCancel(s.ctx)
-	t.expiry = time.AfterFunc(lasts-margin-time.Since(sent), t.lose)
+	t.expiry = time.AfterFunc(lasts, t.lose)
+	t.extend(sent)
 	s.mu.Lock()
 	s.tenure = t
 	s.mu.Unlock()
@@ -152,6 +155,22 @@ func (s *Store) take(ctx context.Context, v *view, addr string) (*tenure, error)
 	return t, nil
 }
 
+// extend has the leadership last from a renewal on.
+func (t *tenure) extend(sent time.Time) {
+	until := sent.Add(lasts - margin)
+	t.until.Store(&until)
+	t.expiry.Reset(time.Until(until))
+}
+
+// Holds reports whether this process leads, as far as it can know: it may answer requests. A process that was frozen
+// may run for a while before its timers do.
+func (s *Store) Holds() bool {
+	s.mu.Lock()
+	t := s.tenure
+	s.mu.Unlock()
+	return t != nil && t.ctx.Err() == nil && time.Now().Before(*t.until.Load())
+}
+
 // renew renews a leadership until it is lost.
 func (s *Store) renew(t *tenure) {
 	defer t.expiry.Stop()
@@ -160,7 +179,7 @@ func (s *Store) renew(t *tenure) {
 		err := s.renewOnce(t)
 		switch {
 		case err == nil:
-			t.expiry.Reset(lasts - margin - time.Since(sent))
+			t.extend(sent)
 			pause = renewal
 		case errors.Is(err, lead.ErrDeposed):
 			t.lose()

@@ -96,6 +96,7 @@ func TestSilentServer(t *testing.T) {
 	select {
 	case later := <-elected:
 		require.False(t, leads(lost), "two lead")
+		require.False(t, a.Holds())
 		require.Greater(t, later, term)
 	case <-time.After(soon):
 		require.Fail(t, "nobody leads")
@@ -105,6 +106,24 @@ func TestSilentServer(t *testing.T) {
 	require.NoError(t, a.Resign(t.Context()))
 	_, err := b.leading(term + 1)
 	require.NoError(t, err, "b leads on")
+}
+
+// A process that was frozen answers nothing once its leadership is over, even if no timer has run yet.
+func TestHolds(t *testing.T) {
+	f := startFake(t)
+	a := open(t, f, "a")
+	require.False(t, a.Holds())
+	_, lost := campaign(t, a, "a:1")
+	require.True(t, a.Holds())
+	f.set(func(string, *http.Request) fate { return stopped })
+	over := time.Now()
+	a.tenure.until.Store(&over)
+	require.False(t, a.Holds())
+	require.True(t, leads(lost))
+	f.set(nil)
+	require.Eventually(t, a.Holds, soon, time.Millisecond, "it is renewed")
+	require.NoError(t, a.Resign(t.Context()))
+	require.False(t, a.Holds())
 }
 
 // A leader that believes it leads, and does not, is told by its first write.

@@ -117,7 +117,7 @@ func (p *promise) rest() time.Duration {
 
 // holds is whether this process may answer; nil: always.
 func (t *tenure) holds() func() bool {
-	if s, ok := t.election.store.(failsafe); ok {
+	if s, ok := t.election.store.(interface{ Holds() bool }); ok {
 		return s.Holds
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/app/etcd"
+	"dlrover-run/internal/app/lease"
 	"dlrover-run/rendezvous/lead"
 )
 
@@ -169,6 +170,15 @@ func TestFrozenLeader(t *testing.T) {
 	}()
 	e := &election{addr: "me:1", log: slog.New(slog.DiscardHandler)}
 	require.ErrorIs(t, e.follow(t.Context(), lead.Leader{Term: 1, Addr: l.Addr().String()}), errFrozen)
+}
+
+// Each store says whether its leader may answer.
+func TestStoresHold(t *testing.T) {
+	for _, s := range []store{&etcd.Store{}, &lease.Store{}} {
+		holds := (&tenure{election: &election{store: s}}).holds()
+		require.NotNil(t, holds, "%T", s)
+		require.False(t, holds(), "%T leads nobody", s)
+	}
 }
 
 // Nothing is answered by a master whose time is over.
