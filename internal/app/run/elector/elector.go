@@ -182,6 +182,7 @@ func (e *Elector) runOne() error {
 	e.runs(cmd, stdin)
 	why := e.hear(stdin, stdout)
 	e.runs(nil, nil)
+	_, _ = stdin.Close(), stdout.Close() // one that says what cannot be read ends as well
 	if err = wait(); why == nil {
 		why = fmt.Errorf("it has ended without a reason (%v); a helper of another version does", err)
 	}
