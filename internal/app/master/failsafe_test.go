@@ -18,6 +18,7 @@ import (
 
 	"dlrover-run/internal/app/etcd"
 	"dlrover-run/internal/app/lease"
+	"dlrover-run/internal/conns"
 	"dlrover-run/rendezvous/lead"
 )
 
@@ -179,6 +180,24 @@ func TestStoresHold(t *testing.T) {
 		require.NotNil(t, holds, "%T", s)
 		require.False(t, holds(), "%T leads nobody", s)
 	}
+}
+
+// A peer that has shown the token is no stranger, of whose connections the oldest are closed when there are many.
+func TestGuardedConnectionsAreProven(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	held := guarded(l, func() bool { return true }, slog.New(slog.DiscardHandler))
+	defer held.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer client.Close()
+	c, err := held.Accept()
+	require.NoError(t, err)
+	defer c.Close()
+	require.Implements(t, (*interface{ Prove(bool) })(nil), c)
+	c.(interface{ Prove(bool) }).Prove(true)
+	_, unproven := held.(*conns.Listener).Counts()
+	require.Zero(t, unproven)
 }
 
 // Nothing is answered by a master whose time is over.

@@ -357,19 +357,24 @@ func (d *daemon) close(grace time.Duration) {
 // reservedFiles are the descriptors that connections leave to everything else.
 const reservedFiles = 64
 
+// guarded bounds the connections of l, which answer nothing when holds is false; nil: it never is. The bound is that of
+// the nodes that can be connected; each takes one, for moments two. Its connections are the outer ones: they have to
+// hear which peers have shown the token.
+func guarded(l net.Listener, holds func() bool, log *slog.Logger) net.Listener {
+	if holds != nil {
+		l = heldListener{l, holds}
+	}
+	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles), log)
+}
+
 // serve answers until ctx ends.
 func (d *daemon) serve(ctx context.Context, listen string) error {
 	l, err := api.Listen(ctx, listen)
 	if err != nil {
 		return err
 	}
-	if d.holds != nil {
-		l = heldListener{l, d.holds}
-	}
-	// The limit bounds the nodes that can be connected; each takes one, for moments two.
-	files := conns.OpenFiles()
-	l = conns.Listen(l, conns.Below(files, reservedFiles), d.log)
-	d.log.Info("serving", "addr", l.Addr().String(), "pid", os.Getpid(), "max_open_files", files)
+	l = guarded(l, d.holds, d.log)
+	d.log.Info("serving", "addr", l.Addr().String(), "pid", os.Getpid(), "max_open_files", conns.OpenFiles())
 	failed := make(chan error, 1)
 	go func() { failed <- d.service.Serve(l) }()
 	select {

@@ -27,7 +27,6 @@ import (
 	"dlrover-run/internal/app/member"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/app/token"
-	"dlrover-run/internal/conns"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/retry"
 	"dlrover-run/rendezvous"
@@ -253,7 +252,7 @@ func (b *beside) serve(ctx context.Context, t *tenure) error {
 	if err != nil {
 		return err
 	}
-	l = heldListener{conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles), b.log), t.holds()}
+	l = guarded(l, t.holds(), b.log)
 	b.hub.Store(s.Hub)
 	defer b.hub.Store(nil)
 	failed := make(chan error, 1)
