@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 
 // Times of writes.
 const (
-	gather     = 100 * time.Millisecond // news that nobody waits for are written together
+	gather     = 100 * time.Millisecond // news that nobody waits for are written together; more in a lead.Slow
 	patience   = 50 * time.Millisecond  // of Settle
 	appendTime = 5 * time.Second        // of one Append
 	farewell   = time.Second            // of all that is written in Close
@@ -35,8 +36,11 @@ type Keeper struct {
 	hub   *api.Hub                // set by Follow
 	hangs func(run string) []byte // as hub
 
-	maxLines int           // bytes of all timelines
+	maxLines int           // bytes of all timelines: less in a store that was full. The writer's
+	lean     bool          // it is full without any: of runs that have ended it gets little. The writer's
+	full     bool          // it was full, and that was logged. The writer's
 	patience time.Duration // of Settle
+	gather   time.Duration
 
 	wake, hurry chan struct{} // with room for one: there is news, and somebody waits for it
 	stop        context.CancelFunc
@@ -71,7 +75,11 @@ func Load(ctx context.Context, store lead.Decisions, term lead.Term, log *slog.L
 		return nil, fmt.Errorf("what was decided about runs cannot be read: %w", err)
 	}
 	k := &Keeper{store: store, term: term, log: log, runs: map[string]*record{}, wake: make(chan struct{}, 1),
-		hurry: make(chan struct{}, 1), stop: func() {}, maxLines: maxLines, patience: patience}
+		hurry: make(chan struct{}, 1), stop: func() {}, maxLines: maxLines, patience: patience,
+		gather: gather}
+	if s, slow := store.(lead.Slow); slow {
+		k.gather = s.Pause()
+	}
 	for _, r := range all {
 		k.load(r)
 	}
@@ -184,11 +192,7 @@ func (k *Keeper) write(ctx context.Context) {
 		case <-ctx.Done():
 		case <-k.wake:
 		}
-		select {
-		case <-ctx.Done():
-		case <-k.hurry:
-		case <-time.After(gather):
-		}
+		k.rest(ctx)
 		for ctx.Err() == nil && !k.flush(context.WithoutCancel(ctx), appendTime) {
 			pause.Wait(ctx)
 		}
@@ -196,6 +200,35 @@ func (k *Keeper) write(ctx context.Context) {
 	}
 	k.flush(context.WithoutCancel(ctx), farewell)
 	k.end()
+}
+
+// rest gathers news until somebody waits for them, or for long enough.
+func (k *Keeper) rest(ctx context.Context) {
+	enough := time.NewTimer(k.gather)
+	defer enough.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-enough.C:
+			return
+		case <-k.hurry:
+			if k.awaited() { // what that was for may have been written since
+				return
+			}
+		}
+	}
+}
+
+func (k *Keeper) awaited() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, r := range k.runs {
+		if r.waiter != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // end lets nobody wait any more.
@@ -219,24 +252,75 @@ func (r *record) wakeAll() {
 func (k *Keeper) flush(ctx context.Context, patience time.Duration) (done bool) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for run, told := range k.news() {
-		err := k.flushRun(ctx, run, told)
-		if errors.Is(err, lead.ErrDeposed) {
-			k.stop() // the leader of now goes on
-			return true
+	err := k.flushAll(ctx)
+	for errors.Is(err, lead.ErrFull) {
+		shed, failed := k.shed(ctx)
+		if failed != nil {
+			err = failed
 		}
-		if k.outcome(err); err != nil {
-			return false
+		if failed != nil || !shed {
+			break
 		}
+		err = k.flushAll(ctx)
 	}
-	err := k.evict(ctx)
+	if errors.Is(err, lead.ErrDeposed) {
+		k.stop() // the leader of now goes on
+		return true
+	}
 	if err != nil {
 		k.outcome(err)
 	}
 	return err == nil
 }
 
-// learned has the lessons from hangs of a run.
+// flushAll writes the news of all runs, as many as fit into one Append at a time, and drops what is too old.
+func (k *Keeper) flushAll(ctx context.Context) error {
+	var some batch
+	for _, n := range k.news() {
+		changes, wrote := k.changes(n)
+		if all := slices.Concat(some.records, changes); fitting(all) < len(all) || some.gone != n.gone {
+			if err := k.append(ctx, some); err != nil {
+				return err
+			}
+			some = batch{gone: n.gone}
+		}
+		some.records = append(some.records, changes...)
+		some.wrote = append(some.wrote, func() {
+			wrote()
+			k.wrote(n)
+		})
+	}
+	if err := k.append(ctx, some); err != nil {
+		return err
+	}
+	return k.evict(ctx)
+}
+
+// batch is what is written together of some runs, that are gone or not.
+type batch struct {
+	gone    bool
+	records []lead.Record
+	wrote   []func() // to be called once the store has them
+}
+
+func (k *Keeper) append(ctx context.Context, b batch) error {
+	for rest := b.records; len(rest) > 0; {
+		n := fitting(rest)
+		if err := k.store.Append(ctx, k.term, rest[:n]...); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	for _, f := range b.wrote {
+		f()
+	}
+	if len(b.wrote) > 0 {
+		k.outcome(nil)
+	}
+	return nil
+}
+
+// learned is what is known from hangs of a run.
 func (k *Keeper) learned(run string, r *record) []byte {
 	hangs := k.hangs(run)
 	k.mu.Lock()
@@ -247,17 +331,38 @@ func (k *Keeper) learned(run string, r *record) []byte {
 	return r.hangs
 }
 
-// news are the runs with changes that the store lacks, and their number.
-func (k *Keeper) news() map[string]int {
+// news are changes of a run that the store lacks.
+type news struct {
+	run  string
+	r    *record
+	told int // their number
+	gone bool
+	late bool // nobody waits for them
+}
+
+// news are those of all runs, first those that somebody waits for. In a store that is full, runs that are gone make
+// room before.
+func (k *Keeper) news() (all []news) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	news := map[string]int{}
 	for run, r := range k.runs {
 		if r.told != r.kept {
-			news[run] = r.told
+			all = append(all, news{run, r, r.told, r.gone, r.waiter == nil})
 		}
 	}
-	return news
+	rank := func(n news) int {
+		switch {
+		case n.gone && k.full:
+			return 0
+		case !n.late:
+			return 1
+		case n.gone:
+			return 2
+		}
+		return 3
+	}
+	slices.SortFunc(all, func(a, b news) int { return rank(a) - rank(b) })
+	return all
 }
 
 // outcome counts a write, and logs the first of those that fail, and the end of that.
@@ -279,29 +384,20 @@ func (k *Keeper) outcome(err error) {
 	}
 }
 
-// flushRun writes the news of a run.
-func (k *Keeper) flushRun(ctx context.Context, run string, told int) error {
-	k.mu.Lock()
-	r, gone := k.runs[run], k.runs[run].gone
-	k.mu.Unlock()
-	changes, wrote := k.changes(run, r, gone)
-	for len(changes) > 0 {
-		n := fitting(changes)
-		if err := k.store.Append(ctx, k.term, changes[:n]...); err != nil {
-			return err
-		}
-		changes = changes[n:]
-	}
-	wrote()
+// wrote books that the store has the news of a run.
+func (k *Keeper) wrote(n news) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if r.kept = told; r.told == told {
-		r.wakeAll()
-		if gone {
-			delete(k.runs, run)
+	n.r.kept = n.told
+	if n.gone {
+		k.maxLines = min(k.maxLines+fullChunk, maxLines) // there is room again
+	}
+	if n.r.told == n.told {
+		n.r.wakeAll()
+		if n.gone {
+			delete(k.runs, n.run)
 		}
 	}
-	return nil
 }
 
 // fitting is how many of the first records fit into one Append.
@@ -317,8 +413,9 @@ func fitting(records []lead.Record) int {
 }
 
 // changes are the records that the store lacks of a run. Once it has them, wrote has to be called.
-func (k *Keeper) changes(run string, r *record, gone bool) (changes []lead.Record, wrote func()) {
-	if gone {
+func (k *Keeper) changes(n news) (changes []lead.Record, wrote func()) {
+	run, r := n.run, n.r
+	if n.gone {
 		if r.round != nil {
 			changes = append(changes, lead.Record{Key: roundKey(run)})
 		}
@@ -332,6 +429,9 @@ func (k *Keeper) changes(run string, r *record, gone bool) (changes []lead.Recor
 		return nil, func() {} // that is told next
 	}
 	grown, chunks := r.line.grown(run, past.Line)
+	if k.lean && past.Round.End != nil {
+		shorten(&past.Round)
+	}
 	round, err := encode(loaded{version, run, grown.base, grown.lost, past.Round, k.learned(run, r)})
 	if err != nil {
 		if !r.warned {

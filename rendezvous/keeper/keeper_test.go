@@ -32,6 +32,7 @@ type store struct {
 	records map[string][]byte
 	appends int
 	err     error         // of the next Appends
+	most    int           // bytes of values; 0: it is never full
 	block   chan struct{} // Append waits until it is closed; nil: it does not
 }
 
@@ -59,6 +60,14 @@ func (s *store) Append(ctx context.Context, term lead.Term, records ...lead.Reco
 	if err := lead.Validate(records); err != nil {
 		return err
 	}
+	if after := maps.Clone(s.records); s.most > 0 {
+		for _, r := range records {
+			after[r.Key] = r.Value
+		}
+		if size := sizeOf(after); size > s.most && size >= sizeOf(s.records) {
+			return fmt.Errorf("%w: %d bytes", lead.ErrFull, size)
+		}
+	}
 	s.appends++
 	for _, r := range records {
 		if s.records[r.Key] = r.Value; r.Value == nil {
@@ -78,6 +87,13 @@ func (s *store) Load(_ context.Context, term lead.Term) (all []lead.Record, err 
 		all = append(all, lead.Record{Key: key, Value: s.records[key]})
 	}
 	return all, nil
+}
+
+func sizeOf(records map[string][]byte) (size int) {
+	for _, value := range records {
+		size += len(value)
+	}
+	return size
 }
 
 func (s *store) keys() []string {
@@ -177,6 +193,13 @@ func (d *daemon) leave(run, id string) {
 func (d *daemon) settled() {
 	d.t.Helper()
 	require.Eventually(d.t, func() bool { return d.keep.Stats().Pending == 0 }, 20*time.Second, time.Millisecond)
+}
+
+func (d *daemon) remark(run string, lines int) {
+	d.t.Helper()
+	for range lines {
+		require.NoError(d.t, d.hub.Annotate(run, "remark", "", strings.Repeat("x", 5000)))
+	}
 }
 
 // What a launcher was told of the end of its run, and a user of an order, the next leader knows, whatever the store was
@@ -308,6 +331,125 @@ func TestLargeEvidence(t *testing.T) {
 	require.LessOrEqual(t, len(encodeProof(p)), maxItem)
 	require.Len(t, p.Failures, 16)
 	require.NotNil(t, p.Failures[0].Detail, "the run itself is left as it is")
+}
+
+// A store that is full gets less of the timelines, down to none of the oldest ones, so that it takes all decisions.
+func TestFullStore(t *testing.T) {
+	s := newStore()
+	s.most = 150_000
+	a := s.daemon(t)
+	for i := range 10 {
+		run := fmt.Sprint("job", i)
+		a.join(run, 2, "n1")
+		a.remark(run, 6)
+		a.settled()
+	}
+	require.NoError(t, a.hub.Order("job0", rendezvous.Order{Kind: rendezvous.OrderBar, Node: "gpu-07"}))
+	a.settled()
+	require.Equal(t, 1, strings.Count(a.log.String(), "the store is full"))
+	require.NotContains(t, a.log.String(), "cannot be kept")
+	require.Zero(t, a.keep.Stats().Failed)
+	keys := s.keys()
+	require.NotContains(t, keys, chunkKey("job1", 1), "the last chunk of a run goes, too")
+	require.Contains(t, keys, chunkKey("job9", 1))
+	a.remark("job1", 1)
+	a.settled()
+	require.Contains(t, s.keys(), chunkKey("job1", 2))
+	a.close()
+	b := s.daemon(t)
+	require.Len(t, b.hub.Runs(false), 10)
+	st, err := b.hub.Run("job0")
+	require.NoError(t, err)
+	require.Contains(t, st.Bars, "gpu-07")
+	for run, events := range map[string]int{"job1": 1, "job2": 0} {
+		require.NoError(t, b.hub.Annotate(run, "remark", "", "new"))
+		got, err := b.hub.Events(t.Context(), run, 0)
+		require.NoError(t, err)
+		require.True(t, got.Dropped, run)
+		require.Len(t, got.Events, events+1)
+	}
+}
+
+// Runs that have ended leave the store to those that have not: when it is full without any timeline, only their ends
+// are kept. What is forgotten makes room again.
+func TestFullOfEndedRuns(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	const count = 20
+	for i := range count {
+		a.finish(fmt.Sprint("ended", i), "n1")
+		a.leave(fmt.Sprint("ended", i), "n1")
+	}
+	a.join("job", 2, "n1")
+	a.settled()
+	s.mu.Lock()
+	for key, value := range s.records {
+		if strings.HasSuffix(key, roundName) {
+			s.most += len(value)
+		}
+	}
+	s.most -= 100
+	s.mu.Unlock()
+	require.NoError(t, a.hub.Order("job", rendezvous.Order{Kind: rendezvous.OrderPause, Text: "lunch"}))
+	a.settled()
+	require.Zero(t, a.keep.Stats().Failed)
+	for i := range count / 2 {
+		require.NoError(t, a.hub.Forget(fmt.Sprint("ended", i)))
+	}
+	a.settled()
+	a.remark("job", 1)
+	a.settled()
+	require.Contains(t, strings.Join(s.keys(), " "), "runs/job"+lineName)
+	a.close()
+	b := s.daemon(t)
+	st, err := b.hub.Run("job")
+	require.NoError(t, err)
+	require.Equal(t, "lunch", st.Paused.Text)
+	st, err = b.hub.Run(fmt.Sprint("ended", count-1))
+	require.NoError(t, err)
+	require.Equal(t, "succeeded", st.Outcome)
+	require.Empty(t, st.Ended)
+}
+
+// A store that takes nothing at all is an error as any other, and no reason to try for ever.
+func TestStoreWithoutRoom(t *testing.T) {
+	s := newStore()
+	s.most = 10
+	a := s.daemon(t)
+	a.join("job", 2, "n1")
+	require.Eventually(t, func() bool { return a.keep.Stats().Failed >= 2 }, 20*time.Second, time.Millisecond)
+	s.mu.Lock()
+	s.most = 0
+	s.mu.Unlock()
+	a.settled()
+}
+
+// slowStore is one in which nothing is written for a long time unless somebody waits for it.
+type slowStore struct{ *store }
+
+func (slowStore) Pause() time.Duration { return time.Hour }
+
+// News of many runs wait in a slow store until somebody waits for some, and are then written at once.
+func TestSlowStore(t *testing.T) {
+	s := newStore()
+	k, err := Load(t.Context(), slowStore{s}, s.term, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	k.patience = time.Minute
+	a := &daemon{t: t, keep: k, hub: api.NewHub(api.HubConfig{Keep: time.Hour, Keeper: k})}
+	k.Follow(a.hub, func(string) []byte { return nil })
+	defer a.close()
+	for round := range 3 {
+		for i := range 10 {
+			a.join(fmt.Sprint("job", round, i), 2, "n1")
+		}
+		signal(k.hurry) // of somebody who has given up, or has been served by the write before
+		require.Equal(t, 10, k.Stats().Pending)
+		require.NoError(t, a.hub.Order(fmt.Sprint("job", round, 0), rendezvous.Order{Kind: rendezvous.OrderPause}))
+		a.settled()
+		s.mu.Lock()
+		require.Equal(t, round+1, s.appends)
+		s.mu.Unlock()
+	}
 }
 
 // What is known from hangs comes back, and is kept while the next leader learns nothing.

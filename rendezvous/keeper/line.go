@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,6 +29,7 @@ type line struct {
 	base, lost   uint64 // as in api.KeptLine
 	event, proof uint64 // the newest in the store
 	chunks       []chunk
+	newest       int    // number of the newest chunk, also if that is dropped
 	open         []byte // the newest chunk
 }
 
@@ -80,12 +82,11 @@ func (i item) encode() []byte {
 // add appends an item. A chunk that is full is left as it is, among the changes.
 func (l *line) add(run string, data []byte, at time.Time, changes *[]lead.Record) {
 	if n := len(l.chunks); n == 0 || len(l.open)+len(data) > fullChunk {
-		next := 1
 		if n > 0 {
-			next = l.chunks[n-1].n + 1
 			*changes = append(*changes, l.openRecord(run))
 		}
-		l.chunks, l.open = append(l.chunks, chunk{n: next}), item{Version: version, Run: run}.encode()
+		l.newest++
+		l.chunks, l.open = append(l.chunks, chunk{n: l.newest}), item{Version: version, Run: run}.encode()
 	}
 	l.open = append(l.open, data...)
 	c := &l.chunks[len(l.chunks)-1]
@@ -162,7 +163,7 @@ func (k *Keeper) loadLines(all []lead.Record) {
 // loadChunk reads a chunk, up to the first line that is damaged.
 func (r *record) loadChunk(n int, value []byte) error {
 	l, out := &r.line, &r.past.Line
-	l.chunks, l.open = append(l.chunks, chunk{n: n, size: len(value)}), value
+	l.chunks, l.newest, l.open = append(l.chunks, chunk{n: n, size: len(value)}), n, value
 	c := &l.chunks[len(l.chunks)-1]
 	first := len(l.chunks) == 1 && n > 1 // those before were dropped
 	for i, data := range bytes.Split(bytes.TrimSuffix(value, []byte("\n")), []byte("\n")) {
@@ -188,36 +189,90 @@ func (r *record) loadChunk(n int, value []byte) error {
 	return nil
 }
 
+// old is a chunk that may go.
+type old struct {
+	run string
+	r   *record
+	at  time.Time
+}
+
 // evict drops the oldest chunks until the timelines of all runs fit into their bound.
 func (k *Keeper) evict(ctx context.Context) error {
-	for {
-		run, r := k.oldest()
-		if r == nil {
-			return nil
+	all, size := k.chunks()
+	if size <= k.maxLines {
+		return nil
+	}
+	slices.SortStableFunc(all, func(a, b old) int { return a.at.Compare(b.at) })
+	for size > k.maxLines {
+		var gone []lead.Record
+		lines := map[old]line{}
+		for len(gone) < lead.MaxRecords && size > k.maxLines {
+			o := old{run: all[0].run, r: all[0].r}
+			l, some := lines[o]
+			if !some {
+				l = o.r.line
+			}
+			size -= l.chunks[0].size
+			gone, all = append(gone, l.drop(o.run)), all[1:]
+			lines[o] = l
 		}
-		l := r.line
-		if err := k.store.Append(ctx, k.term, l.drop(run)); err != nil {
+		if err := k.store.Append(ctx, k.term, gone...); err != nil {
 			return err
 		}
-		r.line = l
+		for o, l := range lines {
+			o.r.line = l
+		}
+		k.dropped(lines)
+	}
+	return nil
+}
+
+// chunks are all chunks, and their size.
+func (k *Keeper) chunks() (all []old, size int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for run, r := range k.runs {
+		for _, c := range r.line.chunks {
+			all, size = append(all, old{run, r, c.at}), size+c.size
+		}
+	}
+	return all, size
+}
+
+// dropped has the rounds of runs without any chunk say what is lost. The others say it by the numbers of theirs.
+func (k *Keeper) dropped(lines map[old]line) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for o, l := range lines {
+		if len(l.chunks) == 0 {
+			o.r.told++
+			signal(k.wake)
+		}
 	}
 }
 
-// oldest is the run with the oldest chunk; nil: all fit.
-func (k *Keeper) oldest() (run string, oldest *record) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	size := 0
-	for name, r := range k.runs {
-		for _, c := range r.line.chunks {
-			size += c.size
+// shed makes room in a store that is full: the oldest half of all timelines goes or, if there are none, what is known
+// of runs that have ended besides how. False: there was nothing.
+func (k *Keeper) shed(ctx context.Context) (shed bool, err error) {
+	_, size := k.chunks()
+	switch {
+	case size > 0:
+		k.maxLines = min(k.maxLines, size) / 2
+		err = k.evict(ctx)
+	case !k.lean:
+		k.lean = true
+		k.mu.Lock()
+		for _, r := range k.runs {
+			r.told++
 		}
-		if n := len(r.line.chunks); n > 1 && (oldest == nil || r.line.chunks[0].at.Before(oldest.line.chunks[0].at)) {
-			run, oldest = name, r
-		}
+		k.mu.Unlock()
+	default:
+		return false, nil
 	}
-	if size <= k.maxLines {
-		return "", nil
+	if !k.full {
+		k.log.Warn("the store is full: it gets less of the timelines of runs, and then of runs that have ended",
+			"bytes_of_timelines", k.maxLines)
 	}
-	return run, oldest
+	k.full = true
+	return true, err
 }

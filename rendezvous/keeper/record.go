@@ -109,6 +109,15 @@ var lighter = []func(*rendezvous.Kept){
 	},
 }
 
+// ofEnd is how many of lighter a run is kept without that has ended, in a store that is full.
+const ofEnd = 3
+
+func shorten(k *rendezvous.Kept) {
+	for _, f := range lighter[:ofEnd] {
+		f(k)
+	}
+}
+
 // encode is the record of a run, in a form that a store takes.
 func encode(l loaded) ([]byte, error) {
 	for i := 0; ; i++ {

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Term numbers leaderships: each has a higher one than all before it. 0 is none.
@@ -23,6 +24,9 @@ type Leader struct {
 
 // ErrDeposed is the error of a process that has lost its leadership. It must not answer any request after that.
 var ErrDeposed = errors.New("another process leads")
+
+// ErrFull is the error, perhaps wrapped, of a store that takes no more than it has. It lets records be removed.
+var ErrFull = errors.New("the store is full")
 
 // Leadership elects one of several processes. Its methods may be called by any goroutine.
 type Leadership interface {
@@ -49,6 +53,9 @@ type Decisions interface {
 	// earlier terms have appended, and nothing that comes after; ErrDeposed: it does not lead any more.
 	Load(ctx context.Context, term Term) ([]Record, error)
 }
+
+// Slow is what Decisions may be besides: each Append is a burden, so those that nobody waits for are Pause apart.
+type Slow interface{ Pause() time.Duration }
 
 // Store is both.
 type Store interface {

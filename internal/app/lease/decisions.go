@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -20,6 +21,12 @@ import (
 
 // maxRecords bounds all records together, in bytes: of values a ConfigMap takes 1 MiB, and etcd of everything 1.5 MiB.
 const maxRecords = 900 << 10
+
+// between is the pause between two writes that nobody waits for: each has all records.
+const between = 2 * time.Second
+
+// Pause implements lead.Slow.
+func (s *Store) Pause() time.Duration { return between }
 
 // mapName is that of the ConfigMap.
 func (s *Store) mapName() string { return s.name + "-decisions" }
@@ -71,16 +78,21 @@ func edit(m *unstructured.Unstructured, term lead.Term, change func(records map[
 		return nil
 	}
 	records := recordsOf(m)
+	before := sizeOf(records)
 	change(records)
-	size := 0
+	if size := sizeOf(records); size > maxRecords && size >= before {
+		return fmt.Errorf("%w: the decisions would have %d bytes, and a ConfigMap takes %d: shorten --keep-runs, or use "+
+			"--etcd", lead.ErrFull, size, maxRecords)
+	}
+	return unstructured.SetNestedStringMap(m.Object, records, "binaryData")
+}
+
+// sizeOf is the room of records in a ConfigMap.
+func sizeOf(records map[string]string) (size int) {
 	for name, value := range records {
 		size += 2*len(name) + base64.StdEncoding.DecodedLen(len(value)) // managedFields has the names, too
 	}
-	if size > maxRecords {
-		return fmt.Errorf("the decisions would have %d bytes, and a ConfigMap takes %d: shorten --keep-runs, or use "+
-			"--etcd", size, maxRecords)
-	}
-	return unstructured.SetNestedStringMap(m.Object, records, "binaryData")
+	return size
 }
 
 // recordsOf are the contents of a ConfigMap, in base64.

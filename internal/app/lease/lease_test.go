@@ -319,6 +319,7 @@ func TestBounds(t *testing.T) {
 		require.Less(t, n, 100)
 		err = a.Append(t.Context(), term, lead.Record{Key: fmt.Sprint("k/", n), Value: make([]byte, lead.MaxValue)})
 	}
+	require.ErrorIs(t, err, lead.ErrFull)
 	require.ErrorContains(t, err, "a ConfigMap takes 921600: shorten")
 	require.Greater(t, n, 10)
 	require.Len(t, keys(t, a, term), n-1)

@@ -180,17 +180,18 @@ func (s *store) flush() {
 	s.mu.Unlock()
 	var all batch
 	for _, r := range requests {
-		if r.term != s.term {
+		switch {
+		case r.term != s.term:
 			r.err = lead.ErrDeposed
+			continue
+		case s.kept > maxKept && slices.ContainsFunc(r.records, func(r lead.Record) bool { return r.Value != nil }):
+			r.err = fmt.Errorf("%w: the journal has %d bytes of records: at most %d are kept", lead.ErrFull, s.kept, maxKept)
 			continue
 		}
 		all.term, all.records = r.term, append(all.records, r.records...)
 	}
 	var err error
-	switch {
-	case s.kept > maxKept:
-		err = fmt.Errorf("the journal has %d bytes of records: at most %d are kept", s.kept, maxKept)
-	case all.term != 0:
+	if all.term != 0 {
 		err = s.commit(all)
 	}
 	for _, r := range requests {

@@ -110,5 +110,10 @@ func TestLargeJournals(t *testing.T) {
 	require.Len(t, segments, 1)
 	require.Greater(t, segments[0], segmentName(1), "it was written anew")
 	j.store.kept = maxKept + 1
-	require.ErrorContains(t, j.Append(t.Context(), term, record("a", "1")), "at most 268435456 are kept")
+	err = j.Append(t.Context(), term, record("a", "1"))
+	require.ErrorIs(t, err, lead.ErrFull)
+	require.ErrorContains(t, err, "at most 268435456 are kept")
+	require.NoError(t, j.Append(t.Context(), term, lead.Record{Key: "0"}, lead.Record{Key: "1"}), "that makes room")
+	require.Less(t, j.store.kept, maxKept)
+	require.NoError(t, j.Append(t.Context(), term, record("a", "1")))
 }
