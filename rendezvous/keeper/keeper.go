@@ -78,7 +78,7 @@ func Load(ctx context.Context, store lead.Decisions, term lead.Term, log *slog.L
 		hurry: make(chan struct{}, 1), stop: func() {}, maxLines: maxLines, patience: patience,
 		gather: gather}
 	if s, slow := store.(lead.Slow); slow {
-		k.gather = s.Pause()
+		k.gather = max(k.gather, s.Pause())
 	}
 	for _, r := range all {
 		k.load(r)

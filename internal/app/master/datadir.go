@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/urfave/cli/v2"
@@ -117,6 +118,14 @@ func (s *tracked) Append(ctx context.Context, term lead.Term, records ...lead.Re
 		s.log.Info("what is decided is kept again")
 	}
 	return err
+}
+
+// Pause implements lead.Slow.
+func (s *tracked) Pause() time.Duration {
+	if slow, is := s.Decisions.(lead.Slow); is {
+		return slow.Pause()
+	}
+	return 0
 }
 
 // watchKept adds the failures of a store.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/app/marks"
+	"dlrover-run/rendezvous/lead"
 )
 
 // A directory that cannot be used is named, and nothing holds it after that.
@@ -86,4 +87,17 @@ func TestADataDirectoryThatVanishes(t *testing.T) {
 	_, c, _, end = served(t, "--data-dir="+dir)
 	defer end()
 	require.Equal(t, []string{"gpu-00", "gpu-01", "gpu-02"}, listed(t, c).Avoid)
+}
+
+// slow is a store whose writes are to be apart.
+type slow struct{ lead.Decisions }
+
+func (slow) Pause() time.Duration { return time.Second }
+
+// A store whose failures are counted is as slow as it is.
+func TestTrackedStoreIsSlow(t *testing.T) {
+	var s lead.Decisions = &tracked{Decisions: slow{}}
+	require.Equal(t, time.Second, s.(lead.Slow).Pause())
+	s = &tracked{}
+	require.Zero(t, s.(lead.Slow).Pause())
 }
