@@ -53,13 +53,15 @@ type Keeper struct {
 	over    bool // nothing is written any more
 }
 
-// record is the part of a run that the store has, and the part that it lacks. mu guards told, kept, waiter, gone and
-// hangs; the rest is the writer's.
+// record is what the store has of a run, and what it lacks. mu guards told, kept, waiter, gone, ends and hangs; the rest
+// is the writer's.
 type record struct {
 	told   int // changes that the Hub has told
 	kept   int // of those, in the store
 	waiter chan struct{}
 	gone   bool // the Hub has forgotten the run, and told nothing of it since
+	ends   int  // how often it has
+	of     int  // ends before the run that line is of
 
 	hangs  []byte      // guarded by mu
 	past   api.KeptRun // as loaded, until Follow
@@ -135,7 +137,9 @@ func (k *Keeper) tell(run string, gone bool) {
 		r = &record{}
 		k.runs[run] = r
 	}
-	r.told, r.gone = r.told+1, gone
+	if r.told, r.gone = r.told+1, gone; gone {
+		r.ends, r.hangs = r.ends+1, nil
+	}
 	signal(k.wake)
 }
 
@@ -337,6 +341,7 @@ type news struct {
 	r    *record
 	told int // their number
 	gone bool
+	ends int
 	late bool // nobody waits for them
 }
 
@@ -347,7 +352,7 @@ func (k *Keeper) news() (all []news) {
 	defer k.mu.Unlock()
 	for run, r := range k.runs {
 		if r.told != r.kept {
-			all = append(all, news{run, r, r.told, r.gone, r.waiter == nil})
+			all = append(all, news{run, r, r.told, r.gone, r.ends, r.waiter == nil})
 		}
 	}
 	rank := func(n news) int {
@@ -419,16 +424,17 @@ func (k *Keeper) changes(n news) (changes []lead.Record, wrote func()) {
 		if r.round != nil {
 			changes = append(changes, lead.Record{Key: roundKey(run)})
 		}
-		for _, c := range r.line.chunks {
-			changes = append(changes, lead.Record{Key: chunkKey(run, c.n)})
-		}
-		return changes, func() { r.round, r.line = nil, line{} }
+		return append(changes, r.line.remove(run)...), func() { r.round, r.line, r.of = nil, line{}, n.ends }
 	}
-	past, exists := k.hub.Kept(run, r.line.event, r.line.proof)
+	old := r.line
+	if r.of != n.ends { // another run by that name
+		changes, old = old.remove(run), line{newest: old.newest}
+	}
+	past, exists := k.hub.Kept(run, old.event, old.proof)
 	if !exists {
 		return nil, func() {} // that is told next
 	}
-	grown, chunks := r.line.grown(run, past.Line)
+	grown, chunks := old.grown(run, past.Line)
 	if k.lean && past.Round.End != nil {
 		shorten(&past.Round)
 	}
@@ -442,5 +448,5 @@ func (k *Keeper) changes(n news) (changes []lead.Record, wrote func()) {
 	if string(round) != string(r.round) {
 		changes = append(changes, lead.Record{Key: roundKey(run), Value: round})
 	}
-	return append(changes, chunks...), func() { r.round, r.line = round, grown }
+	return append(changes, chunks...), func() { r.round, r.line, r.of = round, grown, n.ends }
 }

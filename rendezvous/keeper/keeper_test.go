@@ -485,6 +485,38 @@ func TestForgottenRun(t *testing.T) {
 	require.NotEmpty(t, s.keys())
 }
 
+// A run that is opened anew before the store has heard that it was forgotten has nothing of the one before.
+func TestForgottenRunIsOpenedAnew(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	a.hangs = `{"restarts":1}`
+	a.finish("job", "n1")
+	a.leave("job", "n1")
+	a.settled()
+	a.mu.Lock()
+	a.hangs = ""
+	a.mu.Unlock()
+	s.fail(errors.New("no quorum"))
+	require.NoError(t, a.hub.Forget("job"))
+	a.finish("job", "n2")
+	s.fail(nil)
+	a.settled()
+	events, err := a.hub.Events(t.Context(), "job", 0)
+	require.NoError(t, err)
+	proofs, err := a.hub.Evidences("job")
+	require.NoError(t, err)
+	a.close()
+	b := s.daemon(t)
+	got, err := b.hub.Events(t.Context(), "job", 0)
+	require.NoError(t, err)
+	require.Equal(t, wire(t, events.Events), wire(t, got.Events))
+	again, err := b.hub.Evidences("job")
+	require.NoError(t, err)
+	require.Equal(t, wire(t, proofs), wire(t, again))
+	require.Nil(t, b.keep.Hangs("job"))
+	require.NotContains(t, s.keys(), chunkKey("job", 1))
+}
+
 // A closed Hub's runs are not forgotten, and what nobody waited for is written at the end.
 func TestCloseKeeps(t *testing.T) {
 	s := newStore()

@@ -104,6 +104,14 @@ func (l *line) drop(run string) lead.Record {
 	return lead.Record{Key: chunkKey(run, c.n)}
 }
 
+// remove removes all chunks from the store.
+func (l *line) remove(run string) (changes []lead.Record) {
+	for _, c := range l.chunks {
+		changes = append(changes, lead.Record{Key: chunkKey(run, c.n)})
+	}
+	return changes
+}
+
 // encodeProof is evidence without the parts that make it too large.
 func encodeProof(p api.Proof) []byte {
 	for {
