@@ -116,14 +116,14 @@ func (m *memory) holding(now time.Time) bool {
 	m.back = m.back || complete
 	if complete || !now.Before(m.holdAt) {
 		m.holdAt, m.epoch.formingAt = time.Time{}, now
-		m.giveUp()
+		m.giveUp(now)
 	}
 	return !m.holdAt.IsZero()
 }
 
 // giveUp goes on without the nodes of a kept world that have not come back. If none has, the run was abandoned, and the
 // nodes that are here begin it anew.
-func (m *memory) giveUp() {
+func (m *memory) giveUp(now time.Time) {
 	if m.kept == nil {
 		return
 	}
@@ -131,6 +131,12 @@ func (m *memory) giveUp() {
 	m.kept = nil
 	switch missing := w.missing(m.members); {
 	case !m.back:
+		if m.account.spent.Held { // a run that is held because it has failed is over when everybody has left
+			m.orders.paused, m.orders.pausedIn = nil, nil
+			m.account.pauseEnds(now)
+			m.out.repeat(everyNode)
+			m.checks.requeue(now)
+		}
 		m.account.restarts, m.account.spent, m.account.sent = 0, Spent{}, nil
 		m.out.note(job.EventResumed, "", fmt.Sprintf("none of the %d nodes of the newest world has come back: the run "+
 			"begins anew", w.Size))

@@ -128,10 +128,12 @@ func (s *sealer) next(holdAt time.Time) time.Time {
 	switch {
 	case s.epoch.phase == gating:
 		return s.gate.until
-	case s.orders.paused != nil || s.members.stopping > 0 || len(s.members.nodes) == 0:
+	case len(s.members.nodes) == 0:
 		return time.Time{}
 	case !holdAt.IsZero():
-		return holdAt
+		return holdAt // also in a pause, which may be that of another run
+	case s.orders.paused != nil || s.members.stopping > 0:
+		return time.Time{}
 	case !s.account.backoffAt.IsZero() && !s.epoch.elastic:
 		return s.account.backoffAt
 	}
