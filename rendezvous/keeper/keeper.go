@@ -53,8 +53,8 @@ type Keeper struct {
 	over    bool // nothing is written any more
 }
 
-// record is what the store has of a run, and what it lacks. mu guards told, kept, waiter, gone, ends and hangs; the rest
-// is the writer's.
+// record is what the store has of a run, and what it lacks. mu guards told, kept, waiter, gone, ends and hangs; the
+// rest is the writer's.
 type record struct {
 	told   int // changes that the Hub has told
 	kept   int // of those, in the store
