@@ -54,7 +54,7 @@ type segment struct {
 	file   file // nil: a write has failed, and the next one begins another segment
 	number uint64
 	size   int64 // of the frames that were written whole
-	fresh  int64 // size when it was new
+	fresh  int64 // size when it was new, or about that which it would have as a new one
 }
 
 // openStore reads the newest segment. It moves a damaged one aside, says so, and goes on with the records that it could
@@ -124,7 +124,7 @@ func (s *store) load(name string) (ok bool, err error) {
 	if found.damage != "" {
 		return true, s.setAside(name, found.damage)
 	}
-	s.seg = segment{name: name, number: found.next, size: int64(found.end), fresh: int64(found.end)}
+	s.seg = segment{name: name, number: found.next, size: int64(found.end), fresh: int64(s.kept)}
 	s.seg.file, err = s.disk.open(name, s.seg.size)
 	return true, err
 }

@@ -117,3 +117,17 @@ func TestLargeJournals(t *testing.T) {
 	require.Less(t, j.store.kept, maxKept)
 	require.NoError(t, j.Append(t.Context(), term, record("a", "1")))
 }
+
+// A file does not grow with the number of processes that have used it one after the other, each for a short time.
+func TestManyShortProcesses(t *testing.T) {
+	dir := t.TempDir()
+	for range 30 {
+		j, term := leading(t, dir)
+		for range 4 {
+			require.NoError(t, j.Append(t.Context(), term, lead.Record{Key: "a", Value: make([]byte, 60_000)}))
+		}
+		require.NoError(t, j.Resign(t.Context()))
+	}
+	j, _ := leading(t, dir)
+	require.Less(t, j.store.seg.size, int64(2*segmentSize))
+}
