@@ -153,11 +153,14 @@ func TestKeptWorldThatDoesNotComeBack(t *testing.T) {
 	})
 	t.Run("none does", func(t *testing.T) {
 		v := s.succession()
+		v.p.MaxRestarts = 7
 		v.join("x", "y")
 		v.pass(resumeWindow + v.p.WithDefaults().LastCall)
 		v.obey()
 		require.Equal(t, "x y", v.order())
 		require.Equal(t, 0, v.runs["x"].Place.RestartCount, "it is another run")
+		require.Equal(t, 7, v.r.params.MaxRestarts)
+		require.Equal(t, 7, v.runs["x"].Params.MaxRestarts)
 		require.Contains(t, v.noted(job.EventResumed), "none of the 3 nodes")
 	})
 	t.Run("none does before the deadline", func(t *testing.T) {

@@ -48,6 +48,7 @@ type memory struct {
 
 	kept    *Kept     // of earlier daemons, until the nodes of that time are back or given up; or nil
 	back    bool      // some of them are back
+	opener  *Join     // the first node since then, whose settings count if none comes back
 	rebuild *rebuild  // a world that an earlier daemon sealed, or nil
 	holdAt  time.Time // no world is sealed before: members of an older history may come back
 	held    bool      // that was waited for
@@ -137,12 +138,26 @@ func (m *memory) giveUp(now time.Time) {
 			m.out.repeat(everyNode)
 			m.checks.requeue(now)
 		}
+		m.open()
 		m.account.restarts, m.account.spent, m.account.sent = 0, Spent{}, nil
 		m.out.note(job.EventResumed, "", fmt.Sprintf("none of the %d nodes of the newest world has come back: the run "+
 			"begins anew", w.Size))
 	case len(missing) > 0:
 		m.out.note(job.EventResumed, "", fmt.Sprintf("%d of the %d nodes of the newest world have not come back%s",
 			len(missing), w.Size, listed(missing)))
+	}
+}
+
+// open takes over the settings of the node that has opened the run anew.
+func (m *memory) open() {
+	if m.opener == nil {
+		return
+	}
+	*m.params = m.opener.Params.WithDefaults()
+	m.orders.hold, m.orders.unheld, m.orders.onResume = nil, false, nil
+	m.orders.open(*m.opener, m.params.Hold)
+	for _, n := range m.members.nodes {
+		n.differs = true // perhaps
 	}
 }
 
