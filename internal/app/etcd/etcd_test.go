@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
 
 	"dlrover-run/internal/app/leadtest"
@@ -201,7 +202,8 @@ func TestFrozenMember(t *testing.T) {
 		return time.Since(frozen) > 2*ttl*time.Second
 	}, time.Minute, 10*time.Millisecond)
 	require.Less(t, a.Silence(), ttl*time.Second)
-	require.NoError(t, b.Depose(t.Context(), lead.Leader{Term: term}))
+	require.Eventually(t, func() bool { return b.Depose(t.Context(), lead.Leader{Term: term}) == nil }, time.Minute,
+		10*time.Millisecond)
 	deposed := time.Now()
 	select {
 	case later := <-elected:
@@ -256,6 +258,11 @@ func TestFailsafe(t *testing.T) {
 		ended <- err
 	}()
 	named("b:1")
+	r, err := b.client.Get(t.Context(), b.vouchers())
+	require.NoError(t, err)
+	expires, err := b.client.TimeToLive(t.Context(), clientv3.LeaseID(r.Kvs[0].Lease))
+	require.NoError(t, err)
+	require.Greater(t, time.Duration(expires.TTL)*time.Second, Unanswered, "it outlasts a leader that goes on")
 	require.Eventually(t, func() bool { return slices.Equal(a.Candidates(), []string{"b:1"}) }, soon, time.Millisecond)
 	require.NoError(t, a.Append(t.Context(), term)) // its write is answered
 	require.True(t, a.Holds())

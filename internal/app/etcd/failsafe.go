@@ -17,6 +17,13 @@ import (
 // because all others were lost with it, waits as long before it serves.
 const Unanswered = 3 * time.Minute
 
+// Vouchers are written anew now and then, because they expire: those of a run that has ended, or of a leader that was
+// lost, must not last for ever. They outlast a leader that goes on.
+const (
+	rewrite     = time.Minute
+	vouchersTTL = Unanswered + 2*rewrite
+)
+
 // Vouchers are the candidates without whom a leader does not go on while etcd is away. It has written them before it
 // may; if there are none, it does not go on.
 type Vouchers struct {
@@ -31,6 +38,7 @@ type vouching struct {
 	needed  []string
 	last    []string // written for certain; without any, the leader does not go on
 	written bool
+	at      time.Time // of the write
 }
 
 // Failsafe lets a leader go on without etcd for as long as vouched returns true for its candidates. It is called before
@@ -146,7 +154,8 @@ func (s *Store) register(t *tenure, all []*mvccpb.KeyValue) {
 	v := Vouchers{Leader: lead.Leader{Term: t.term, Addr: t.addr}, Candidates: t.others(all)}
 	t.mu.Lock()
 	t.vouching.present = v.Candidates
-	if !t.serves || t.vouching.written && slices.Equal(t.vouching.last, v.Candidates) {
+	fresh := t.vouching.written && time.Since(t.vouching.at) < rewrite
+	if !t.serves || fresh && slices.Equal(t.vouching.last, v.Candidates) {
 		t.mu.Unlock()
 		return
 	}
@@ -155,12 +164,14 @@ func (s *Store) register(t *tenure, all []*mvccpb.KeyValue) {
 		t.vouching.last, t.vouching.written = nil, false
 	}
 	t.mu.Unlock()
+	at := time.Now()
 	if err := s.write(t, v); err != nil {
 		s.failed.Add(1)
 		return // again with the next read
 	}
 	t.mu.Lock()
-	t.vouching = vouching{present: v.Candidates, needed: v.Candidates, last: v.Candidates, written: true}
+	t.vouching = vouching{present: v.Candidates, needed: v.Candidates, last: v.Candidates, written: true,
+		at: at}
 	t.mu.Unlock()
 }
 
@@ -176,8 +187,12 @@ func (s *Store) write(t *tenure, v Vouchers) error {
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, renewTimeout)
 	defer cancel()
+	lease, err := s.client.Grant(ctx, int64(vouchersTTL/time.Second))
+	if err != nil {
+		return err
+	}
 	r, err := s.client.Txn(ctx).If(t.leads(), clientv3.Compare(clientv3.ModRevision(s.vouchers()), "=", revision)).
-		Then(clientv3.OpPut(s.vouchers(), string(value))).Commit()
+		Then(clientv3.OpPut(s.vouchers(), string(value), clientv3.WithLease(lease.ID))).Commit()
 	if err == nil && !r.Succeeded {
 		err = lead.ErrDeposed
 	}

@@ -4,10 +4,10 @@ _arguments -s -S -A '-*' \
   '*--nproc-per-node=[workers on this node\: a number, gpu or cpu for one per device of that kind, or auto for one per accelerator (without one, per CPU) (default\: 1)]:N|auto|gpu|cpu: ' \
   '*--auto-config[take the number of nodes from $NODE_NUM and the number of workers from the GPUs of this node]' \
   '*--node-unit=[train on a multiple of N nodes only, N >= 1; surplus nodes wait as spares (default\: 1)]:N: ' \
-  '*--rdzv-backend=[how nodes find each other\: static (fixed node ranks), c10d (one node serves the rendezvous; ranks are assigned when the nodes meet) or dlrover-master (a daemon serves it) (default\: static)]:NAME: ' \
-  '*--rdzv-endpoint=[address of the rendezvous, IPv6 as \[ADDRESS\]\:PORT (default with static\: --master-addr and --master-port)]:HOST\[\:PORT\]: ' \
+  '*--rdzv-backend=[how nodes find each other\: static (fixed node ranks), c10d (one node serves the rendezvous; ranks are assigned when the nodes meet), etcd or etcd-v2 (the nodes elect in etcd the one that serves) or dlrover-master (a daemon serves it) (default\: static)]:NAME: ' \
+  '*--rdzv-endpoint=[address of the rendezvous, or of etcd, IPv6 as \[ADDRESS\]\:PORT; of several masters or members of etcd with commas between (default with static\: --master-addr and --master-port)]:HOST\[\:PORT\]: ' \
   '*--rdzv-id=[id of the job, the same on all its nodes (default\: none)]:ID: ' \
-  '*--rdzv-conf=[rendezvous settings; times are seconds or have a unit\: join_timeout (default\: 600), last_call_timeout (2 after the newest node, 30 in all; 30 while nodes are missing that a scheduler has promised), growth_delay (1), node_timeout (15), read_timeout (60), is_host=true|false]:KEY=VALUE,...: ' \
+  '*--rdzv-conf=[rendezvous settings; times are seconds or have a unit\: join_timeout (default\: 600), last_call_timeout (2 after the newest node, 30 in all; 30 while nodes are missing that a scheduler has promised), growth_delay (1), node_timeout (15), read_timeout (60), is_host=true|false; with etcd protocol=http|https, ca_cert, ssl_cert, ssl_cert_key, user, password_file, etcd_prefix]:KEY=VALUE,...: ' \
   '*--standalone[run a one-node job with its own rendezvous on a free port; --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored]' \
   '*--node-rank=[rank of this node, >= 0; required by static, a preference for other backends (default\: 0)]:N: ' \
   '*--master-addr=[host name or address of the node with rank 0; static only (default\: 127.0.0.1)]:HOST: ' \
