@@ -68,7 +68,8 @@ func (e *epoch) failover(s *Server, topo Topology) *Failover {
 	return w
 }
 
-// number is larger for a newer epoch of a server. With it, those that two worlds of a server elect have different terms.
+// number is larger for a newer epoch of a server. With it, those that two worlds of a server elect have different
+// terms.
 func (e *epoch) number() uint64 { return uint64(e.id.Round)<<20 | uint64(e.id.Epoch) }
 
 func hostPort(host string, port int) string {

@@ -255,7 +255,7 @@ func (r *Round) success(now time.Time, e Success) error {
 
 // settle makes the time-dependent decisions of the present phase.
 func (r *Round) settle(now time.Time) {
-	at, c := r.limit()
+	at, c := r.memory.limit()
 	if r.epoch.phase != finished && len(r.members.nodes) > 0 && !at.IsZero() && !now.Before(at) {
 		r.finish(now, job.Failed, c)
 		return
@@ -297,11 +297,11 @@ func (r *Round) settle(now time.Time) {
 }
 
 // limit is the account's. What is kept of a run has no limit before one of its nodes is back: it may be another job.
-func (r *Round) limit() (time.Time, *job.Cause) {
-	if r.memory.kept != nil && !r.memory.back {
+func (m *memory) limit() (time.Time, *job.Cause) {
+	if m.kept != nil && !m.back {
 		return time.Time{}, nil
 	}
-	return r.account.limit(r.orders.paused, r.epoch.starting())
+	return m.account.limit(m.orders.paused, m.epoch.starting())
 }
 
 func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {

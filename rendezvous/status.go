@@ -10,7 +10,7 @@ import (
 // Next is when the Round wants a Tick; zero when only an event can change it.
 func (r *Round) Next() time.Time {
 	next := r.liveness.at
-	limit, _ := r.limit()
+	limit, _ := r.memory.limit()
 	consider := func(at time.Time) {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at
