@@ -22,7 +22,7 @@ import (
 
 const (
 	haRounds = 5 // unless HA_ROUNDS says how many
-	haLeast  = 3  // nodes
+	haLeast  = 3 // nodes
 	haMost   = 5
 )
 
