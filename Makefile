@@ -18,7 +18,7 @@ IMAGE     ?= dlrover-run:$(VERSION)
 # A line for each package; at the end what was skipped and why, and what failed and why.
 GOTEST    := go tool -modfile=tools/gotestsum/go.mod gotestsum --format=pkgname --format-hide-empty-pkg
 # A test that fails once and then passes is listed with both results, and stops nothing; a data race does.
-AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race
+AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on-data-race
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
