@@ -147,7 +147,7 @@ $(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
 	touch $@
 
 e2e-etcd: torch ## several masters, an etcd of three and a PyTorch job, each on a machine of its own, under failures of all kinds
-	$(GOTEST) -- -count=1 -timeout 15m -run 'TestBlows|TestKilledMaster|TestFrozen(Master|Etcd)' ./internal/app/run
+	DLROVER_LONG_TESTS=1 $(GOTEST) -- -count=1 -timeout 15m -run 'TestBlows|TestKilledMaster|TestFrozen(Master|Etcd)' ./internal/app/run
 	$(GOTEST) -- -count=1 -timeout 5m ./internal/app/etcd
 
 APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' internal/app/kube/apiserver/go.mod)

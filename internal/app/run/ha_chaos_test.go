@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	haRounds = 5 // unless HA_ROUNDS says how many
+	haRounds = 2 // unless HA_ROUNDS says how many
 	haLeast  = 3 // nodes
 	haMost   = 5
 )
