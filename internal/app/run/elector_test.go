@@ -214,10 +214,12 @@ func TestOwnTokenStaysOutOfEtcd(t *testing.T) {
 	b := m.start(args...)
 	require.Equal(t, 0, a.wait())
 	require.Equal(t, 0, b.wait())
-	data, err := os.ReadFile(m.snapshot())
-	require.NoError(t, err)
+	var data []byte
+	eventually(t, "etcd has written its file", func() bool {
+		data, _ = os.ReadFile(m.snapshot()) // there since the start
+		return strings.Contains(string(data), "/dlrover/runs/job/leader")
+	})
 	require.NotContains(t, string(data), testToken)
-	require.Contains(t, string(data), "/dlrover/runs/job/leader", "the file is etcd's")
 }
 
 // snapshot is the database of this etcd.
