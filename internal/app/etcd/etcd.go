@@ -3,8 +3,8 @@
 //
 // A leader L whose lease was not renewed in time serves no longer. With Failsafe it may go on while etcd does not
 // answer, and never do two serve. Before it may, L has written who the other candidates are, on the condition that it
-// leads and that nobody has written since it looked. Without others it does not go on. Whoever is elected after L reads
-// what L has written (Vouchers) before it serves, and writes its own only then (Serves). Either L has named it: then L
+// leads and that no other process has written since it looked. Without others it does not go on. The next leader reads
+// the record of L (Vouchers) before it serves, and writes its own only then (Serves). Either L has named it: then L
 // needs its word, as that of all others, not to serve for a time that begins after L's question; L stops before that
 // time is over, while the one that is elected gives its word no more, and waits for that time to end. Or L has not
 // named it: then it serves only when L's host says that L's process is gone, or Unanswered is over. L needs all whom it

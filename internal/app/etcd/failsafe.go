@@ -160,7 +160,7 @@ func (s *Store) register(t *tenure, all []*mvccpb.KeyValue) {
 		return
 	}
 	t.vouching.needed = union(t.vouching.needed, v.Candidates)
-	if len(v.Candidates) == 0 { // if this is written and not answered, whoever is elected waits for nobody
+	if len(v.Candidates) == 0 { // even if etcd does not answer: the next leader may read this, and does not wait
 		t.vouching.last, t.vouching.written = nil, false
 	}
 	t.mu.Unlock()

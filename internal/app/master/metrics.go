@@ -206,7 +206,7 @@ func (m *metrics) watchKeeper(k *keeper.Keeper) {
 	m.reg.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "dlrover_decisions_pending",
-			Help: "Runs of which the next leader would not know all: something is not in the store yet.",
+			Help: "Runs with changes that are not in the store yet, so that the next leader would not know them.",
 		}, func() float64 { return float64(k.Stats().Pending) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "dlrover_decisions_failed_total",

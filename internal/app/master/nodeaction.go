@@ -61,8 +61,9 @@ func (d *daemon) keepMarks(c *cli.Context, t *tenure) (*tenure, error) {
 
 func (d *daemon) openMarks(c *cli.Context, t *tenure, expiry time.Duration, level kube.Level, actor *cluster) error {
 	dry := c.Bool("node-action-dry-run")
+	waits := t == nil && elects(c)
 	if t == nil && level == kube.None {
-		if c.IsSet("node-mark-time") {
+		if c.IsSet("node-mark-time") && !waits {
 			d.log.Warn("--node-mark-time is of no use: no node is marked without --data-dir or a level of --node-action")
 		}
 		return nil
@@ -74,12 +75,14 @@ func (d *daemon) openMarks(c *cli.Context, t *tenure, expiry time.Duration, leve
 		cfg.Action = string(level)
 		d.log.Info("nodes that are found faulty are marked", "level", string(level), "dry_run", dry, "for", expiry.String())
 	}
-	if actor != nil && (t != nil || !elects(c)) { // a master that waits would remove marks of the one that leads
+	if actor != nil && !waits { // a master that waits would remove marks of the one that leads
 		cfg.Actor = actor.asked()
 	}
-	if t == nil {
+	switch {
+	case waits:
+	case t == nil:
 		d.log.Info("what is known of nodes ends with this process; --data-dir keeps it")
-	} else {
+	default:
 		d.track(c.Context, t)
 		cfg.Store, cfg.Term = t.decisions, t.term
 	}
