@@ -306,7 +306,7 @@ func TestVouchersOfTheLeaderBefore(t *testing.T) {
 	require.NoError(t, reader.Depose(t.Context(), lead.Leader{Term: first}))
 	for range 2 { // it may leave it to another one
 		term, _ := campaign(t, next)
-		time.Sleep(2 * reread)
+		time.Sleep(2 * reread) // in which a leader that did not wait would write its own
 		require.Equal(t, first, of())
 		require.NoError(t, next.Resign(t.Context()))
 		require.Equal(t, first, of())
