@@ -26,8 +26,13 @@ type epoch struct {
 	formingAt time.Time   // join timeout runs from here
 	sealedAt  time.Time   // passes of the members stand still since then; zero: they do not
 
-	world   []*node // members by group rank; lost ones stay until the next seal
-	working int     // members that have workers
+	world []*node // members by group rank; lost ones stay until the next seal
+	size  int     // of the world when it was sealed; some may not have come back to a later daemon
+	votes bool    // its members may elect another server
+	away  []away  // members that have gone; if tied, those of the world before
+	tied  bool    // no other server may be elected while one of them is silent
+
+	working int // members that have workers
 	workers int
 	held    bool // the members got Run without workers
 
@@ -72,6 +77,10 @@ func (e *epoch) next(now time.Time, ranked []*node) {
 		e.id.Epoch = 0
 	}
 	e.phase, e.sealedAt, e.held = releasing, now, false
+	e.size, e.votes = len(ranked), false
+	if !e.tied {
+		e.away = nil
+	}
 	e.setWorld(ranked)
 }
 

@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -44,7 +45,7 @@ func TestDeputiesAreOnHostsOnceAndFirst(t *testing.T) {
 	s.obey()
 	require.Equal(t, []string{"c", "e", "g", "b", "d"}, s.deputies("f"))
 	w := s.runs["f"].Failover
-	require.Equal(t, Failover{Term: w.Term, Server: "10.0.0.1:29400", Voters: 6, Deputies: w.Deputies}, *w)
+	require.Equal(t, Failover{Term: w.Term, Server: "10.0.0.1:29400", Voters: 6, Members: 7, Deputies: w.Deputies}, *w)
 	require.Equal(t, Deputy{ID: "c", Name: "c", Addr: "10.0.0.2:1"}, w.Deputies[0])
 	require.Equal(t, w, s.runs["a"].Failover)
 }
@@ -97,4 +98,133 @@ func TestNoDeputies(t *testing.T) {
 	require.Nil(t, s.runs["b"].Failover, "a daemon serves")
 	_, err := s.r.Step(s.now, Join{Node: Node{ID: "x", Name: "x", Serve: 65536}, Params: s.p})
 	require.ErrorContains(t, err, "can serve at port 65536")
+}
+
+// servedBy is a run of the launcher "a" and others, in a world with all of them.
+func servedBy(t *testing.T, others ...string) *sim {
+	s := served(t, Params{Min: 1, Max: 8, LastCall: time.Second, MaxRestarts: 9})
+	s.joinNode(Node{ID: "a", Name: "a", Rank: -1, Slots: 1, Addr: "10.0.0.1"})
+	for i, id := range others {
+		s.peer(id, fmt.Sprint("10.0.0.", i+2), 1)
+	}
+	s.pass(time.Second)
+	s.obey()
+	require.Len(t, s.runs, 1+len(others))
+	return s
+}
+
+// hush has hosts fall silent, with what runs there.
+func (s *sim) hush(ids ...string) {
+	for _, id := range ids {
+		delete(s.runs, id)
+		delete(s.dirs, id)
+		s.gone[id] = true
+		s.must(Detach{ID: id, Broken: true, Silent: true})
+	}
+	s.pass(silentGrace)
+	s.obey()
+}
+
+// The silent half of a world may elect another server only when this one is dead; nobody follows it then.
+func TestHalfOfTheWorldIsSilent(t *testing.T) {
+	s := servedBy(t, "b", "c", "d")
+	s.hush("c", "d")
+	require.Equal(t, "a b", s.order())
+	require.Nil(t, s.runs["b"].Failover)
+	s.joinNode(Node{ID: "e", Name: "c", Rank: -1, Slots: 1, Addr: "10.0.0.4", Serve: 1})
+	s.pass(time.Second)
+	s.obey()
+	require.Len(t, s.runs, 3)
+	require.Nil(t, s.runs["b"].Failover, "d may live")
+	s.joinNode(Node{ID: "f", Name: "d", Rank: -1, Slots: 1, Addr: "10.0.0.5", Serve: 1})
+	s.pass(time.Second)
+	s.obey()
+	require.Len(t, s.runs["b"].Failover.Deputies, 3)
+}
+
+// Most of a world may have elected another server while its hosts are silent.
+func TestMostOfTheWorldIsSilent(t *testing.T) {
+	s := servedBy(t, "b", "c", "d", "e")
+	s.vanish("c")
+	s.hush("d", "e")
+	require.Empty(t, s.runs)
+	require.Contains(t, s.dirs["b"].Cause.Text, "3 of the 5 nodes of the newest one are away")
+	s.joinNode(Node{ID: "f", Name: "d", Rank: -1, Slots: 1})
+	s.pass(time.Minute)
+	s.obey()
+	require.Empty(t, s.runs, "e may live, and have the votes of those that have died")
+	s.joinNode(Node{ID: "g", Name: "e", Rank: -1, Slots: 1})
+	s.pass(time.Minute)
+	s.obey()
+	require.Len(t, s.runs, 4)
+}
+
+func TestMostOfTheWorldStaysSilent(t *testing.T) {
+	s := servedBy(t, "b", "c", "d", "e")
+	s.hush("c", "d", "e")
+	s.pass(DefaultJoinTimeout)
+	require.Contains(t, s.why(), "--rdzv-conf=alone=true")
+}
+
+func TestSilenceThatSealsNothing(t *testing.T) {
+	s := servedBy(t, "b", "c", "d", "e")
+	s.vanish("c", "d", "e")
+	s.pass(BrokenGrace)
+	s.pass(silentGrace)
+	s.obey()
+	require.Equal(t, "a b", s.order(), "the dead elect nobody")
+	require.NotNil(t, s.runs["b"].Failover)
+	s = servedBy(t, "b", "c", "d", "e")
+	s.r.cfg.Server.Alone = true
+	s.hush("c", "d", "e")
+	require.Equal(t, "a b", s.order(), "the user says that they are dead")
+	s = servedBy(t, "b")
+	s.hush("b")
+	require.Equal(t, "a", s.order())
+}
+
+// A member that comes back with its workers has a vote until it has ended them.
+func TestMemberThatComesBackWithItsVote(t *testing.T) {
+	s := servedBy(t, "b", "c", "d", "e")
+	world := s.runs
+	place := *s.runs["e"].Place
+	s.hush("c", "d", "e")
+	back := Join{Node: Node{ID: "e", Name: "e", Rank: -1, Slots: 1}, Params: s.p,
+		Resume: &Resume{EpochID: s.worked["e"].EpochID, Place: place}, Seen: s.worked["e"].EpochID}
+	s.must(back)
+	s.must(Attach{ID: "e"})
+	s.pass(time.Minute)
+	require.Empty(t, world, "two of five")
+	back.Stopped = back.Resume.EpochID
+	s.must(back)
+	delete(s.gone, "e")
+	s.pass(time.Minute)
+	s.obey()
+	require.Len(t, s.runs, 3)
+}
+
+// An elected server counts the members that have come back to it.
+func TestElectedServerNeedsMembers(t *testing.T) {
+	for name, c := range map[string]struct {
+		ofDead bool
+		back   []string
+		seals  bool
+	}{
+		"two of five":          {back: []string{"b", "c"}},
+		"three of five":        {back: []string{"b", "c", "d"}, seals: true},
+		"one of the four left": {ofDead: true, back: []string{"b"}},
+		"two of the four left": {ofDead: true, back: []string{"b", "c"}, seals: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := servedBy(t, "b", "c", "d", "e").revive()
+			v.r.cfg.Server = &Server{ID: "b", Term: 7, Elected: true, OfDead: c.ofDead}
+			v.r.memory.elected = true
+			v.comeBack(c.back...)
+			v.pass(resumeWindow)
+			v.obey()
+			v.pass(time.Minute)
+			v.obey()
+			require.Equal(t, c.seals, len(v.runs) == len(c.back), v.runs)
+		})
+	}
 }

@@ -46,6 +46,7 @@ type memory struct {
 	gate    *gate
 	out     *outbox
 
+	elected bool      // the daemon was, by members of the newest world
 	kept    *Kept     // of earlier daemons, until the nodes of that time are back or given up; or nil
 	back    bool      // some of them are back
 	opener  *Join     // the first node since then, whose settings count if none comes back
@@ -270,6 +271,7 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 	size := e.Place.GroupWorldSize
 	m.rebuild, m.holdAt = &rebuild{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}, time.Time{}
 	m.epoch.id, m.epoch.workers, m.epoch.held = e.EpochID, e.Place.WorldSize, e.Hold
+	m.epoch.size, m.epoch.votes = size, m.elected
 	m.account.restarts = e.Place.RestartCount
 	m.out.seq = max(m.out.seq, m.epoch.id.Term)
 	m.orders.restoreHold(e.Hold)

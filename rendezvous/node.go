@@ -36,6 +36,7 @@ type node struct {
 	broken   bool
 	silent   bool // it broke because the host had given no sign of life
 	hungUp   bool // it was closed while no request was open
+	votes    bool // it has come back from an earlier world, in which it may still vote
 	dir      Directive
 	differs  bool // its Params are not the run's
 	failed   bool // workers of it have, which the others outlive
@@ -58,6 +59,9 @@ func (n *node) idle() bool { return n.state == waiting || n.state == checking ||
 
 // away: it has no request open, and nothing is known of its connection.
 func (n *node) away() bool { return n.attached == 0 && !n.broken }
+
+// mute: it may live, and not reach us.
+func (n *node) mute() bool { return n.attached == 0 && (!n.broken || n.silent) }
 
 // suspect: its connection broke, and it has not come back.
 func (n *node) suspect() bool { return n.broken }

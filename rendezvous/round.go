@@ -138,7 +138,7 @@ func New(cfg Config) *Round {
 		orders: r.orders, shortage: r.shortage, checks: r.checks, gate: r.gate, out: r.out}
 	r.admission = &admission{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, orders: r.orders}
 	r.memory = &memory{params: r.params, members: r.members, epoch: r.epoch, account: r.account, orders: r.orders,
-		checks: r.checks, gate: r.gate, out: r.out}
+		checks: r.checks, gate: r.gate, out: r.out, elected: cfg.Server != nil && cfg.Server.Elected}
 	if past != nil {
 		r.admission.works = past.Works
 		r.memory.recall(past)
@@ -227,7 +227,8 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	r.epoch.run(r.orders.hold != nil)
 	r.account.ran(now, r.epoch.held)
 	addr := overviewOf(r.epoch.world).reach(r.epoch.world[0], e.Addr)
-	failover := r.epoch.failover(r.cfg.Server, r.cfg.Topology)
+	failover := r.sealer.failover()
+	r.epoch.votes = failover != nil
 	for i, p := range r.epoch.places(r.account.restarts) { // nothing has changed since the seal
 		p.MasterAddr, p.MasterPort = addr, e.Port
 		r.out.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause, Failover: failover})

@@ -50,6 +50,9 @@ func (s *sealer) trySeal(now time.Time, holding bool) bool {
 	if s.params.fit(candidates) < s.params.Min {
 		return s.tooFew(now)
 	}
+	if s.outvoted() {
+		return s.tooFew(now)
+	}
 	s.shortage.over()
 	calls := s.epoch.phase != gating && candidates < s.params.Max && (s.epoch.fresh() || s.short)
 	if calls && !s.lastCallOver(now, candidates) {

@@ -59,7 +59,7 @@ func newClient(among *plainhttp.Among, token string) *Client {
 func (c *Client) WhenDialed(f func(peer net.Addr)) { c.dialed = f }
 
 func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d := net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: keepAlive}
+	d := net.Dialer{Timeout: 2 * time.Second, KeepAliveConfig: keepAlive} // two SYNs are lost by then
 	nc, err := d.DialContext(ctx, network, addr)
 	if err == nil && c.dialed != nil {
 		c.dialed(nc.RemoteAddr())

@@ -96,7 +96,7 @@ func (h *deputy) Told(d rendezvous.Directive)     { h.told <- d }
 func (h *deputy) Bound() bool                     { return h.bound.Load() }
 func (h *deputy) Parting(join func() error) error { return join() }
 
-func (h *deputy) Lost(context.Context) bool {
+func (h *deputy) Lost(context.Context, error) bool {
 	h.lost.Add(1)
 	return h.moved.Swap(false)
 }

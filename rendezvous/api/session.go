@@ -38,9 +38,9 @@ type SessionConfig struct {
 type Succession interface {
 	// Told receives every directive before the launcher does.
 	Told(d rendezvous.Directive)
-	// Lost is called after each request for directives that has failed. It reports whether the Service asks another
-	// launcher from now on.
-	Lost(ctx context.Context) (moved bool)
+	// Lost is called after each request for directives that has failed, with the error. It reports whether the Service
+	// asks another launcher from now on.
+	Lost(ctx context.Context, why error) (moved bool)
 	// Bound reports that another launcher may count on this node: until Lost knows, no server is asked.
 	Bound() bool
 	// Parting makes a request for a place in the next world. ErrBound means that it must wait.
@@ -233,12 +233,15 @@ func (s *Session) Rejoin(ctx context.Context, stopped job.EpochID, failures []jo
 	s.mu.Lock()
 	s.stopped = stopped
 	s.mu.Unlock()
-	return s.retry(ctx, "join", func(ctx context.Context) error {
-		if s.cfg.Succession == nil {
-			return s.join(ctx, failures)
-		}
-		return s.cfg.Succession.Parting(func() error { return s.join(ctx, failures) })
-	})
+	return s.retry(ctx, "join", func(ctx context.Context) error { return s.part(ctx, failures) })
+}
+
+// part joins, and gives up a vote for another server.
+func (s *Session) part(ctx context.Context, failures []job.Failure) error {
+	if s.cfg.Succession == nil {
+		return s.join(ctx, failures)
+	}
+	return s.cfg.Succession.Parting(func() error { return s.join(ctx, failures) })
 }
 
 // SetPorts replaces the ports that this node offers, from the next join on.
@@ -362,7 +365,7 @@ func (s *Session) follow(ctx context.Context) {
 			after.Directive = 0
 			err = s.introduce(ctx, &away)
 		case Final(err):
-		case s.cfg.Succession != nil && s.cfg.Succession.Lost(ctx):
+		case s.cfg.Succession != nil && s.cfg.Succession.Lost(ctx, err):
 			err = nil // the next one does not know this node
 		default:
 			err = s.outlast(ctx, &away, err)
@@ -430,7 +433,7 @@ func (s *Session) queue(n job.Notice) {
 // introduce joins again at a daemon that does not know this node: it was started
 // again, or it has given this node up.
 func (s *Session) introduce(ctx context.Context, away *outage) error {
-	err := s.join(ctx, nil)
+	err := s.part(ctx, nil)
 	if err != nil && !Final(err) {
 		away.wait(ctx, err)
 		return nil

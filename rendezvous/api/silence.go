@@ -151,7 +151,7 @@ func (c *line) Read(b []byte) (int, error) {
 	}
 	s := c.last.Load()
 	switch {
-	case isSilence(err) && !c.fallen.Swap(true) && s != nil:
+	case IsSilence(err) && !c.fallen.Swap(true) && s != nil:
 		s.hub.silent(s.run, s.node)
 	case isHangUp(err) && !c.closed.Swap(true) && s != nil:
 		s.hub.hungUp(c, s)
@@ -159,8 +159,8 @@ func (c *line) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// isSilence reports whether the kernel got no answer, or routers have reported that they do not reach the host.
-func isSilence(err error) bool {
+// IsSilence reports whether the kernel got no answer, or routers have reported that they do not reach the host.
+func IsSilence(err error) bool {
 	return errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) ||
 		errors.Is(err, syscall.ENETUNREACH)
 }

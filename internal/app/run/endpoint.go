@@ -206,7 +206,7 @@ func (e *endpoint) newFailover(
 ) *failover.Failover {
 	return failover.New(failover.Config{
 		Run: s.runID, ID: s.node.ID, Client: e.client, Token: s.auth.token, Listener: l, Log: log,
-		Endpoint: net.JoinHostPort(reachable(s), strconv.Itoa(s.rdzv.port)),
+		Endpoint: net.JoinHostPort(reachable(s), strconv.Itoa(s.rdzv.port)), Alone: s.rdzv.alone,
 		Serve: func(standby func() error, vote http.Handler) (*service.Service, error) {
 			cfg := s.service(log, runsLog, observe)
 			cfg.Standby, cfg.Vote = standby, vote

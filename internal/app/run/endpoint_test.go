@@ -177,7 +177,7 @@ func TestLaunchersLookForTheEndpointOnLoopback(t *testing.T) {
 	}}
 	e.failover.Told(world)
 	require.NoError(t, l.Close())
-	require.False(t, e.failover.Lost(t.Context()), "the only deputy is dead, too")
+	require.False(t, e.failover.Lost(t.Context(), net.ErrClosed), "the only deputy is dead, too")
 	require.Equal(t, l.Addr().String(), e.client.Addr())
 }
 

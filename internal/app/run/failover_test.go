@@ -125,22 +125,44 @@ func TestSurvivorOfTwoServes(t *testing.T) {
 	c.ends(0)
 }
 
-// The host of the launcher that serves is cut off: it may be alive, and nobody serves until it is back.
-func TestNobodyServesInDoubt(t *testing.T) {
+func (c *trainers) link(i int, state string) {
+	c.t.Helper()
+	c.tool("ip", "-n", c.hub, "link", "set", port(i), state)
+}
+
+func (c *trainers) says(i int, text string) {
+	c.t.Helper()
+	eventually(c.t, text, func() bool { return strings.Contains(c.nodes[i].err.String(), text) })
+}
+
+// The host of the launcher that serves is cut off from the others, which are most of the world. They go on without it,
+// and it does not go on without them, until it joins them again.
+func TestMajorityReplacesASilentHost(t *testing.T) {
 	long(t)
-	c := newTrainers(t, 3, "2:3", "--rdzv-conf=node_timeout=60")
-	c.tool("ip", "-n", c.hub, "link", "set", port(0), "down")
-	eventually(t, "missed", func() bool {
-		return strings.Contains(c.nodes[1].err.String(), "cannot reach the rendezvous daemon")
-	})
-	c.tool("ip", "-n", c.hub, "link", "set", port(0), "up")
-	eventually(t, "found", func() bool {
-		return strings.Contains(c.nodes[1].err.String(), "the rendezvous daemon is back")
-	})
+	c := newTrainers(t, 3, "1:3")
+	c.link(0, "down")
+	cut := time.Now()
+	t.Logf("node %d serves %s after the cut", c.server(0), time.Since(cut).Round(time.Millisecond))
+	eventually(t, "two train", c.exists("trained.2"))
+	c.says(0, "no world is sealed while 2 of the 3 nodes")
+	require.NoFileExists(t, c.dir+"/trained.1")
+	c.link(0, "up")
+	c.says(0, "joining it")
+	eventually(t, "three train again", c.exists("trained.3.again"))
 	c.ends()
-	for _, l := range c.nodes {
-		require.NotContains(t, l.err.String(), elected)
-	}
+}
+
+// Half of the world goes on if it has the server, and the other half waits.
+func TestHalfWithTheServerGoesOn(t *testing.T) {
+	long(t)
+	c := newTrainers(t, 2, "1:2")
+	c.link(1, "down")
+	eventually(t, "one trains", c.exists("trained.1"))
+	c.says(1, "is silent")
+	c.link(1, "up")
+	eventually(t, "two train again", c.exists("trained.2.again"))
+	c.ends()
+	require.NotContains(t, c.nodes[1].err.String(), elected)
 }
 
 // Saves of several nodes need the rendezvous, and find the new one.

@@ -483,7 +483,7 @@ func (j *nodeJob) close(res launcher.Result) {
 		cancel()
 	}
 	switch {
-	case j.endpoint == nil:
+	case j.endpoint == nil || j.adapter == nil && res.Signal != 0: // it has not joined
 	case res.Signal == 0:
 		j.endpoint.linger(lingerBudget, j.signals)
 		j.lingerElected()

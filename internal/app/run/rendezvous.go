@@ -45,6 +45,7 @@ type rdzvSettings struct {
 	etcd        member.Etcd
 	leader      string // HOST:PORT of the node that the others have elected in etcd, when this one joins
 	isHost      *bool  // rdzv-conf is_host
+	alone       bool   // rdzv-conf alone
 	byScheduler bool   // the scheduler's variables decide
 	connect     time.Duration
 	topology    string
@@ -312,7 +313,7 @@ func (s *rdzvSettings) applyConf(o *options, conf map[string]string, p *rendezvo
 }
 
 func (s *rdzvSettings) applyKey(o *options, key, text string, p *rendezvous.Params) (err error) {
-	if s.backend == etcd && (key == "is_host" || key == "store_type") {
+	if s.backend == etcd && slices.Contains([]string{"is_host", "store_type", "alone"}, key) {
 		return fmt.Errorf("it is for c10d; in etcd the nodes elect their server: leave it out")
 	}
 	switch key {
@@ -340,6 +341,10 @@ func (s *rdzvSettings) applyKey(o *options, key, text string, p *rendezvous.Para
 		var b bool
 		b, err = truth(text)
 		s.isHost = &b
+	case "alone":
+		if s.alone, err = truth(text); s.backend == master {
+			o.Warn("--rdzv-conf alone has no effect here: no node of the job serves the rendezvous")
+		}
 	case "store_type":
 		if text != "tcp" {
 			err = fmt.Errorf("only tcp can work here")

@@ -1,7 +1,6 @@
 package failover
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,6 +23,8 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const token = "0123456789abcdef0123456789abcdef"
+
+var errLost = errors.New("cut off")
 
 // peers are launchers of a world whose server listens, but is none of them.
 type peers struct {
@@ -85,7 +86,7 @@ func (p *peers) lost(names ...string) {
 	for end := time.Now().Add(30 * time.Second); len(left) > 0; {
 		require.True(p.t, time.Now().Before(end), "%v follow nobody", left)
 		for _, name := range names {
-			if left[name] && p.all[name].Lost(p.t.Context()) {
+			if left[name] && p.all[name].Lost(p.t.Context(), syscall.ETIMEDOUT) {
 				delete(left, name)
 			}
 		}
@@ -101,16 +102,16 @@ func (p *peers) runs(name string) error {
 func TestMembersElectTheFirstHeir(t *testing.T) {
 	p := newPeers(t, 2, "a", "b", "c", "d")
 	for range 3 {
-		require.False(t, p.all["a"].Lost(t.Context()), "the server lives")
+		require.False(t, p.all["a"].Lost(t.Context(), errLost), "the server lives")
 	}
 	require.False(t, p.all["a"].Bound())
 	p.die()
-	require.False(t, p.all["b"].Lost(t.Context()))
+	require.False(t, p.all["b"].Lost(t.Context(), errLost))
 	require.False(t, p.all["b"].Bound(), "the deputy does not know of the loss, and counts no vote")
-	require.False(t, p.all["a"].Lost(t.Context()))
+	require.False(t, p.all["a"].Lost(t.Context(), errLost))
 	require.True(t, p.all["a"].Bound())
 	require.ErrorIs(t, p.all["a"].Parting(func() error { return nil }), api.ErrBound)
-	require.False(t, p.all["b"].Lost(t.Context()))
+	require.False(t, p.all["b"].Lost(t.Context(), errLost))
 	require.Nil(t, p.all["a"].Serving(), "two of four are no majority")
 	p.lost("c", "b", "a", "d")
 	require.NotNil(t, p.all["a"].Serving())
@@ -132,23 +133,90 @@ func TestHeirsOfHeirs(t *testing.T) {
 	require.NotNil(t, p.all["c"].Serving())
 }
 
-// Nobody serves in doubt: a host that is silent may be alive.
-func TestSilenceIsNoProof(t *testing.T) {
-	p := newPeers(t, 1, "a")
-	p.plan.Server = "[2001:db8::1]:1" // an address for documentation, which no host has
-	p.all["a"].Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Failover: p.plan})
+// noHost is an address for documentation.
+const noHost = "[2001:db8::1]:1"
+
+// silence has the server's host give no sign of life.
+func (p *peers) silence(plan rendezvous.Failover) {
+	plan.Server, plan.Deputies = noHost, p.plan.Deputies
+	p.plan = &plan
+	for name := range p.all {
+		p.told(name)
+	}
 	p.die()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	require.False(t, p.all["a"].Lost(ctx))
+}
+
+func (p *peers) told(name string) {
+	p.all[name].Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Failover: p.plan})
+}
+
+// A server of an older version may seal another world while it is silent.
+func TestSilenceOfAnOlderServer(t *testing.T) {
+	t.Parallel()
+	p := newPeers(t, 1, "a")
+	p.silence(rendezvous.Failover{Term: 1, Voters: 1})
+	require.False(t, p.all["a"].Lost(t.Context(), syscall.ETIMEDOUT))
 	require.False(t, p.all["a"].Bound())
+}
+
+// More than half of the whole world replace a silent server. One that answers again before has its members back.
+func TestMajorityReplacesASilentServer(t *testing.T) {
+	t.Parallel()
+	p := newPeers(t, 2, "a", "b", "c", "d")
+	p.silence(rendezvous.Failover{Term: 1, Voters: 4, Members: 5})
+	require.False(t, p.all["a"].Lost(t.Context(), syscall.ETIMEDOUT))
+	require.False(t, p.all["b"].Lost(t.Context(), syscall.ETIMEDOUT))
+	require.True(t, p.all["b"].Bound())
+	require.Nil(t, p.all["a"].Serving(), "two of five")
+	s := p.restarted()
+	require.False(t, p.all["a"].Lost(t.Context(), errLost))
+	require.False(t, p.all["a"].Bound())
+	require.False(t, p.all["b"].Lost(t.Context(), syscall.ETIMEDOUT))
+	require.False(t, p.all["b"].Bound(), "its vote is back")
+	s.Close()
+}
+
+func TestMajorityWithoutASilentDeputy(t *testing.T) {
+	t.Parallel()
+	p := newPeers(t, 2, "a", "b", "c", "d")
+	p.plan.Deputies[0].Addr = noHost
+	p.silence(rendezvous.Failover{Term: 1, Voters: 4, Members: 5})
+	p.lost("b", "c", "d")
+	require.NotNil(t, p.all["b"].Serving())
+	a := p.all["a"]
+	require.True(t, a.Lost(t.Context(), syscall.ETIMEDOUT), "it finds the later deputy that serves")
+	require.Nil(t, a.Serving())
+	// A later server replaces that one, too, and tells it.
+	m := message{Vote: successor.Vote{Term: 9}, Addr: "10.0.0.9:1"}
+	require.NoError(t, a.cfg.Client.Call(t.Context(), "r", api.Vote, m, nil))
+	require.Nil(t, p.all["b"].Serving())
+	require.Equal(t, &api.MovedError{To: "10.0.0.9:1"}, p.all["b"].standby())
+}
+
+// The user may take silence for death.
+func TestAloneByTheUsersWord(t *testing.T) {
+	t.Parallel()
+	p := newPeers(t, 1, "a")
+	p.silence(rendezvous.Failover{Term: 1, Voters: 1, Members: 2})
+	require.False(t, p.all["a"].Lost(t.Context(), syscall.ETIMEDOUT), "one of two")
+	p.plan.Alone = true
+	require.True(t, p.all["a"].Lost(t.Context(), syscall.ETIMEDOUT))
+}
+
+// A deputy that has asked for a place in the next world does not serve this one.
+func TestDeputyWithoutAVoteIsPassedOver(t *testing.T) {
+	p := newPeers(t, 2, "a", "b", "c", "d", "e")
+	p.die()
+	require.NoError(t, p.all["a"].Parting(func() error { return nil }))
+	p.lost("b", "c", "d", "e")
+	require.NotNil(t, p.all["b"].Serving())
 }
 
 // A world of two: the survivor serves alone.
 func TestSurvivorOfTwo(t *testing.T) {
 	p := newPeers(t, 1, "a")
 	p.die()
-	require.True(t, p.all["a"].Lost(t.Context()))
+	require.True(t, p.all["a"].Lost(t.Context(), errLost))
 	require.NoError(t, p.runs("a"))
 }
 
@@ -156,17 +224,17 @@ func TestSurvivorOfTwo(t *testing.T) {
 func TestCandidacyEnds(t *testing.T) {
 	p := newPeers(t, 1, "a", "b", "c")
 	p.die()
-	require.False(t, p.all["a"].Lost(t.Context()))
+	require.False(t, p.all["a"].Lost(t.Context(), errLost))
 	require.True(t, p.all["a"].Bound())
 	other := listen(t, p.endpoint)
-	require.False(t, p.all["a"].Lost(t.Context()))
+	require.False(t, p.all["a"].Lost(t.Context(), errLost))
 	require.True(t, p.all["a"].Bound(), "something else listens there, which does not answer")
 	require.NoError(t, other.Close())
 	p.restarted()
-	require.False(t, p.all["a"].Lost(t.Context()))
+	require.False(t, p.all["a"].Lost(t.Context(), errLost))
 	require.False(t, p.all["a"].Bound())
-	p.all["a"].voters = 1 // so that its own vote is enough
-	require.False(t, p.all["a"].Lost(t.Context()))
+	p.plan.Voters = 1 // so that its own vote is enough
+	require.False(t, p.all["a"].Lost(t.Context(), errLost))
 	require.Nil(t, p.all["a"].Serving(), "a request that fails is no proof that the new launcher is dead, too")
 }
 
@@ -198,7 +266,7 @@ func TestPartingEndsTheVote(t *testing.T) {
 	require.ErrorIs(t, h.Parting(func() error { return refused }), syscall.ECONNREFUSED)
 	require.True(t, h.voter.Member())
 	require.Error(t, h.Parting(func() error { return errors.New("cut off") }))
-	require.False(t, h.Lost(t.Context()))
+	require.False(t, h.Lost(t.Context(), errLost))
 	require.Nil(t, h.Serving())
 }
 
@@ -210,10 +278,10 @@ func TestRedirectedLauncherStays(t *testing.T) {
 	p.die()
 	to := listen(t, "127.0.0.1:0")
 	h.cfg.Client.Move(to.Addr().String())
-	require.False(t, h.Lost(t.Context()))
+	require.False(t, h.Lost(t.Context(), errLost))
 	require.Equal(t, to.Addr().String(), h.cfg.Client.Addr())
 	require.NoError(t, to.Close())
-	require.False(t, h.Lost(t.Context()))
+	require.False(t, h.Lost(t.Context(), errLost))
 	require.Equal(t, p.endpoint, h.cfg.Client.Addr())
 }
 
@@ -290,9 +358,9 @@ func TestADirectiveDoesNotWaitForStorage(t *testing.T) {
 		Deputies: []rendezvous.Deputy{{ID: "b", Addr: c.Listener.Addr().String()}}}
 	p.die()
 	h.Told(rendezvous.Directive{Kind: job.Run, EpochID: p.epoch, Failover: plan})
-	require.False(t, h.Lost(t.Context()))
+	require.False(t, h.Lost(t.Context(), errLost))
 	close(answers)
-	require.Eventually(t, func() bool { return h.Lost(t.Context()) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return h.Lost(t.Context(), errLost) }, 10*time.Second, time.Millisecond)
 	require.NotNil(t, h.Serving())
 }
 

@@ -41,7 +41,7 @@ const first = 1
 // Of completes the service, before its first use, with its hub and the launcher that serves it.
 func (s *Server) Of(hub *api.Hub, id, host string, port int) {
 	s.hub, s.deputies.own = hub, net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	api.ServedBy(hub, rendezvous.Server{ID: id, Host: host, Port: port, Term: first})
+	api.ServedBy(hub, rendezvous.Server{ID: id, Host: host, Port: port, Term: first, Alone: s.deputies.cfg.Alone})
 }
 
 // Close releases what waits for a move.
