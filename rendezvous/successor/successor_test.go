@@ -203,7 +203,7 @@ func (w *world) seal(id string) {
 		return
 	}
 	if w.sealed != "" && w.sealed != id {
-		require.True(w.t, w.tied && w.all[w.sealed].dead, "seed %d: %s and %s have sealed the next world", w.seed, w.sealed, id)
+		require.True(w.t, w.tied && w.all[w.sealed].dead, "seed %d: %s and %s sealed", w.seed, w.sealed, id)
 	}
 	w.sealed, w.tied = id, tied
 }
