@@ -78,7 +78,7 @@ func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Hand
 			}
 		}
 		if d.marks != nil {
-			cfg.Machine = newAgentPods(d.nodes, cfg.Run, d.log).machine
+			cfg.Machine = newAgentPods(d.nodes.cluster, cfg.Run, d.log).machine
 		}
 		var host *agents.Host
 		cfg.Others = func() int { return len(s.Hub.IDs(cfg.Run)) - host.Nodes() }

@@ -172,6 +172,7 @@ type tenure struct {
 	decisions lead.Decisions
 	term      lead.Term
 	audience  *audience // nil for the only master
+	nodes     *action   // that this process has asked for at its start; nil: it has not
 }
 
 // loadTimeout is for all that earlier leaders have kept of runs.

@@ -143,16 +143,23 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if e == nil {
 		return serveUntil(ctx, d, c.String("listen"), closeGrace)
 	}
-	d.close(0) // it was opened to check the options: a master that waits keeps nothing
-	d.log.Info("waiting to be elected", "advertise", e.addr)
+	serveElected(ctx, c, e, d)
+	return nil
+}
+
+// serveElected takes part in an election until ctx ends. checked was opened to check the options: a master that waits
+// keeps nothing.
+func serveElected(ctx context.Context, c *cli.Context, e *election, checked *daemon) {
+	checked.close(0)
+	checked.log.Info("waiting to be elected", "advertise", e.addr)
 	e.run(ctx, func(leading context.Context, t *tenure) error {
+		t.nodes = &checked.nodes
 		d, err := newDaemon(c, t)
 		if err != nil {
 			return err
 		}
 		return serveUntil(leading, d, c.String("listen"), 0) // a deposed master answers nothing
 	})
-	return nil
 }
 
 // serveUntil is the whole life of a daemon. grace is the time of answers that are under way at its end.
@@ -176,7 +183,7 @@ type daemon struct {
 	data    *journal.Journal // nil without --data-dir
 	keeper  *keeper.Keeper   // nil: nothing is kept of runs
 	marks   *marks.Manager   // nil: no record of nodes is kept
-	nodes   *cluster         // nil: marks have no effect on the cluster
+	nodes   action           // of marks
 	holds   func() bool      // that this is the master that serves; nil: there is one
 }
 
@@ -341,7 +348,7 @@ func (d *daemon) closeMarks() {
 	if err := d.marks.Close(); err != nil {
 		d.log.Error("what is known of nodes cannot be written", "err", err)
 	}
-	d.nodes.close()
+	d.nodes.cluster.close()
 }
 
 func (d *daemon) close(grace time.Duration) {

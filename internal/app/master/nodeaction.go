@@ -45,22 +45,27 @@ func (d *daemon) keepMarks(c *cli.Context, t *tenure) (*tenure, error) {
 	if expiry < leastMarkTime || expiry > mostMarkTime {
 		return nil, fmt.Errorf("--node-mark-time=%v: need %v to %v", expiry, leastMarkTime, mostMarkTime)
 	}
-	level, actor, err := d.nodeAction(c)
+	var err error
+	if t != nil && t.nodes != nil { // a take-over waits for no API server
+		d.nodes = *t.nodes
+	} else {
+		d.nodes.level, d.nodes.cluster, err = d.nodeAction(c)
+	}
 	if err == nil && t == nil {
 		t, err = d.alone(c)
 	}
 	if err == nil {
-		err = d.openMarks(c, t, expiry, level, actor)
+		err = d.openMarks(c, t, expiry)
 	}
 	if err != nil {
-		actor.close()
+		d.nodes.cluster.close()
 		d.leaveData()
 	}
 	return t, err
 }
 
-func (d *daemon) openMarks(c *cli.Context, t *tenure, expiry time.Duration, level kube.Level, actor *cluster) error {
-	dry := c.Bool("node-action-dry-run")
+func (d *daemon) openMarks(c *cli.Context, t *tenure, expiry time.Duration) error {
+	dry, level, actor := c.Bool("node-action-dry-run"), d.nodes.level, d.nodes.cluster
 	waits := t == nil && elects(c)
 	if t == nil && level == kube.None {
 		if c.IsSet("node-mark-time") && !waits {
@@ -88,8 +93,13 @@ func (d *daemon) openMarks(c *cli.Context, t *tenure, expiry time.Duration, leve
 	}
 	var err error
 	d.marks, err = marks.Open(cfg)
-	d.nodes = actor
 	return err
+}
+
+// action is what marks do to nodes of Kubernetes.
+type action struct {
+	level   kube.Level
+	cluster *cluster // nil: nothing
 }
 
 // nodeAction returns the level and the cluster that acts on it: nil at level none, and in a dry run.

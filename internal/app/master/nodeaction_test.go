@@ -197,7 +197,7 @@ func TestADryRunTouchesNothing(t *testing.T) {
 	s := inPod(t, taintRights...)
 	d, c, _, end := served(t, "--node-action=cordon", "--node-action-dry-run")
 	defer end()
-	require.Nil(t, d.nodes)
+	require.Nil(t, d.nodes.cluster)
 	change(t, c, "gpu-01", "mark")
 	require.Equal(t, marks.ActionRecord{Do: nodehealth.Apply, State: marks.DryRun}, record(t, c, "gpu-01"))
 	k := listed(t, c)

@@ -1,11 +1,21 @@
 package master
 
 import (
+	"context"
 	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
+
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/lead/journal"
 )
 
 // A master that only checks its options knows no marks, and those of the master that leads have the same owner: it
@@ -28,4 +38,49 @@ func TestMasterThatWaitsChangesNoNode(t *testing.T) {
 		return nil
 	}
 	require.NoError(t, a.Run([]string{"dlrover-master", "--ha=lease", "--node-action=taint"}))
+}
+
+// alone is a store without other masters.
+type alone struct{ *journal.Journal }
+
+func (alone) Close() error { return nil }
+func (alone) Holds() bool  { return true }
+
+// A master has asked what it may do to nodes before it was elected: a take-over waits for no API server.
+func TestTakeoverAsksNothing(t *testing.T) {
+	s := inPod(t, taintRights...)
+	t.Setenv("DLROVER_TOKEN", secret)
+	j, err := journal.Open(t.TempDir(), slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	at := free.Addr().String()
+	require.NoError(t, free.Close())
+	a := app(io.Discard)
+	a.Action = func(c *cli.Context) error {
+		e := &election{store: alone{j}, addr: at, log: slog.New(slog.DiscardHandler)}
+		checked, err := newDaemon(c, nil)
+		require.NoError(t, err)
+		s.Requests()
+		s.Intercept(func(w http.ResponseWriter, _ *http.Request) bool {
+			http.Error(w, "away", http.StatusServiceUnavailable)
+			return true
+		})
+		defer s.Intercept(nil)
+		ctx, end := context.WithCancel(t.Context())
+		defer end()
+		ended := make(chan struct{})
+		go func() { serveElected(ctx, c, e, checked); close(ended) }()
+		client := api.NewClient(at, secret)
+		defer client.Close()
+		var known marks.Known
+		require.Eventually(t, func() bool { return client.Global(t.Context(), "nodes", nil, &known) == nil }, soon,
+			10*time.Millisecond)
+		require.Equal(t, "taint", known.Action)
+		require.NotContains(t, strings.Join(s.Requests(), " "), "selfsubjectaccessreviews")
+		end()
+		<-ended
+		return nil
+	}
+	require.NoError(t, a.Run([]string{"dlrover-master", "--listen=" + at, "--ha=lease", "--node-action=taint"}))
 }
