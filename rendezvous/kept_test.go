@@ -163,6 +163,38 @@ func TestKeptWorldThatDoesNotComeBack(t *testing.T) {
 		require.Equal(t, 7, v.runs["x"].Params.MaxRestarts)
 		require.Contains(t, v.noted(job.EventResumed), "none of the 3 nodes")
 	})
+	t.Run("new launchers have the names", func(t *testing.T) {
+		for _, ids := range [][]string{{"x", "y"}, {"x", "y", "z"}} { // the last of them completes the world
+			v := s.succession()
+			for i, id := range ids {
+				v.joinNode(Node{ID: id, Name: string("abc"[i]), Rank: -1, Slots: 2})
+			}
+			v.pass(resumeWindow + v.p.WithDefaults().LastCall)
+			v.obey()
+			require.Len(t, v.runs, len(ids))
+			require.Equal(t, 0, v.runs["x"].Place.RestartCount, "it is another run")
+			require.Contains(t, v.noted(job.EventResumed), "none of the 3 nodes")
+		}
+	})
+	t.Run("one of them has run in it", func(t *testing.T) {
+		v := s.succession()
+		v.joinNode(Node{ID: "x", Name: "a", Rank: -1, Slots: 2})
+		v.comeBack("b")
+		v.joinNode(Node{ID: "z", Name: "c", Rank: -1, Slots: 2})
+		v.pass(resumeWindow + v.p.WithDefaults().LastCall)
+		v.obey()
+		require.Len(t, v.runs, 3)
+		require.Equal(t, 1, v.runs["x"].Place.RestartCount)
+	})
+	t.Run("agents do not say whether they have", func(t *testing.T) {
+		v := s.succession()
+		for _, name := range []string{"a", "b", "c"} {
+			v.joinNode(Node{ID: name, Name: name, Rank: -1, Slots: 2, Agent: AgentDLRover})
+		}
+		v.obey()
+		require.Len(t, v.runs, 3)
+		require.Equal(t, 1, v.runs["a"].Place.RestartCount)
+	})
 	t.Run("none does before the deadline", func(t *testing.T) {
 		s := world(t, Params{Min: 2, Max: 2, Budget: Budget{Deadline: time.Hour}}, "a", "b")
 		v := s.succession()

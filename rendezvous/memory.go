@@ -86,7 +86,8 @@ func (m *memory) await(now time.Time, n *node, e Join) {
 	}
 	m.recallPass(now, n)
 	w := m.kept.World
-	m.back = m.back || e.Seen.Round > 0 || w != nil && slices.Contains(w.Names, n.Name)
+	// A launcher knows an epoch of its run. A new one may have the name of another that is gone; an agent does not say.
+	m.back = m.back || e.Seen.Round > 0 || n.Agent != "" && w != nil && slices.Contains(w.Names, n.Name)
 	switch {
 	case w == nil || w.Size == 0:
 		m.kept = nil
@@ -115,7 +116,6 @@ func (m *memory) holding(now time.Time) bool {
 		return false
 	}
 	complete := m.kept != nil && m.kept.World.complete(m.members)
-	m.back = m.back || complete
 	if complete || !now.Before(m.holdAt) {
 		m.holdAt, m.epoch.formingAt = time.Time{}, now
 		m.giveUp(now)
