@@ -8,7 +8,9 @@ import (
 )
 
 func (r *Round) join(now time.Time, e Join) error {
-	if r.memory.conflicts(r.admission, e) {
+	if opens, err := r.memory.stranger(now, r.admission, e); err != nil {
+		return err
+	} else if opens {
 		r.reset()
 	}
 	if r.epoch.phase == finished {

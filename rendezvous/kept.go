@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"cmp"
+	"fmt"
 	"hash/fnv"
 	"slices"
 	"time"
@@ -225,8 +226,21 @@ func (w *KeptWorld) complete(m *members) bool {
 	return len(m.nodes) == w.Size && sum == w.Hash
 }
 
-// conflicts: a node that opens a run which earlier daemons have known is of another job by that name.
-func (m *memory) conflicts(a *admission, e Join) bool {
-	return m.kept != nil && len(m.members.nodes) == 0 && m.kept.Params != (Params{}) && a.conflict(e) != nil &&
-		cmp.Or(e.Params.WithDefaults().Validate(), e.Node.validate()) == nil
+// stranger: a node whose options are not those of a run that earlier daemons have known waits while nodes of that run
+// may come back, which would refuse it. If none does, it is of another job by that name, and opens the run anew.
+func (m *memory) stranger(now time.Time, a *admission, e Join) (opens bool, err error) {
+	var differs error
+	if m.kept != nil && len(m.members.nodes) == 0 && m.kept.Params != (Params{}) {
+		differs = a.conflict(e)
+	}
+	if differs == nil || cmp.Or(e.Params.WithDefaults().Validate(), e.Node.validate()) != nil {
+		return false, nil
+	}
+	if m.otherAt.IsZero() {
+		m.otherAt = now
+	}
+	if now.Sub(m.otherAt) < resumeWindow {
+		return false, fmt.Errorf("%w: %w", ErrReturning, differs)
+	}
+	return true, nil
 }

@@ -232,9 +232,28 @@ func TestKeptWorldThatDoesNotComeBack(t *testing.T) {
 	t.Run("another job by that name", func(t *testing.T) {
 		v := s.succession()
 		v.p.Min, v.p.Max = 1, 1
+		x := Join{Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 2}, Params: v.p}
+		require.ErrorIs(t, v.step(x), ErrReturning)
+		v.pass(resumeWindow - time.Second)
+		err := v.step(x)
+		require.ErrorIs(t, err, ErrReturning)
+		require.ErrorContains(t, err, "nnodes", "it says in what it differs")
+		v.pass(time.Second)
 		v.join("x")
 		v.obey()
 		require.Equal(t, "x", v.order())
+	})
+	t.Run("another job by that name, while the run goes on", func(t *testing.T) {
+		v := s.succession()
+		p := v.p
+		p.Min, p.Max = 1, 1
+		x := Join{Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 2}, Params: p}
+		require.ErrorIs(t, v.step(x), ErrReturning)
+		v.comeBack("a", "b", "c")
+		require.ErrorIs(t, v.step(x), ErrRefused)
+		v.obey()
+		require.Equal(t, "a b c", v.order())
+		require.Equal(t, 1, v.runs["a"].Place.RestartCount)
 	})
 }
 

@@ -51,6 +51,7 @@ type memory struct {
 	back    bool      // some of them are back
 	opener  *Join     // the first node since then, whose settings count if none comes back
 	rebuild *rebuild  // a world that an earlier daemon sealed, or nil
+	otherAt time.Time // when a node with other options first came
 	holdAt  time.Time // no world is sealed before: members of an older history may come back
 	held    bool      // that was waited for
 }

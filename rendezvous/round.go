@@ -43,6 +43,8 @@ var (
 	ErrUnknownNode = errors.New("rendezvous: unknown node")
 	// ErrFinishing: the run is over and its last nodes are still leaving; try again shortly.
 	ErrFinishing = errors.New("rendezvous: the run is finishing")
+	// ErrReturning: the run is one of an earlier daemon, and its own nodes may come back; try again shortly.
+	ErrReturning = errors.New("rendezvous: the run's own nodes may come back")
 	// ErrTaken: another node holds the wished rank of the static rendezvous; it may
 	// be dead, which shows within silentGrace, so try again for a while.
 	ErrTaken = errors.New("the node rank is taken")

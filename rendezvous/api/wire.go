@@ -90,6 +90,7 @@ var wireErrors = httperr.Table{
 	{rendezvous.ErrUnknownNode, http.StatusNotFound, "unknown_node"},
 	{rendezvous.ErrRefused, http.StatusConflict, "refused"},
 	{rendezvous.ErrFinishing, http.StatusServiceUnavailable, "finishing"},
+	{rendezvous.ErrReturning, http.StatusServiceUnavailable, "returning"},
 	{rendezvous.ErrTaken, http.StatusServiceUnavailable, "taken"},
 	{ErrUnauthorized, http.StatusUnauthorized, "unauthorized"},
 	{errStranger, http.StatusForbidden, "stranger"},
