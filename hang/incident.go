@@ -259,7 +259,7 @@ func (in *Incident) ask(what askKind) Ask {
 func (in *Incident) emit(es ...Effect) {
 	for _, e := range es {
 		if e.Ask != nil {
-			e.Ask.Seq, e.Ask.Epoch = in.asker.number(), in.world.Epoch
+			e.Ask.Seq, e.Ask.Judge, e.Ask.Epoch = in.asker.number(), in.cfg.Seq, in.world.Epoch
 		}
 		in.out = append(in.out, e)
 	}

@@ -81,9 +81,10 @@ const Topic = "hang"
 // Ask is a question or a notice of the judge to all nodes of a world at once. It is the body of a notice with the
 // topic Topic, as JSON of less than 4 KiB, and the answer to a Report: a node may get it twice, and answers it once.
 type Ask struct {
-	// Seq grows with every Ask of a run, also from one service to the next.
+	// Seq grows with every Ask of a run, also from one service to the next, unless the clock of that one is behind.
 	Seq      uint64      `json:"seq"`
-	Incident uint64      `json:"case"` // the number of its incident
+	Judge    uint64      `json:"judge,omitempty"` // the number with which this service began
+	Incident uint64      `json:"case"`            // the number of its incident
 	Epoch    job.EpochID `json:"epoch"`
 	What     askKind     `json:"what"`
 
@@ -103,6 +104,9 @@ type Ask struct {
 	// Again: all but the decision was reported before.
 	Again bool `json:"again,omitempty"`
 }
+
+// Follows reports whether a is news to a node that has heard o: any Ask of another judge is.
+func (a *Ask) Follows(o *Ask) bool { return a.Seq > o.Seq || a.Judge != o.Judge }
 
 // Counts reports whether the verdict counts as a hang. An older judge sends only its action.
 func (a *Ask) Counts() bool { return a.Decided || a.Action == ActRestart || a.Action == ActStop }

@@ -45,7 +45,7 @@ type side struct {
 	set     *watch.Set // the newest
 	epoch   job.EpochID
 	watcher *watch.Watcher // of its workers; nil: they have ended
-	heard   uint64
+	heard   hang.Ask       // the newest
 	teller  hangtell.Teller
 	blamed  []int // ranks, by the newest verdict
 }
@@ -176,10 +176,10 @@ func (s *side) post(ctx context.Context, r hang.Report) error {
 func (s *side) hear(a hang.Ask) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a.Seq <= s.heard {
+	if !a.Follows(&s.heard) {
 		return
 	}
-	s.heard = a.Seq
+	s.heard = a
 	switch {
 	case a.What == hang.TellVerdict:
 		s.teller.Verdict(s.Log, a)

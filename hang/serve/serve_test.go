@@ -171,7 +171,8 @@ func TestCollectStacks(t *testing.T) {
 		seq, err := h.Collect(t.Context(), "r")
 		require.NoError(t, err)
 		a := <-r.asks
-		require.Equal(t, hang.Ask{Seq: seq, Incident: a.Incident, Epoch: r.epoch, What: hang.AskStacks}, a)
+		require.Equal(t, hang.Ask{Seq: seq, Judge: a.Judge, Incident: a.Incident, Epoch: r.epoch, What: hang.AskStacks}, a)
+		require.NotZero(t, a.Judge)
 		answer(seq)
 		p, err := h.Picture(t.Context(), "r", true)
 		require.NoError(t, err)

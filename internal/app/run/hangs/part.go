@@ -53,7 +53,7 @@ type hangs struct {
 	mu      sync.Mutex
 	epoch   launcher.Epoch // the newest
 	watcher *watch.Watcher // of its workers; nil before and after
-	heard   uint64         // the newest of the judge's requests
+	heard   hang.Ask       // the newest of the judge's requests
 	teller  hangtell.Teller
 	present present
 
@@ -302,10 +302,10 @@ func (h *hangs) notice(topic, body string) {
 func (h *hangs) hear(a hang.Ask) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if a.Seq <= h.heard {
+	if !a.Follows(&h.heard) {
 		return
 	}
-	h.heard = a.Seq
+	h.heard = a
 	switch {
 	case a.What == hang.TellVerdict:
 		h.tellLocked(a)
