@@ -84,6 +84,14 @@ func (e *epoch) next(now time.Time, ranked []*node) {
 	e.setWorld(ranked)
 }
 
+// ordered is the epoch of an order that is given now. It is newer than any of an earlier daemon.
+func (e *epoch) ordered() job.EpochID {
+	if e.id.Term < e.term {
+		return job.EpochID{Term: e.term}
+	}
+	return e.id
+}
+
 func (e *epoch) setWorld(members []*node) {
 	e.world, e.working = members, 0
 	for _, n := range members {

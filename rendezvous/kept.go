@@ -26,9 +26,9 @@ type Kept struct {
 	PausedAt time.Time `json:"paused_at,omitzero"`
 
 	Paused   *job.Cause           `json:"paused,omitempty"`
-	Unpaused bool                 `json:"unpaused,omitempty"`
+	Unpaused job.EpochID          `json:"unpaused_in,omitzero"` // as orders.unpausedIn
 	Hold     *job.Cause           `json:"hold,omitempty"`
-	Unheld   bool                 `json:"unheld,omitempty"`
+	Unheld   job.EpochID          `json:"unheld_in,omitzero"`
 	Bars     map[string]job.Cause `json:"bars,omitempty"`
 	Unbarred []string             `json:"unbarred,omitempty"` // names that were barred once
 	Command  *job.Command         `json:"command,omitempty"`
@@ -75,7 +75,7 @@ func (r *Round) Kept() Kept {
 	k := Kept{
 		Term: max(e.id.Term, e.term), Params: *r.params, Epoch: e.id, World: r.memory.world(), Works: r.admission.works,
 		Restarts: r.account.restarts, Spent: r.account.spent, PausedAt: r.account.pausedAt,
-		Paused: o.paused, Unpaused: o.unpaused, Hold: o.hold, Unheld: o.unheld, Command: o.command, OnResume: o.onResume,
+		Paused: o.paused, Unpaused: o.unpausedIn, Hold: o.hold, Unheld: o.unheldIn, Command: o.command, OnResume: o.onResume,
 		Restart: o.restart, Bars: o.barred(), Passes: r.checks.passes(),
 	}
 	if e.fresh() {
@@ -115,7 +115,7 @@ func (m *memory) recall(k *Kept) {
 // recall takes over the orders that an earlier daemon was given. Those of the nodes' newest epoch count unless a node
 // knows of a newer one.
 func (o *orders) recall(k *Kept) {
-	o.hold, o.unheld, o.onResume, o.restart = k.Hold, k.Unheld, k.OnResume, k.Restart
+	o.hold, o.unheldIn, o.onResume, o.restart = k.Hold, k.Unheld, k.OnResume, k.Restart
 	for name, c := range k.Bars {
 		o.bars[name] = &c
 	}
@@ -123,7 +123,7 @@ func (o *orders) recall(k *Kept) {
 		o.bars[name] = nil
 	}
 	in := k.Epoch
-	if o.unpaused = k.Unpaused; k.Paused != nil {
+	if o.unpausedIn = k.Unpaused; k.Paused != nil {
 		o.paused, o.pausedIn = k.Paused, &in
 	}
 	if k.Command != nil {

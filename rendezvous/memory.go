@@ -74,7 +74,7 @@ func (m *memory) learn(now time.Time, n *node, e Join) {
 	if e.Seen.Round == 0 || e.Seen.Term == m.epoch.id.Term {
 		return
 	}
-	m.account.restore(now, e, m.epoch.fresh(), m.orders.unpaused)
+	m.account.restore(now, e, m.epoch.fresh(), ended(m.orders.unpausedIn, e.Seen))
 	if m.epoch.fresh() && !m.held && e.Stopped.Round == 0 {
 		m.held, m.holdAt = true, now.Add(resumeWindow)
 	}
@@ -156,7 +156,7 @@ func (m *memory) open() {
 		return
 	}
 	*m.params = m.opener.Params.WithDefaults()
-	m.orders.hold, m.orders.unheld, m.orders.onResume = nil, false, nil
+	m.orders.hold, m.orders.unheldIn, m.orders.onResume = nil, job.EpochID{}, nil
 	m.orders.open(*m.opener, m.params.Hold)
 	for _, n := range m.members.nodes {
 		n.differs = true // perhaps
@@ -172,7 +172,7 @@ func (m *memory) pause(n *node, e Join) *job.Cause {
 	case o.pausedIn != nil && e.Seen.Newer(*o.pausedIn):
 		seen := e.Seen
 		o.pausedIn = &seen
-	case o.paused != nil || o.unpaused || !m.epoch.collecting():
+	case o.paused != nil || ended(o.unpausedIn, e.Seen) || !m.epoch.collecting():
 	case m.epoch.fresh() || m.rebuild != nil && !m.epoch.id.Newer(e.Seen):
 		m.out.note(job.EventOrder, n.Name, "pause: it was ordered before the rendezvous daemon was started again")
 		return bounded(*e.Paused)
@@ -275,7 +275,7 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 	m.epoch.size, m.epoch.votes = size, m.elected
 	m.account.restarts = e.Place.RestartCount
 	m.out.seq = max(m.out.seq, m.epoch.id.Term)
-	m.orders.restoreHold(e.Hold)
+	m.orders.restoreHold(e.Hold, e.EpochID)
 	if o := m.orders.restart; o != nil && o.Of == e.EpochID {
 		m.rebuild.restart = o
 	}

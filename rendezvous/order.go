@@ -136,9 +136,10 @@ func (r *Round) resumeRun(now time.Time, o Order) {
 		r.orders.commandAhead(r.out)
 	}
 	r.orders.setCommand(o.Command, r.out)
-	r.orders.release()
+	in := r.epoch.ordered()
+	r.orders.release(in)
 	if r.orders.paused != nil {
-		r.orders.unpause()
+		r.orders.unpause(in)
 		r.epoch.formingAt = now
 		r.account.pauseEnds(now)
 		r.out.repeat(everyNode)

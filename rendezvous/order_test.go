@@ -602,7 +602,7 @@ func (v *revived) comeBack(ids ...string) {
 		}
 		_, works := v.old.runs[id]
 		if run, ok := v.old.worked[id]; ok {
-			j.Resume = &Resume{EpochID: run.EpochID, Place: *run.Place}
+			j.Resume = &Resume{EpochID: run.EpochID, Place: *run.Place, Hold: run.Hold}
 			if !works {
 				j.Stopped = run.EpochID
 			}

@@ -23,13 +23,15 @@ type orders struct {
 	bars      map[string]*job.Cause // by name of nodes; nil: it was barred once
 	paused    *job.Cause
 	pausedIn  *job.EpochID // newest epoch of the nodes that brought the pause from an earlier daemon; nil: ordered
-	unpaused  bool         // a pause was ended by an order; the nodes' state is older
 	hold      *job.Cause   // the run is held; nil: it is not
-	unheld    bool         // an order has ended a hold; the nodes' state is older
 	command   *job.Command // of the workers; nil: the one with which their nodes were started
 	commandIn *job.EpochID // the newest epoch that was known to the node that brought the command; nil: it was ordered
 	restart   *Order       // has ended the newest epoch, which Of names; nil: none has
 	onResume  *job.Command // becomes the command when the run is first paused, or a hold ends; nil: none was given
+
+	// Epochs in which an order has ended a pause, or a hold; zero: none has. A node knows of a later one only if it has
+	// seen a newer epoch.
+	unpausedIn, unheldIn job.EpochID
 }
 
 // open takes over the settings of the node that opens the run.
@@ -51,7 +53,7 @@ func (o *orders) inherit(old *orders, finished, failed bool) {
 	}
 	o.command, o.commandIn = old.command, old.commandIn
 	if !failed {
-		o.paused, o.pausedIn, o.unpaused = old.paused, old.pausedIn, old.unpaused
+		o.paused, o.pausedIn, o.unpausedIn = old.paused, old.pausedIn, old.unpausedIn
 	}
 }
 
@@ -66,15 +68,19 @@ func (o *orders) pause(c *job.Cause, in *job.EpochID) bool {
 	return true
 }
 
-// unpause ends a pause by an order.
-func (o *orders) unpause() { o.paused, o.pausedIn, o.unpaused = nil, nil, true }
+// unpause ends a pause by an order in an epoch.
+func (o *orders) unpause(in job.EpochID) { o.paused, o.pausedIn, o.unpausedIn = nil, nil, in }
 
-// release ends a hold.
-func (o *orders) release() { o.hold, o.unheld = nil, true }
+// release ends a hold by an order in an epoch.
+func (o *orders) release(in job.EpochID) { o.hold, o.unheldIn = nil, in }
+
+// ended reports whether an order in an epoch has ended what a node knows that has seen another one.
+func ended(in, seen job.EpochID) bool { return in != (job.EpochID{}) && !seen.Newer(in) }
 
 // finish drops what a run that has ended has no use for.
 func (o *orders) finish() {
-	o.paused, o.hold, o.unheld, o.command, o.commandIn, o.onResume, o.restart = nil, nil, false, nil, nil, nil, nil
+	o.paused, o.hold, o.command, o.commandIn, o.onResume, o.restart = nil, nil, nil, nil, nil, nil
+	o.unheldIn = job.EpochID{}
 }
 
 // roomForBar forgets which names were unbarred when there is no room for another one that is barred.
@@ -143,11 +149,11 @@ func (o *orders) restoreCommand(e Join) {
 }
 
 // restoreHold: a world that is being rebuilt has workers, or is held.
-func (o *orders) restoreHold(held bool) {
+func (o *orders) restoreHold(held bool, in job.EpochID) {
 	switch {
 	case !held:
 		o.hold = nil
-	case !o.unheld && o.hold == nil:
+	case !ended(o.unheldIn, in) && o.hold == nil:
 		o.hold = &job.Cause{Kind: job.CauseOperator, Text: "it was held before the rendezvous daemon was started again"}
 	}
 }
