@@ -1,10 +1,14 @@
 package marks
 
 import (
+	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/rendezvous/lead"
 	"dlrover-run/rendezvous/lead/journal"
 )
@@ -45,4 +49,32 @@ func TestTheNextLeaderKnowsTheNodes(t *testing.T) {
 	require.Equal(t, []string{"n1"}, names(k))
 	require.NoError(t, k.Close())
 	require.NoError(t, j.Resign(t.Context()))
+}
+
+// Every store takes all records, however many marks were made in an hour, and however long what was found is.
+func TestRecordsAreBounded(t *testing.T) {
+	g := nodehealth.New(nodehealth.Config{JobShare: 1, ClusterShare: 1})
+	now := time.Now()
+	for i := range 2500 {
+		node := fmt.Sprintf("n%d", i)
+		g.Size(now, "r"+node, []string{node})
+		g.Find(now.Add(time.Duration(i)*time.Millisecond), nodehealth.Finding{Node: node, Run: "r" + node,
+			Kind: nodehealth.CheckFailed})
+	}
+	for i := range nodehealth.MaxPerNode {
+		at := now.Add(time.Duration(i) * time.Hour)
+		g.Find(at, nodehealth.Finding{Node: "n0", Kind: nodehealth.CheckFailed, At: at,
+			Text: strings.Repeat("<", nodehealth.MaxText-1) + string(rune('a'+i))})
+	}
+	all, err := g.Records()
+	require.NoError(t, err)
+	require.Len(t, all, 2501)
+	for key, value := range all {
+		require.NoError(t, lead.Validate([]lead.Record{{Key: recordPrefix + key, Value: value}}))
+	}
+	next, err := nodehealth.RestoreRecords(nodehealth.Config{}, all)
+	require.NoError(t, err)
+	again, err := next.Records()
+	require.NoError(t, err)
+	require.Equal(t, all, again)
 }

@@ -1,6 +1,7 @@
 package nodehealth
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
@@ -62,14 +63,21 @@ const (
 	runRecord     = "run/"
 )
 
+// maxMade is how many times of marks a record has, the newest, so that it fits into 64 KiB: the breaker of the next
+// leader does not count earlier ones of the last hour.
+const maxMade = 1024
+
 // Records is what is to be kept, by key: a record for each machine with a mark or findings, one for each run with
 // failures, and one for the rest. The same knowledge gives the same bytes. Other machines are left out, and the members
 // of runs: they may be many, and are known again after a while.
 func (g *Registry) Records() (all map[string][]byte, err error) {
 	s, all := g.saved(), map[string][]byte{}
 	keep := func(key string, v any) {
-		data, failed := json.Marshal(v)
-		all[key], err = data, errors.Join(err, failed)
+		var b bytes.Buffer
+		to := json.NewEncoder(&b)
+		to.SetEscapeHTML(false) // which may take six times the room
+		err = errors.Join(err, to.Encode(v))
+		all[key] = bytes.TrimSpace(b.Bytes())
 	}
 	for _, n := range s.Nodes {
 		if n.Mark != nil || n.Held != nil || len(n.Findings) > 0 {
@@ -81,7 +89,7 @@ func (g *Registry) Records() (all map[string][]byte, err error) {
 			keep(runRecord+digest(run), savedRun{Run: run, Heard: j.failures[n-1].At, Failures: j.failures})
 		}
 	}
-	s.Nodes = nil
+	s.Nodes, s.Made = nil, s.Made[max(0, len(s.Made)-maxMade):]
 	keep(headRecord, s)
 	return all, err
 }
