@@ -12,6 +12,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
+
+	"dlrover-run/internal/retry"
 )
 
 // seatSpread is the longest pause before a process tries to take a seat that has become free, so that many do not try
@@ -115,18 +117,20 @@ func (s *Store) Agree(ctx context.Context, key, value string, life time.Duration
 		if err != nil {
 			return "", fmt.Errorf("etcd: %w", err)
 		}
-		if len(r.Kvs) > 0 {
-			_, err = s.client.KeepAliveOnce(ctx, clientv3.LeaseID(r.Kvs[0].Lease))
-			if err == nil {
-				return string(r.Kvs[0].Value), nil
+		if len(r.Kvs) == 0 {
+			if err := s.propose(ctx, key, value, life); err != nil {
+				return "", err
 			}
-			if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-				return "", fmt.Errorf("etcd: lease: %w", err)
-			}
-			continue // it has just expired
+			continue
 		}
-		if err := s.propose(ctx, key, value, life); err != nil {
-			return "", err
+		if id := clientv3.LeaseID(r.Kvs[0].Lease); id != clientv3.NoLease { // else somebody has set it by hand
+			_, err = s.client.KeepAliveOnce(ctx, id)
+		}
+		switch {
+		case err == nil:
+			return string(r.Kvs[0].Value), nil
+		case !errors.Is(err, rpctypes.ErrLeaseNotFound) || !retry.Sleep(ctx, again): // else it has just expired
+			return "", fmt.Errorf("etcd: lease: %w", err)
 		}
 	}
 }
