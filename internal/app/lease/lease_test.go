@@ -290,6 +290,9 @@ func TestLabel(t *testing.T) {
 	campaign(t, b, "b:1")
 	labelled("b")
 	f.set(nil)
+	f.do("PATCH", podPath+"b", fields{"metadata": fields{"labels": fields{Label: nil}}})
+	labelled("")
+	labelled("b") // which sets it again
 	require.NoError(t, b.Resign(t.Context()))
 	labelled("")
 }
