@@ -163,7 +163,7 @@ const (
 	firstCampaign   = 100 * time.Millisecond // pause while the store is away, at first
 	longestCampaign = 2 * time.Second
 	resignTimeout   = time.Second
-	rude            = 10 * time.Second // between two leaders that one master deposes
+	rude            = 10 * time.Second // between two times that one master deposes the same other one
 )
 
 // tenure is one leadership of this master.
@@ -272,7 +272,7 @@ func (e *election) deposeTheDead(ctx context.Context) {
 		}
 	}
 	leaders := e.store.Watch(ctx)
-	var deposed time.Time
+	deposed := map[string]time.Time{} // by address: the next leader may fail as well
 	for leader, ok := <-leaders; ok; {
 		following, stop := context.WithCancel(ctx)
 		end := make(chan error, 1)
@@ -284,8 +284,8 @@ func (e *election) deposeTheDead(ctx context.Context) {
 			continue
 		case why := <-end:
 			stop()
-			if why != nil && time.Since(deposed) > rude {
-				deposed = time.Now()
+			if why != nil && time.Since(deposed[leader.Addr]) > rude {
+				deposed[leader.Addr] = time.Now()
 				e.depose(ctx, leader, why)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/lead"
 	"dlrover-run/rendezvous/lead/journal"
 )
 
@@ -83,4 +85,53 @@ func TestTakeoverAsksNothing(t *testing.T) {
 		return nil
 	}
 	require.NoError(t, a.Run([]string{"dlrover-master", "--listen=" + at, "--ha=lease", "--node-action=taint"}))
+}
+
+// watched is a store whose leaders the test names.
+type watched struct {
+	store
+	leaders chan lead.Leader
+	deposed chan lead.Leader
+}
+
+func (w watched) Watch(context.Context) <-chan lead.Leader      { return w.leaders }
+func (w watched) Depose(_ context.Context, l lead.Leader) error { w.deposed <- l; return nil }
+
+// A master that has deposed one whose process is gone deposes the next one as well when that is gone, but not the same
+// one again and again.
+func TestTwoLeadersAreGone(t *testing.T) {
+	w := watched{leaders: make(chan lead.Leader), deposed: make(chan lead.Leader, 4)}
+	e := &election{store: w, addr: "me:1", log: slog.New(slog.DiscardHandler)}
+	var wg sync.WaitGroup
+	wg.Go(func() { e.deposeTheDead(t.Context()) })
+	serves := func(term lead.Term, at string) lead.Leader {
+		l, err := net.Listen("tcp", at)
+		require.NoError(t, err)
+		next := lead.Leader{Term: term, Addr: l.Addr().String()}
+		w.leaders <- next
+		c, err := l.Accept()
+		require.NoError(t, err)
+		require.NoError(t, l.Close())
+		require.NoError(t, c.Close())
+		return next
+	}
+	deposes := func(l lead.Leader) {
+		select {
+		case gone := <-w.deposed:
+			require.Equal(t, l, gone)
+		case <-time.After(soon):
+			require.Fail(t, "it was not deposed", l)
+		}
+	}
+	a := serves(1, "127.0.0.1:0")
+	deposes(a)
+	deposes(serves(2, "127.0.0.1:0"))
+	serves(3, a.Addr)
+	select {
+	case <-w.deposed:
+		require.Fail(t, "it was deposed twice in a row")
+	case <-time.After(2 * redial):
+	}
+	close(w.leaders)
+	wg.Wait()
 }
