@@ -47,6 +47,9 @@ type Config struct {
 	// Addr is the address of this daemon for other daemons, host without port. Token is the job's token, which they prove
 	// to know.
 	Addr, Token string
+	// Sent is the token for connections from now on, and Accepted are those that are right, where they change; nil: Token.
+	Sent     func() string
+	Accepted func() []string
 	// Switch is the switch that this node hangs on, if known.
 	Switch string
 	// Spawned is set if a launcher has started this daemon, which ends with it.

@@ -483,7 +483,7 @@ func nodesOf(t *testing.T, h *coordinator.Hub, n int, change ...func(*checkpoint
 	out := make([]*node, n)
 	for i := range out {
 		out[i] = newNode(t, append(change, func(c *checkpointd.Config) {
-			c.Remote, c.Addr, c.Token = coordinator.Client(hub.URL, "run", "", client), "127.0.0.1", "secret"
+			c.Remote, c.Addr, c.Token = coordinator.Client(hub.URL, "run", nil, client), "127.0.0.1", "secret"
 		})...)
 		out[i].join(1, i, n)
 	}

@@ -79,8 +79,9 @@ func newPeers(c *copies, nodes int) (*peers, error) {
 		port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1),
 		pending: map[origin]pendingCopy{}, copied: map[origin]pendingCopy{}, unreachable: map[int]backoff{},
 		cancelExchange: func() {},
-		client:         &replica.Client{Token: c.cfg.Token}}
+		client:         &replica.Client{Token: c.cfg.Token, Sent: c.cfg.Sent}}
 	p.server = replica.NewServer(c.cfg.Token, replicaStore{c.segs}, c.log)
+	p.server.Accepted = c.cfg.Accepted
 	p.ctx, p.cancel = context.WithCancel(c.life.ctx)
 	p.wg.Go(func() { _ = p.server.Serve(ln) }) // ends with Close
 	p.wg.Go(p.push)

@@ -135,10 +135,10 @@ func TestLateAddressesAreOld(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
 	w := checkpointd.World{Round: 1, GroupWorldSize: 2, WorldSize: 2, LocalWorldSize: 1}
-	slow := &late{Coordinator: coordinator.Client(hub.URL, "run", "", client), key: w.Key(),
+	slow := &late{Coordinator: coordinator.Client(hub.URL, "run", nil, client), key: w.Key(),
 		wait: make(chan struct{}), gone: make(chan struct{})}
 	common := func(c *checkpointd.Config) {
-		c.Remote, c.Addr, c.Token, c.Replicas = coordinator.Client(hub.URL, "run", "", client), "127.0.0.1", "secret", 2
+		c.Remote, c.Addr, c.Token, c.Replicas = coordinator.Client(hub.URL, "run", nil, client), "127.0.0.1", "secret", 2
 	}
 	a, b, dir := newNode(t, common, func(c *checkpointd.Config) { c.Remote = slow }), newNode(t, common), t.TempDir()
 	require.NoError(t, a.control().World(t.Context(), w))

@@ -42,9 +42,10 @@ var (
 // messages that no other node may know: a failure, a published save, an agreement, its own address. It repeats them to
 // a new hub.
 type client struct {
-	base, token string
-	hc          *http.Client
-	among       *plainhttp.Among // that hc dials; nil: hc is the caller's
+	base  string
+	token func() string // nil: none
+	hc    *http.Client
+	among *plainhttp.Among // that hc dials; nil: hc is the caller's
 
 	mu      sync.Mutex
 	term    string   // of the hub that knows all replays
@@ -58,11 +59,11 @@ type replay struct {
 	lasting     bool // while nothing else is said about it
 }
 
-// Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token
-// is sent as a bearer token. hc may be nil for a client of its own; then base may name several addresses, separated by
-// commas, and only the elected one listens. hc must not limit requests to less than a minute.
+// Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". What
+// token returns is sent as a bearer token; nil: none. hc may be nil for a client of its own; then base may name several
+// addresses, separated by commas, and only the elected one listens. hc must not limit requests to less than a minute.
 // While the hub is away every method tries again, until its ctx ends.
-func Client(base, run, token string, hc *http.Client) Coordinator {
+func Client(base, run string, token func() string, hc *http.Client) Coordinator {
 	base = strings.TrimRight(base, "/")
 	var among *plainhttp.Among
 	if addrs, plain := strings.CutPrefix(base, "http://"); hc == nil && plain {
@@ -225,8 +226,8 @@ func (c *client) exchange(ctx context.Context, path string, body, reply any) (te
 		return "", fmt.Errorf("%w: checkpoint coordinator: %w", errBadRequest, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
+	if c.token != nil && c.token() != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token())
 	}
 	resp, err := c.hc.Do(req)
 	if err != nil {

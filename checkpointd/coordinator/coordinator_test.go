@@ -65,7 +65,8 @@ var worlds = map[string]func(*testing.T) world{
 		transport := &http.Transport{}
 		t.Cleanup(func() { hub.Close(); transport.CloseIdleConnections(); s.Close() })
 		hc := &http.Client{Transport: transport}
-		return newWorld(t, [2]Coordinator{Client(s.URL, "a run", "token", hc), Client(s.URL+"/", "a run", "token", hc)})
+		token := func() string { return "token" }
+		return newWorld(t, [2]Coordinator{Client(s.URL, "a run", token, hc), Client(s.URL+"/", "a run", token, hc)})
 	},
 }
 

@@ -59,7 +59,9 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	return rec.Result(), nil
 }
 
-func (w *wire) client() Coordinator { return Client("http://hub", "r", "", &http.Client{Transport: w}) }
+func (w *wire) client() Coordinator {
+	return Client("http://hub", "r", nil, &http.Client{Transport: w})
+}
 
 // restart replaces the hub by one without memory, after an outage.
 func (w *wire) restart(outage time.Duration) {
@@ -537,7 +539,7 @@ func TestHubForgetsRuns(t *testing.T) {
 		x := newWorld(t, [2]Coordinator{w.client(), w.client()})
 		x.now(Failed, 1)
 		time.Sleep(forgetAfter + time.Minute)
-		other := Client("http://hub", "other", "", &http.Client{Transport: w})
+		other := Client("http://hub", "other", nil, &http.Client{Transport: w})
 		require.NoError(t, other.Ages(t.Context(), 0, []Age{{}}))
 		require.Equal(t, []string{"other"}, w.hub.Load().Runs())
 	})
@@ -624,7 +626,7 @@ func TestClientAgainstAnotherService(t *testing.T) {
 			defer s.Close()
 			transport := &http.Transport{}
 			defer transport.CloseIdleConnections()
-			b := Client(s.URL, "r", "t", &http.Client{Transport: transport})
+			b := Client(s.URL, "r", func() string { return "t" }, &http.Client{Transport: transport})
 			require.ErrorContains(t, b.Ages(t.Context(), 0, nil), c.want)
 		})
 	}
@@ -640,7 +642,7 @@ func TestMove(t *testing.T) {
 	defer hub.Close()
 	s := httptest.NewServer(hub.Handler())
 	defer s.Close()
-	b := Client(frozen.URL, "r", "", nil)
+	b := Client(frozen.URL, "r", nil, nil)
 	defer b.(*client).hc.CloseIdleConnections()
 	done := make(chan error, 1)
 	go func() { done <- b.Ages(t.Context(), 0, nil) }()
@@ -655,7 +657,7 @@ func TestManyNodes(t *testing.T) {
 		w := newWire(t)
 		s := Save{ID: "big", Step: 1, Shards: n}
 		errs := make(chan error, n)
-		leader := Client("http://hub", "r", "", &http.Client{Transport: w})
+		leader := Client("http://hub", "r", nil, &http.Client{Transport: w})
 		for shard := 1; shard < n; shard++ {
 			go func() {
 				b := w.client()

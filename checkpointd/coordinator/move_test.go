@@ -27,7 +27,7 @@ func TestClientMoves(t *testing.T) {
 		now := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "{}")
 		}))
-		c := Client(old.URL, "r", "", nil)
+		c := Client(old.URL, "r", nil, nil)
 		done := make(chan error, 1)
 		go func() { done <- c.Ages(t.Context(), 0, []Age{{Rank: 1}}) }()
 		<-asked
@@ -56,7 +56,7 @@ func TestClientLeavesStandby(t *testing.T) {
 		serves := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "{}")
 		}))
-		c := Client(next.URL+","+serves.Listener.Addr().String(), "r", "", nil)
+		c := Client(next.URL+","+serves.Listener.Addr().String(), "r", nil, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		require.NoError(t, c.Ages(ctx, 0, []Age{{Rank: 1}}), code)
 		cancel()

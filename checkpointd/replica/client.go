@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 
 	"dlrover-run/checkpointd/shm"
@@ -12,6 +13,8 @@ import (
 // Client pushes copies to Servers, and fetches them. Safe for concurrent use; the fields are set before the first use.
 type Client struct {
 	Token string // of the job; empty only for loopback addresses
+	// Sent is the token for connections from now on, where that changes; nil: Token.
+	Sent func() string
 	// Conns is how many connections one transfer uses, at most 4; 0: two.
 	Conns int
 	// Dial opens a connection; nil: TCP.
@@ -209,7 +212,11 @@ func (cl *Client) dial(ctx context.Context, addr string) (*conn, error) {
 	if cl.Token == "" && !loopback(nc.RemoteAddr()) {
 		err = errors.New("a token is needed beyond this machine: give the job one")
 	} else {
-		err = handshake(ctx, nc, greet, cl.Token)
+		token := cl.Token
+		if cl.Sent != nil {
+			token = cl.Sent()
+		}
+		err = handshake(ctx, nc, func(rw io.ReadWriter) error { return greet(rw, token) })
 	}
 	if err != nil {
 		nc.Close()

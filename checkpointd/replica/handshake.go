@@ -97,11 +97,12 @@ func greet(rw io.ReadWriter, token string) error {
 	if _, err := rw.Write(proof(token, roleClient, mine, theirs)); err != nil {
 		return err
 	}
-	return believe(rw, proof(token, roleServer, mine, theirs))
+	_, err = believe(rw, proof(token, roleServer, mine, theirs))
+	return err
 }
 
-// welcome runs the server's side of the handshake.
-func welcome(rw io.ReadWriter, token string) error {
+// welcome runs the server's side of the handshake. The client may know any of the tokens.
+func welcome(rw io.ReadWriter, tokens []string) error {
 	var b [helloSize]byte
 	if _, err := io.ReadFull(rw, b[:]); err != nil {
 		return err
@@ -117,30 +118,37 @@ func welcome(rw io.ReadWriter, token string) error {
 	if err := theirs.check(); err != nil { // only now: the client shall learn our version
 		return err
 	}
-	if err := believe(rw, proof(token, roleClient, theirs, mine)); err != nil {
+	var proofs [][]byte
+	for _, token := range tokens {
+		proofs = append(proofs, proof(token, roleClient, theirs, mine))
+	}
+	known, err := believe(rw, proofs...)
+	if err != nil {
 		return err
 	}
-	_, err = rw.Write(proof(token, roleServer, theirs, mine))
+	_, err = rw.Write(proof(tokens[known], roleServer, theirs, mine))
 	return err
 }
 
-// believe reads the other end's proof.
-func believe(r io.Reader, want []byte) error {
+// believe reads the other end's proof, and returns which one it is.
+func believe(r io.Reader, proofs ...[]byte) (int, error) {
 	var got [sha256.Size]byte
 	if _, err := io.ReadFull(r, got[:]); err != nil {
-		return fmt.Errorf("%w, or peer is gone: %w", errToken, err)
+		return 0, fmt.Errorf("%w, or peer is gone: %w", errToken, err)
 	}
-	if !hmac.Equal(got[:], want) {
-		return fmt.Errorf("%w: give all nodes of the job the same one", errToken)
+	for i, want := range proofs {
+		if hmac.Equal(got[:], want) {
+			return i, nil
+		}
 	}
-	return nil
+	return 0, fmt.Errorf("%w: give all nodes of the job the same one", errToken)
 }
 
 // handshake runs one side's part within handshakeTime, bytes or not: a stranger gets no more than that.
-func handshake(ctx context.Context, nc net.Conn, part func(io.ReadWriter, string) error, token string) error {
+func handshake(ctx context.Context, nc net.Conn, part func(io.ReadWriter) error) error {
 	nc.SetDeadline(time.Now().Add(handshakeTime))
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	err := part(nc, token)
+	err := part(nc)
 	if !stop() {
 		return context.Cause(ctx)
 	}

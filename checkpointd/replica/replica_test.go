@@ -444,6 +444,14 @@ func TestTokens(t *testing.T) {
 			}
 		})
 	}
+	t.Run("one of two, while it changes", func(t *testing.T) {
+		partner := serve(t, token)
+		partner.server.Accepted = func() []string { return []string{token, token + "2"} }
+		for _, sent := range []string{token, token + "2"} {
+			require.NoError(t, (&Client{Token: "old", Sent: func() string { return sent }}).Push(t.Context(), partner.addr, p))
+		}
+		require.ErrorIs(t, (&Client{Token: token + "3"}).Push(t.Context(), partner.addr, p), errToken)
+	})
 	t.Run("none beyond loopback", func(t *testing.T) {
 		ln, err := net.Listen("tcp", "0.0.0.0:0")
 		require.NoError(t, err)
@@ -468,7 +476,9 @@ func TestSilence(t *testing.T) {
 				}
 			})
 			start := time.Now()
-			require.Error(t, handshake(t.Context(), b, welcome, token))
+			require.Error(t, handshake(t.Context(), b, func(rw io.ReadWriter) error {
+				return welcome(rw, []string{token})
+			}))
 			require.Equal(t, handshakeTime, time.Since(start))
 			b.Close()
 		})

@@ -38,6 +38,9 @@ type Store interface {
 
 // Server accepts copies from other nodes, and gives them back. Safe for concurrent use.
 type Server struct {
+	// Accepted are the tokens that are right now, where that changes; nil: NewServer's alone is. It is set before Serve.
+	Accepted func() []string
+
 	token  string
 	store  Store
 	log    *slog.Logger
@@ -117,7 +120,11 @@ func (s *Server) accepted(nc net.Conn) {
 }
 
 func (s *Server) serve(nc net.Conn) {
-	if err := handshake(s.ctx, nc, welcome, s.token); err != nil {
+	tokens := []string{s.token}
+	if s.Accepted != nil {
+		tokens = s.Accepted()
+	}
+	if err := handshake(s.ctx, nc, func(rw io.ReadWriter) error { return welcome(rw, tokens) }); err != nil {
 		s.strange(nc, err)
 		return
 	}

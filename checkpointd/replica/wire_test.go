@@ -33,7 +33,7 @@ func record(t *testing.T) (client, server []byte) {
 	var toServer, toClient bytes.Buffer
 	done := make(chan error, 1)
 	go func() {
-		done <- welcome(&pair{io.TeeReader(b, &toServer), b}, token)
+		done <- welcome(&pair{io.TeeReader(b, &toServer), b}, []string{token})
 	}()
 	require.NoError(t, greet(&pair{io.TeeReader(a, &toClient), a}, token))
 	require.NoError(t, <-done)
@@ -48,7 +48,7 @@ type pair struct {
 func TestHandshakeAttacks(t *testing.T) {
 	client, server := record(t)
 	t.Run("replayed client", func(t *testing.T) {
-		require.ErrorIs(t, welcome(&script{r: bytes.NewReader(client)}, token), errToken)
+		require.ErrorIs(t, welcome(&script{r: bytes.NewReader(client)}, []string{token}), errToken)
 	})
 	t.Run("replayed server", func(t *testing.T) {
 		require.ErrorIs(t, greet(&script{r: bytes.NewReader(server)}, token), errToken)
@@ -76,14 +76,14 @@ func TestHandshakeAttacks(t *testing.T) {
 	t.Run("strangers hear nothing that depends on the token", func(t *testing.T) {
 		h := newHello(roleClient)
 		s := &script{r: bytes.NewReader(append(h.bytes(), make([]byte, 32)...))}
-		require.ErrorIs(t, welcome(s, token), errToken)
+		require.ErrorIs(t, welcome(s, []string{token}), errToken)
 		require.Equal(t, helloSize, s.w.Len())
 	})
 	t.Run("version", func(t *testing.T) {
 		h := newHello(roleClient)
 		h.version = 2
 		s := &script{r: bytes.NewReader(h.bytes())}
-		require.ErrorIs(t, welcome(s, token), errVersion)
+		require.ErrorIs(t, welcome(s, []string{token}), errVersion)
 		answer, err := parseHello(s.w.Bytes(), roleServer)
 		require.NoError(t, err, "the other end learns our version")
 		require.EqualValues(t, protocolVersion, answer.version)
@@ -92,11 +92,11 @@ func TestHandshakeAttacks(t *testing.T) {
 	})
 	t.Run("another protocol", func(t *testing.T) {
 		require.ErrorContains(t,
-			welcome(&script{r: strings.NewReader("GET / HTTP/1.1\r\nHost: example.com:4433\r\nAccept: */*\r\n\r\n")}, token),
-			"GET /")
+			welcome(&script{r: strings.NewReader("GET / HTTP/1.1\r\nHost: example.com:4433\r\nAccept: */*\r\n\r\n")},
+				[]string{token}), "GET /")
 	})
 	t.Run("too short", func(t *testing.T) {
-		require.ErrorIs(t, welcome(&script{r: strings.NewReader(helloMagic)}, token), io.ErrUnexpectedEOF)
+		require.ErrorIs(t, welcome(&script{r: strings.NewReader(helloMagic)}, []string{token}), io.ErrUnexpectedEOF)
 	})
 }
 

@@ -30,7 +30,7 @@ const (
 // Watch is under way, and a second one while something is reported.
 type Client struct {
 	among  *plainhttp.Among
-	token  string
+	token  func() string
 	hc     *http.Client
 	dialed func(peer net.Addr) // nil: no callback
 }
@@ -46,13 +46,16 @@ func NewFollower(addr, token string) *Client { return newClient(plainhttp.NewRep
 func (c *Client) Follow(addr string) { c.among.Replace(addr) }
 
 func newClient(among *plainhttp.Among, token string) *Client {
-	c := &Client{among: among, token: token}
+	c := &Client{among: among, token: func() string { return token }}
 	c.hc = c.among.Through(func(t *http.Transport) {
 		t.DialContext, t.IdleConnTimeout = c.dial, 5*time.Second
 		t.WriteBufferSize, t.ReadBufferSize = 4<<10, 4<<10
 	})
 	return c
 }
+
+// TokenFrom has f called for the token of every request. It is to be called before the first one.
+func (c *Client) TokenFrom(f func() string) { c.token = f }
 
 // WhenDialed has f called with the daemon's address whenever a connection was made. It is to be called before the first
 // request.
@@ -248,8 +251,8 @@ func (c *Client) request(ctx context.Context, method, path string, body []byte) 
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
+	if token := c.token(); token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	return req, nil
 }

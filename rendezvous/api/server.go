@@ -24,6 +24,8 @@ type ServerConfig struct {
 	// Token, when not empty, must come as "Authorization: Bearer <token>" with every request but /healthz and those of
 	// Extra. Without one only processes of the same user, on this host, are served.
 	Token string
+	// Accepted are the tokens that are right now, where that changes; nil: Token alone is.
+	Accepted func() []string
 	// Insecure serves everyone without a Token.
 	Insecure bool
 	// Peers are other hosts with launchers that are served, too, without a Token; nil: none. PeerCalls are the requests of
@@ -278,10 +280,21 @@ func (s *server) checkToken(req *http.Request) error {
 		const fix = "set DLROVER_TOKEN, DLROVER_TOKEN_FILE or --token-file on every node"
 		return fmt.Errorf("%w: the request carries none; %s", ErrUnauthorized, fix)
 	}
-	if subtle.ConstantTimeCompare([]byte(got), []byte(s.cfg.Token)) != 1 {
+	if !s.accepts(got) {
 		return fmt.Errorf("%w: it differs from the daemon's; use the same token on every node", ErrUnauthorized)
 	}
 	return nil
+}
+
+func (s *server) accepts(got string) (ok bool) {
+	all := []string{s.cfg.Token}
+	if s.cfg.Accepted != nil {
+		all = s.cfg.Accepted()
+	}
+	for _, token := range all {
+		ok = subtle.ConstantTimeCompare([]byte(got), []byte(token)) == 1 || ok
+	}
+	return ok
 }
 
 // maxRunName bounds a run id, which is any text that text.Printable takes.

@@ -305,9 +305,12 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 	if job := c.String("job"); job != "" && !shm.ValidKey(job) {
 		return cfg, fmt.Errorf("--job=%s: need 1 to 128 letters, digits and ._-, a letter, digit or _ first", job)
 	}
-	if cfg.Token, err = token.Find(c.String("token-file"), os.LookupEnv); err != nil {
+	secret, err := token.Find(c.String("token-file"), os.LookupEnv)
+	if err != nil {
 		return cfg, err
 	}
+	secret.LogTo(cfg.Logger)
+	cfg.Token, cfg.Sent, cfg.Accepted = secret.Token, secret.Sent, secret.Accepted
 	var once sync.Once
 	storage := fsx.OS{Weak: func(path string, err error) {
 		once.Do(func() {
@@ -327,7 +330,7 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 		if c.String("run") == "" {
 			return cfg, errors.New("--master needs --run, the name of the run")
 		}
-		cfg.Remote = coordinator.Client("http://"+master, c.String("run"), cfg.Token, nil)
+		cfg.Remote = coordinator.Client("http://"+master, c.String("run"), secret.Sent, nil)
 	}
 	if cfg.Dir, err = openDir(c); err != nil { // last: an error leaves open files behind
 		return cfg, &runError{err}

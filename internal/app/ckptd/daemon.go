@@ -6,6 +6,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"dlrover-run/checkpointd"
 	"dlrover-run/internal/console"
 )
@@ -94,7 +96,10 @@ func (s *Supervisor) environ() []string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.net.Token != "" {
+	switch {
+	case s.net.File != "" && unix.Access(s.net.File, unix.R_OK) == nil: // it may be gone, or hidden, since the start
+		env = append(env, "DLROVER_TOKEN_FILE="+s.net.File)
+	case s.net.Token != "":
 		env = append(env, "DLROVER_TOKEN="+s.net.Token)
 	}
 	return env

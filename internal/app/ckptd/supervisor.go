@@ -58,6 +58,7 @@ type SupervisorConfig struct {
 type Network struct {
 	Master string // HOST:PORT of their rendezvous; "" for one node
 	Token  string // of the job, or ""
+	File   string // the absolute path of a file with it, or ""
 	Addr   string // where the others reach this one
 }
 

@@ -61,7 +61,8 @@ func (p *program) call(args *cli.Context, f func(*call) error) error {
 	if err != nil {
 		return err
 	}
-	d := &daemon{client: api.NewClient(addr, secret), addr: addr, run: args.Args().First()}
+	d := &daemon{client: api.NewClient(addr, secret.Token), addr: addr, run: args.Args().First()}
+	d.client.TokenFrom(secret.Sent)
 	defer d.client.Close()
 	c := &call{program: p, Context: args.Context, args: args, daemon: d}
 	return c.explain(f(c))

@@ -23,8 +23,8 @@ import (
 // election is what the options say about several masters; nil: there is one.
 type election struct {
 	store store
-	addr  string // of this master
-	token string // that all of them have, "" for none
+	addr  string    // of this master
+	token token.Job // that all of them have
 	log   *slog.Logger
 	// seated is closed when this master is a candidate, of many that only watch; nil: all are.
 	seated <-chan struct{}
@@ -98,6 +98,7 @@ func newElection(c *cli.Context) (*election, error) {
 	if e.token, err = token.Find(c.String("token-file"), os.LookupEnv); err != nil {
 		return nil, err
 	}
+	e.token.LogTo(e.log)
 	if e.addr == "" {
 		if e.addr, err = advertised(c.String("listen")); err != nil {
 			return nil, err

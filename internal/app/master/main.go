@@ -199,7 +199,7 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkExposure(c.String("listen"), secret != "", c.Bool("insecure")); err != nil {
+	if err := checkExposure(c.String("listen"), secret.Token != "", c.Bool("insecure")); err != nil {
 		return nil, err
 	}
 	keep, err := keepRuns(c)
@@ -211,6 +211,7 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 		return nil, err
 	}
 	console.Libraries(d.log)
+	secret.LogTo(d.log)
 	agents, err := d.pythonAgents(c)
 	if err != nil {
 		return nil, err
@@ -219,7 +220,8 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 		return nil, err
 	}
 	cfg := service.Config{
-		Token: secret, Insecure: c.Bool("insecure"), TopologyFile: c.String("topology-file"), Observe: d.observe,
+		Token: secret.Token, Accepted: secret.Accepted, Insecure: c.Bool("insecure"),
+		TopologyFile: c.String("topology-file"), Observe: d.observe,
 		Global: map[string]http.Handler{}, Extra: d.extra(t), Log: d.log, Agents: agents, Keep: keep,
 	}
 	if d.marks != nil {
@@ -244,7 +246,7 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 		d.close(0)
 		return nil, err
 	}
-	if secret == "" {
+	if secret.Token == "" {
 		d.logExposure(c.String("listen"), c.Bool("insecure"))
 	}
 	return d, nil

@@ -50,6 +50,7 @@ const handover = time.Second
 // beside is dlrover-master beside a launcher, in the election of one run.
 type beside struct {
 	cfg     member.Config
+	secret  token.Job
 	store   *etcd.Store
 	log     *slog.Logger
 	runsLog *slog.Logger // as log, for lines that name their run themselves
@@ -131,14 +132,25 @@ func (b *beside) run(ctx context.Context) error {
 	if err := b.open(ctx); err != nil {
 		return err
 	}
+	b.secret = b.found()
 	b.news <- member.News{Token: b.cfg.Token}
-	e := &election{store: b.store, addr: b.addr, token: b.cfg.Token, log: b.log, began: time.Now(),
-		seated: b.store.Seated()}
+	e := &election{store: b.store, addr: b.addr, token: b.secret, log: b.log, began: time.Now(), seated: b.store.Seated()}
 	var wg sync.WaitGroup
 	wg.Go(func() { b.follow(ctx) })
 	e.run(ctx, b.serve)
 	wg.Wait()
 	return nil
+}
+
+// found is the job token. A file that cannot be read any more leaves the one that the launcher has.
+func (b *beside) found() token.Job {
+	if b.cfg.TokenFile != "" {
+		if j, err := token.Find(b.cfg.TokenFile, os.LookupEnv); err == nil {
+			j.LogTo(b.log)
+			return j
+		}
+	}
+	return token.Job{Token: b.cfg.Token}
 }
 
 // open finds etcd, and the token of the run in it.
@@ -241,8 +253,8 @@ func (b *beside) serve(ctx context.Context, t *tenure) error {
 		return err
 	}
 	s, err := service.New(service.Config{
-		Token: b.cfg.Token, Name: b.cfg.Host, TopologyFile: b.cfg.TopologyFile, Observe: b.observe, Log: b.runsLog,
-		Global: map[string]http.Handler{"standby": t.standby()},
+		Token: b.secret.Token, Accepted: b.secret.Accepted, Name: b.cfg.Host, TopologyFile: b.cfg.TopologyFile,
+		Observe: b.observe, Log: b.runsLog, Global: map[string]http.Handler{"standby": t.standby()},
 	})
 	if err != nil {
 		return err

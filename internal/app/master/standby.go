@@ -141,8 +141,8 @@ func (e *election) ask(ctx context.Context, c net.Conn, l lead.Leader, last puls
 	if err != nil {
 		return err
 	}
-	if e.token != "" {
-		req.Header.Set("Authorization", "Bearer "+e.token)
+	if secret := e.token.Sent(); secret != "" {
+		req.Header.Set("Authorization", "Bearer "+secret)
 	}
 	_ = c.SetWriteDeadline(time.Now().Add(dialTimeout))
 	return req.Write(c)

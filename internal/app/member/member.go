@@ -33,8 +33,10 @@ type Config struct {
 	Run  string `json:"run"`
 	Host string `json:"host"` // at which other nodes reach this one
 	// Token is the job token; "": the members agree on one in etcd. Agreed: they did.
-	Token        string        `json:"token,omitempty"`
-	Agreed       bool          `json:"agreed,omitempty"`
+	Token  string `json:"token,omitempty"`
+	Agreed bool   `json:"agreed,omitempty"`
+	// TokenFile is the absolute path of the file with Token, which may change; "": of none.
+	TokenFile    string        `json:"token_file,omitempty"`
 	Patience     time.Duration `json:"patience"` // until etcd answers for the first time
 	TopologyFile string        `json:"topology_file,omitempty"`
 	LogFormat    string        `json:"log_format"`

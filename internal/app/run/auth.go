@@ -1,16 +1,19 @@
 package run
 
 import (
+	"cmp"
 	"fmt"
 
 	"dlrover-run/internal/app/token"
 	"dlrover-run/launcher/scheduler"
+	"dlrover-run/rendezvous/api"
 )
 
 // auth is the proof that a node belongs to the job.
 type auth struct {
 	token    string
-	from     string // the private key of ssh that the token is derived from, if it is
+	job      token.Job // token, if it is from a file or a variable
+	from     string    // the private key of ssh that the token is derived from, if it is
 	insecure bool
 	peers    scheduler.Peers // that are served without a token; none where there is one
 }
@@ -22,10 +25,28 @@ func (a *auth) networked() bool { return a.token != "" || a.insecure || len(a.pe
 // read finds the job token; given is another launcher's.
 func (a *auth) read(o *options, given string) (err error) {
 	a.insecure = o.Bool("insecure")
-	if a.token, err = token.Find(o.String("token-file"), o.env); a.token == "" {
-		a.token = given
-	}
+	a.job, err = token.Find(o.String("token-file"), o.env)
+	a.token = cmp.Or(a.job.Token, given)
 	return err
+}
+
+// client is one of the rendezvous at HOST:PORT.
+func (a *auth) client(addr string) *api.Client { return a.renewing(api.NewClient(addr, a.token)) }
+
+// renewing has c send what stands in the token file.
+func (a *auth) renewing(c *api.Client) *api.Client {
+	if a.job.Path() != "" {
+		c.TokenFrom(a.job.Sent)
+	}
+	return c
+}
+
+// accepted is nil if the token stays.
+func (a *auth) accepted() func() []string {
+	if a.job.Path() == "" {
+		return nil
+	}
+	return a.job.Accepted
 }
 
 // deriveToken derives the job token from a secret that all nodes have. The MPI operator and Volcano give all pods of

@@ -144,7 +144,7 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 	cfg := s.service(log, runsLog, observe)
 	s.node.Serve = 0 // of an earlier try to join
 	if s.succeeds() {
-		e.client = api.NewClient(e.where, s.auth.token)
+		e.client = s.auth.client(e.where)
 		e.failover = e.newFailover(s, nil, log, runsLog, observe)
 		e.first = failover.NewServer(s.runID, e.failover)
 		cfg.Standby, cfg.Vote = e.first.Standby, e.first.Vote()
@@ -190,8 +190,8 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 // service describes a service in this process.
 func (s *settings) service(log, runsLog *slog.Logger, observe observer) service.Config {
 	return service.Config{
-		Token: s.auth.token, Insecure: s.auth.insecure, Name: s.rdzv.host, TopologyFile: s.rdzv.topology, Observe: observe,
-		Log: runsLog, Peers: s.newPeers(log),
+		Token: s.auth.token, Accepted: s.auth.accepted(), Insecure: s.auth.insecure, Name: s.rdzv.host,
+		TopologyFile: s.rdzv.topology, Observe: observe, Log: runsLog, Peers: s.newPeers(log),
 	}
 }
 
@@ -205,7 +205,7 @@ func (e *endpoint) newFailover(
 	s *settings, l net.Listener, log, runsLog *slog.Logger, observe observer,
 ) *failover.Failover {
 	return failover.New(failover.Config{
-		Run: s.runID, ID: s.node.ID, Client: e.client, Token: s.auth.token, Listener: l, Log: log,
+		Run: s.runID, ID: s.node.ID, Client: e.client, Connect: s.auth.client, Listener: l, Log: log,
 		Endpoint: net.JoinHostPort(reachable(s), strconv.Itoa(s.rdzv.port)), Alone: s.rdzv.alone,
 		Serve: func(standby func() error, vote http.Handler) (*service.Service, error) {
 			cfg := s.service(log, runsLog, observe)
@@ -279,9 +279,9 @@ func (e *endpoint) join(
 	if e.where = s.rdzv.where(); s.rdzv.backend != master {
 		e.where = net.JoinHostPort(daemon, strconv.Itoa(s.rdzv.port))
 	}
-	if e.client = api.NewClient(e.where, s.auth.token); s.rdzv.backend == etcd {
+	if e.client = s.auth.client(e.where); s.rdzv.backend == etcd {
 		e.where = "the node elected in etcd " + s.rdzv.where()
-		e.client = api.NewFollower(s.rdzv.leader, s.auth.token)
+		e.client = s.auth.renewing(api.NewFollower(s.rdzv.leader, s.auth.token))
 	}
 	e.svc = e.client
 	if s.succeeds() {

@@ -160,6 +160,7 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	j.runsLog = console.Logger(console.Stderr, "dlrover-run", s.logs.format, j.level).With("host", s.node.Name)
 	j.log = j.runsLog.With("run_id", s.runID)
 	console.Libraries(j.log)
+	s.auth.job.LogTo(j.log)
 	j.python = pypath.New(s.shmDir, j.log)
 	for _, w := range s.warnings {
 		j.log.Warn(w)

@@ -93,8 +93,8 @@ func jobToken(env argv.LookupEnv) (string, error) {
 	lookup := func(name string) string { v, _ := env(name); return v }
 	given, err := token.Find(lookup("PET_TOKEN_FILE"), env)
 	elsewhere := lookup("DLROVER_MASTER_ADDR") + lookup("PET_RDZV_ENDPOINT")
-	if err != nil || given != "" || elsewhere != "" || strings.Trim(lookup("PET_INSECURE"), "0") != "" {
-		return given, err
+	if err != nil || given.Token != "" || elsewhere != "" || strings.Trim(lookup("PET_INSECURE"), "0") != "" {
+		return given.Token, err
 	}
 	b := make([]byte, 32)
 	_, _ = rand.Read(b) // never fails

@@ -32,6 +32,8 @@ type Config struct {
 	Token    string
 	Insecure bool
 	Name     string
+	// Accepted are the tokens that are right now; nil: Token alone is.
+	Accepted func() []string
 	// Peers are other hosts that may send requests without a Token; nil: none. New takes them, also if it fails.
 	Peers *api.Peers
 	// Standby is why nothing but Vote is served yet, or any more; nil: all is. Vote, unless it is nil, takes the votes by
@@ -112,8 +114,8 @@ func New(cfg Config) (*Service, error) {
 	}
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
-			Token: cfg.Token, Insecure: cfg.Insecure, Name: cfg.Name, Extra: cfg.Extra, Python: s.agents,
-			Global: cfg.Global, Peers: cfg.Peers, PeerCalls: peerCalls(), Standby: cfg.Standby, Mounts: s.mounts(),
+			Token: cfg.Token, Accepted: cfg.Accepted, Insecure: cfg.Insecure, Name: cfg.Name, Extra: cfg.Extra,
+			Python: s.agents, Global: cfg.Global, Peers: cfg.Peers, PeerCalls: peerCalls(), Standby: cfg.Standby, Mounts: s.mounts(),
 		})
 	})
 	s.server = api.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {

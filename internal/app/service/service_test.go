@@ -143,7 +143,7 @@ func joining(id, ip string) rendezvous.Join {
 // switches asks, as a checkpoint daemon does, under which switch its node is.
 func switches(t *testing.T, s *Service, epoch, ip string) string {
 	t.Helper()
-	client := coordinator.Client("http://service", "r", "", &http.Client{Transport: inProcess{s.server.Handler}})
+	client := coordinator.Client("http://service", "r", nil, &http.Client{Transport: inProcess{s.server.Handler}})
 	ps, err := client.Peers(t.Context(), epoch, coordinator.Peer{Addr: ip + ":1"}, 1, time.Minute)
 	require.NoError(t, err)
 	return ps[0].Switch

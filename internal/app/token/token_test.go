@@ -15,7 +15,8 @@ func TestFind(t *testing.T) {
 	find := func(path string) string {
 		got, err := Find(path, func(n string) (string, bool) { v, ok := env[n]; return v, ok })
 		require.NoError(t, err)
-		return got
+		require.Equal(t, got.Token, got.Sent())
+		return got.Token
 	}
 	require.Empty(t, find(""))
 	env["DLROVER_TOKEN"] = "from-the-environment"

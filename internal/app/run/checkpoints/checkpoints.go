@@ -180,7 +180,7 @@ func (c *checkpoints) joined() {
 			c.node.Log().Warn("--ckpt-replicas has no effect under a master of DLRover, " +
 				"which brings no checkpoint daemons together")
 		}
-		c.daemon.Serve(ckptd.Network{Master: r.Daemons(), Token: j.Token, Addr: j.Node.Addr})
+		c.daemon.Serve(ckptd.Network{Master: r.Daemons(), Token: j.Token, File: j.TokenFile, Addr: j.Node.Addr})
 		r.FollowDaemons(c.daemon.Move)
 		c.daemon.RemoveStale()
 	}

@@ -19,7 +19,7 @@ type Notice struct {
 	session atomic.Pointer[api.Session] // nil: not yet
 
 	mu      sync.Mutex
-	request []byte // nil: there is nothing to send any more
+	request func() ([]byte, error) // nil: there is nothing to send any more
 }
 
 // New returns nil if there is no client, because this process serves the rendezvous: then no receiver would be left.
@@ -27,12 +27,9 @@ func New(link *guard.Link, client *api.Client, run, id string) *Notice {
 	if link == nil || client == nil {
 		return nil
 	}
-	request, err := client.LeaveRequest(run,
-		rendezvous.Leave{ID: id, Reason: "its launcher was killed", Killed: true})
-	if err != nil {
-		return nil
-	}
-	f := &Notice{link: link, request: request}
+	f := &Notice{link: link, request: func() ([]byte, error) { // with the token of the day
+		return client.LeaveRequest(run, rendezvous.Leave{ID: id, Reason: "its launcher was killed", Killed: true})
+	}}
 	client.WhenDialed(f.dialed)
 	return f
 }
@@ -46,8 +43,15 @@ func (f *Notice) dialed(peer net.Addr) {
 	addr := tcp.AddrPort()
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.request == nil {
+		return
+	}
+	request, err := f.request()
+	if err != nil {
+		return
+	}
 	f.link.SetDeathNotice(guard.DeathNotice{
-		IP: addr.Addr().Unmap().AsSlice(), Zone: zoneOf(addr.Addr()), Port: addr.Port(), Request: f.request,
+		IP: addr.Addr().Unmap().AsSlice(), Zone: zoneOf(addr.Addr()), Port: addr.Port(), Request: request,
 	})
 }
 

@@ -121,6 +121,7 @@ type Job struct {
 	Master    bool   // dlrover-master serves it, or DLRover's own
 	Meeting   string // where and how the nodes meet
 	Token     string
+	TokenFile string // absolute; "": the token is from elsewhere
 	Insecure  bool
 	LogDir    string
 	LogFormat console.Format
