@@ -115,7 +115,8 @@ func New(cfg Config) (*Service, error) {
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
 			Token: cfg.Token, Accepted: cfg.Accepted, Insecure: cfg.Insecure, Name: cfg.Name, Extra: cfg.Extra,
-			Python: s.agents, Global: cfg.Global, Peers: cfg.Peers, PeerCalls: peerCalls(), Standby: cfg.Standby, Mounts: s.mounts(),
+			Python: s.agents, Global: cfg.Global, Peers: cfg.Peers, PeerCalls: peerCalls(), Standby: cfg.Standby,
+			Mounts: s.mounts(),
 		})
 	})
 	s.server = api.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
