@@ -45,7 +45,9 @@ type ServerConfig struct {
 	Python http.Handler
 	// Global serves /v1/NAME and all paths below, with the token checked: as Mounts, but for no run.
 	Global map[string]http.Handler
-	// Extra serves paths outside the API, such as /metrics; nil serves nothing.
+	// Metrics serves /metrics with the token checked; nil: Extra may serve it without.
+	Metrics http.Handler
+	// Extra serves paths outside the API; nil serves nothing.
 	Extra http.Handler
 }
 
@@ -109,6 +111,9 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	top.Handle("/v1/", programsOnly(s.guard(api)))
 	top.HandleFunc("/healthz", s.wrongMethod(http.MethodGet))
 	top.HandleFunc("GET /healthz", brief(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }))
+	if cfg.Metrics != nil {
+		top.HandleFunc("GET /metrics", brief(s.guard(cfg.Metrics)))
+	}
 	if cfg.Extra != nil {
 		top.HandleFunc("/", brief(cfg.Extra.ServeHTTP))
 	}

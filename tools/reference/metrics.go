@@ -20,9 +20,11 @@ type metric struct{ name, help string }
 func metrics(b *bytes.Buffer, root string) error {
 	for _, s := range []struct{ folder, title, text string }{
 		{"internal/app/run", "## Metrics",
-			"Those of `dlrover-run --metrics-addr=HOST:PORT`, of this node. `/healthz` answers there, too.\n"},
+			"Those of `dlrover-run --metrics-addr=HOST:PORT`, of this node. `/healthz` answers there, too. [Who may\n" +
+				"read them](../tasks/job-token.md#metrics).\n"},
 		{"internal/app/master", "### Metrics of dlrover-master",
-			"At `/metrics` of its address, without a token, beside those of the Go runtime. Earlier versions had\n" +
+			"At `/metrics` of its address, [with the job token](../tasks/job-token.md#metrics), beside those of the Go\n" +
+				"runtime. Earlier versions had\n" +
 				"`hang_NAME` for `dlrover_hang_NAME`, but `hang_suspicions_total` for `dlrover_hang_incidents_total`, and\n" +
 				"`hang_verdicts_total` for `dlrover_hang_incident_verdicts_total`.\n"},
 	} {

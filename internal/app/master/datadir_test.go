@@ -1,7 +1,6 @@
 package master
 
 import (
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -50,12 +49,7 @@ func TestDataDirectoriesThatCannotBeUsed(t *testing.T) {
 // failures is the metric of writes that have failed.
 func failures(t *testing.T, at string) string {
 	t.Helper()
-	resp, err := http.Get(at + "/metrics")
-	require.NoError(t, err)
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	_, rest, found := strings.Cut(string(text), "\ndlrover_store_failures_total ")
+	_, rest, found := strings.Cut(metricsOf(t, at), "\ndlrover_store_failures_total ")
 	require.True(t, found)
 	value, _, _ := strings.Cut(rest, "\n")
 	return value

@@ -83,6 +83,8 @@ func app(stdout io.Writer) *cli.App {
 				Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 			&cli.BoolFlag{Name: "insecure", Category: "Options",
 				Usage: "serve every user, even at a network address, without a job token"},
+			&cli.BoolFlag{Name: "metrics-open", Category: "Options",
+				Usage: "serve /metrics to everyone, without the job token"},
 			&cli.StringFlag{Name: "topology-file", Category: "Options",
 				Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; it " +
 					"is read again after a change"},
@@ -224,6 +226,9 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 		TopologyFile: c.String("topology-file"), Observe: d.observe,
 		Global: map[string]http.Handler{}, Extra: d.extra(t), Log: d.log, Agents: agents, Keep: keep,
 	}
+	if secret.Token != "" && !c.Bool("metrics-open") {
+		cfg.Metrics = d.metrics.handler()
+	}
 	if d.marks != nil {
 		cfg.Suspect, cfg.Avoid = d.marks.Suspect, d.marks.Avoid
 		cfg.Cleared, cfg.Global["nodes"] = d.marks.Cleared, d.marks.Handler()
@@ -319,7 +324,7 @@ func (d *daemon) annotate(run string, event job.Event, node, text string) {
 	}
 }
 
-// extra serves paths that need no token.
+// extra serves paths that need no token; that of metrics, unless Metrics of the service does.
 func (d *daemon) extra(t *tenure) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", d.metrics.handler())

@@ -355,7 +355,10 @@ func TestAnAPIServerThatIsAway(t *testing.T) {
 
 func metricsOf(t *testing.T, at string) string {
 	t.Helper()
-	resp, err := http.Get(at + "/metrics")
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at+"/metrics", nil)
+	require.NoError(t, err)
+	req.Header.Set("Authorization", "Bearer "+secret)
+	resp, err := http.DefaultClient.Do(req)
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)

@@ -41,6 +41,14 @@ func (a *auth) renewing(c *api.Client) *api.Client {
 	return c
 }
 
+// shared is the token with what its file says now.
+func (a *auth) shared() token.Job {
+	if a.job.Token == a.token {
+		return a.job
+	}
+	return token.Job{Token: a.token} // another launcher's, or derived
+}
+
 // accepted is nil if the token stays.
 func (a *auth) accepted() func() []string {
 	if a.job.Path() == "" {

@@ -233,7 +233,8 @@ func (s *site) healthy() (leader int) {
 // metric is a metric of a master, "" if it has none.
 func (s *site) metric(master int, name string) string {
 	command := s.within(firstMaster+master, "/usr/bin/python3", "-c", "import sys, urllib.request as u; "+
-		"print(u.urlopen(sys.argv[1], timeout=5).read().decode())", "http://"+s.addr(master)+"/metrics")
+		"print(u.urlopen(u.Request(sys.argv[1], headers={'Authorization': 'Bearer "+testToken+"'}), "+
+		"timeout=5).read().decode())", "http://"+s.addr(master)+"/metrics")
 	out, _ := exec.Command(command[0], command[1:]...).Output()
 	_, value, _ := strings.Cut(string(out), "\n"+name+" ")
 	value, _, _ = strings.Cut(value, "\n")

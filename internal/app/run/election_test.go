@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -283,7 +284,12 @@ func TestFrozenEtcdIsSurvived(t *testing.T) {
 
 // metric is a metric of a master, "" if it has none.
 func (e *electorate) metric(i int, name string) string {
-	resp, err := plainhttp.New(nil).Get("http://" + e.addrs[i] + "/metrics")
+	req, err := http.NewRequest(http.MethodGet, "http://"+e.addrs[i]+"/metrics", nil)
+	if err != nil {
+		return ""
+	}
+	req.Header.Set("Authorization", "Bearer "+testToken)
+	resp, err := plainhttp.New(nil).Do(req)
 	if err != nil {
 		return ""
 	}

@@ -7,14 +7,22 @@ import (
 
 func metricsFeature() row {
 	var addr string
+	var open bool
 	return row{
-		name:     "metrics",
-		settings: func(o *options, s *settings) error { addr = o.String("metrics-addr"); return nil },
+		name: "metrics",
+		settings: func(o *options, _ *settings) error {
+			addr, open = o.String("metrics-addr"), o.Bool("metrics-open")
+			return nil
+		},
 		open: func(j *nodeJob) (*feature.Opened, error) {
 			if addr == "" {
 				return nil, nil
 			}
-			m, err := metrics.Serve(addr)
+			var accepts func(token string) bool
+			if secret := j.s.auth.shared(); secret.Token != "" && !open {
+				accepts = secret.Accepts
+			}
+			m, err := metrics.Serve(addr, accepts)
 			if err != nil {
 				return nil, feature.Unusable(err)
 			}

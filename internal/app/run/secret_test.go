@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/plainhttp"
 )
 
 // secret writes a token file as an editor does that replaces it, some time ago.
@@ -106,7 +109,11 @@ func TestNothingShowsTheToken(t *testing.T) {
 	for name, text := range b.shown() {
 		said[name] = text
 	}
-	said["metrics"] = get(t, "http://"+metrics+"/metrics")
+	for _, at := range []string{metrics, addr} {
+		said["metrics "+at] = scrape(t, at, marked)
+	}
+	require.Contains(t, said["metrics "+addr], "dlrover_rendezvous_events_total")
+	require.Contains(t, scrape(t, addr, ""), "the job token was not accepted")
 	for _, command := range [][]string{{"runs", "--json"}, {"status", "job", "--json"}, {"status", "job"},
 		{"nodes", "job", "--json"}, {"events", "job", "--json"}, {"verdict", "job", "--json"}, {"hang", "job", "--json"},
 		{"check", "job", "--json"}, {"stacks", "job"}, {"bundle", "job"}, {"log-level", "job", "DEBUG"},
@@ -152,6 +159,19 @@ func TestNoCoreDump(t *testing.T) {
 		require.False(t, d.cmd.ProcessState.Sys().(syscall.WaitStatus).CoreDump())
 		require.NotContains(t, d.err.String(), testToken)
 	}
+}
+
+// scrape is what a Prometheus with the token sees.
+func scrape(t *testing.T, addr, token string) string {
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+"/metrics", nil)
+	require.NoError(t, err)
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := plainhttp.New(nil).Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return string(text)
 }
 
 // shown is what /proc shows of the processes that the bench has started.

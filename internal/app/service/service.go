@@ -59,8 +59,8 @@ type Config struct {
 	HangsKept func(run string) []byte
 	// Global serves paths below /v1 that belong to no run, by their first segment, with the token.
 	Global map[string]http.Handler
-	// Extra serves paths outside /v1, such as /metrics, without a token; nil serves nothing.
-	Extra http.Handler
+	// Metrics serves /metrics with the token, and Extra paths outside /v1 without it; nil serves nothing.
+	Metrics, Extra http.Handler
 	// Agents makes the handler for DLRover's agents, over HTTP/1.1 and HTTP/2, and a function that ends it; nil: they are
 	// not served.
 	Agents func(*Service) (handler http.Handler, end func())
@@ -115,8 +115,8 @@ func New(cfg Config) (*Service, error) {
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
 			Token: cfg.Token, Accepted: cfg.Accepted, Insecure: cfg.Insecure, Name: cfg.Name, Extra: cfg.Extra,
-			Python: s.agents, Global: cfg.Global, Peers: cfg.Peers, PeerCalls: peerCalls(), Standby: cfg.Standby,
-			Mounts: s.mounts(),
+			Metrics: cfg.Metrics, Python: s.agents, Global: cfg.Global, Peers: cfg.Peers, PeerCalls: peerCalls(),
+			Standby: cfg.Standby, Mounts: s.mounts(),
 		})
 	})
 	s.server = api.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {

@@ -63,9 +63,12 @@ func get(t *testing.T, url, token string) (int, string) {
 }
 
 func TestWhatIsServedAndWhoMaySeeIt(t *testing.T) {
+	says := func(text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }
+	}
 	extra := http.NewServeMux()
-	extra.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "numbers") })
-	s, err := New(Config{Token: secret, Extra: extra, Log: slog.New(slog.DiscardHandler)})
+	extra.HandleFunc("GET /readyz", says("ready"))
+	s, err := New(Config{Token: secret, Metrics: says("numbers"), Extra: extra, Log: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	at := "http://" + serving(t, s)
 	for _, c := range []struct {
@@ -74,7 +77,9 @@ func TestWhatIsServedAndWhoMaySeeIt(t *testing.T) {
 		want        string
 	}{
 		{"/healthz", "", 200, "ok"},
-		{"/metrics", "", 200, "numbers"},
+		{"/readyz", "", 200, "ready"},
+		{"/metrics", "", 401, "unauthorized"},
+		{"/metrics", secret, 200, "numbers"},
 		{"/v1/runs", "", 401, "unauthorized"},
 		{"/v1/runs", secret, 200, "[]"},
 		{"/v1/runs/r/checkpoints", "", 401, "unauthorized"},

@@ -3,6 +3,7 @@
 package token
 
 import (
+	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -65,6 +66,14 @@ func (j Job) Accepted() []string {
 		return []string{j.Token}
 	}
 	return nil
+}
+
+// Accepts reports whether a server takes this token.
+func (j Job) Accepts(got string) (ok bool) {
+	for _, token := range j.Accepted() {
+		ok = subtle.ConstantTimeCompare([]byte(got), []byte(token)) == 1 || ok
+	}
+	return ok
 }
 
 // Path is the absolute path of the file that is read again, "" for none.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,17 +37,21 @@ type exit struct {
 	stopped bool // by the launcher
 }
 
-// scrapers bounds the connections at --metrics-addr, which has no authentication.
+// scrapers bounds the connections at --metrics-addr.
 const scrapers = 64
 
-// Serve serves /metrics and /healthz at addr.
-func Serve(addr string) (*Server, error) {
+// Serve serves /healthz at addr, and /metrics to requests with a token that is accepted; nil: to all. An address on
+// loopback needs none.
+func Serve(addr string, accepts func(token string) bool) (*Server, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-addr=%s: %w", addr, err)
 	}
 	l = conns.Listen(l, conns.Limits{Total: scrapers, Unproven: scrapers}, slog.Default())
-	m := newServer()
+	if l.Addr().(*net.TCPAddr).IP.IsLoopback() {
+		accepts = nil
+	}
+	m := newServer(accepts)
 	go func() {
 		defer close(m.done)
 		if err := m.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -56,15 +61,26 @@ func Serve(addr string) (*Server, error) {
 	return m, nil
 }
 
-func newServer() *Server {
+func newServer(accepts func(token string) bool) *Server {
 	m := &Server{done: make(chan struct{}), starts: map[string]int{}, exits: map[exit]int{}}
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", exposition.Handler(m.tell))
+	mux.Handle("/metrics", guarded(exposition.Handler(m.tell), accepts))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	m.server = &http.Server{
 		Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 3 * time.Minute,
 	}
 	return m
+}
+
+func guarded(next http.Handler, accepts func(token string) bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		got, _ := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
+		if accepts == nil || accepts(got) {
+			next.ServeHTTP(w, req)
+			return
+		}
+		http.Error(w, "metrics need the job token: Authorization: Bearer TOKEN, or --metrics-open", http.StatusUnauthorized)
+	})
 }
 
 // Add adds a callback for every later scrape. Several goroutines may call it at once.

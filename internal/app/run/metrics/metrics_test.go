@@ -17,8 +17,33 @@ func scrape(m *Server) string {
 	return rec.Body.String()
 }
 
+// An address on a network needs the token.
+func TestWhoMayScrape(t *testing.T) {
+	accepts := func(token string) bool { return token == "right" }
+	for _, c := range []struct {
+		addr    string
+		accepts func(string) bool
+		token   string
+		status  int
+	}{
+		{"0.0.0.0:0", accepts, "", 401}, {"0.0.0.0:0", accepts, "wrong", 401}, {"0.0.0.0:0", accepts, "right", 200},
+		{"0.0.0.0:0", nil, "", 200}, {"127.0.0.1:0", accepts, "", 200},
+	} {
+		m, err := Serve(c.addr, c.accepts)
+		require.NoError(t, err)
+		rec, req := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		req.Header.Set("Authorization", "Bearer "+c.token)
+		m.server.Handler.ServeHTTP(rec, req)
+		require.Equal(t, c.status, rec.Code, "%+v", c)
+		rec = httptest.NewRecorder()
+		m.server.Handler.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/healthz", nil))
+		require.Equal(t, "ok\n", rec.Body.String())
+		require.NoError(t, m.Close())
+	}
+}
+
 func TestMetricsObserve(t *testing.T) {
-	m := newServer()
+	m := newServer(nil)
 	require.Contains(t, scrape(m), "\ndlrover_world_size 0\n")
 	for _, events := range featuretest.Events {
 		for _, e := range events {
