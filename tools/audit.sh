@@ -1,0 +1,57 @@
+#!/bin/sh
+# Known vulnerabilities in what is imported and called, by govulncheck, and suspicious code, by gosec. A tool or a
+# database that cannot be reached is skipped, and said to be: being offline fails nothing.
+set -u
+bin=${AUDIT:-$HOME/.cache/dlrover-run/audit}
+folders=$(for f in "$@"; do echo "./$f/..."; done)
+failed=0
+
+# fetched installs a tool of a fixed version into the cache.
+fetched() {
+  GOBIN="$bin" GOFLAGS= go install "$1" 2>"$bin/log" && return
+  sed 's/^/  /' "$bin/log" >&2
+  echo "SKIPPED: ${1##*/} CANNOT BE INSTALLED HERE, so $2" >&2
+  return 1
+}
+
+mkdir -p "$bin"
+if fetched golang.org/x/vuln/cmd/govulncheck@v1.9.0 "KNOWN VULNERABILITIES ARE NOT LOOKED FOR"; then
+  "$bin/govulncheck" $folders >"$bin/log" 2>&1
+  case $? in
+  0) echo "govulncheck: no known vulnerability is called" ;;
+  3) cat "$bin/log"; failed=1 ;;
+  *)
+    if grep -q 'fetching vulnerabilities' "$bin/log"; then
+      echo "SKIPPED: THE DATABASE OF GOVULNCHECK IS OUT OF REACH, so KNOWN VULNERABILITIES ARE NOT LOOKED FOR" >&2
+    else
+      cat "$bin/log"
+      failed=1
+    fi
+    ;;
+  esac
+fi
+
+# Not looked for anywhere:
+#   G103 unsafe: shared memory and system calls that package syscall lacks
+#   G104 errors that are not handled: of closing, and of deadlines
+#   G115 conversions between integers: kernel structures, pids, wire formats; those of peers are checked where they come in
+#   G204, G702 a program that comes from a variable: starting the user's programs is the launcher's work
+#   G301, G302, G306 modes: reports and logs are for other users to read; what is private has 0600 or 0700, and tests
+#   G304, G703 a path that comes from a variable: internal/openfile opens files that others may have replaced
+#   G404 random numbers that can be guessed: they spread pauses; tokens and keys are of crypto/rand
+#   G706 text of others in the log: slog and internal/text quote it
+# Not looked for in some files:
+#   G101 names of variables, and advice, that are no passwords
+#   G102 workerport.go: the store is for other nodes
+#   G118 transfer.go: the function to cancel is kept, and called at the end
+#   G602 phase.go: the index is compared with the length
+general=G103,G104,G115,G204,G301,G302,G304,G306,G404,G702,G703,G706
+local="rendezvous/api/peers.go:G101;launcher/proc/guard/conceal.go:G101;internal/app/run/elector/settings.go:G101"
+local="$local;internal/app/run/auth.go:G101;internal/app/run/anymaster/workerport.go:G102"
+local="$local;checkpointd/replica/transfer.go:G118;hang/phase.go:G602"
+if fetched github.com/securego/gosec/v2/cmd/gosec@v2.30.0 "SUSPICIOUS CODE IS NOT LOOKED FOR"; then
+  "$bin/gosec" -quiet -exclude="$general" -exclude-rules="$local" -exclude-dir=apiserver $folders || failed=1
+  [ $failed = 1 ] || echo "gosec: nothing suspicious"
+fi
+rm -f "$bin/log"
+exit $failed
