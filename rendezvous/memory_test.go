@@ -261,3 +261,26 @@ func TestPlausiblePlaces(t *testing.T) {
 		require.False(t, plausible(p), "%+v", p)
 	}
 }
+
+// A world whose members had all stopped is sealed again in the step in which the last of them comes back. With a further
+// step for that, the others would first be told to wait.
+func TestStoppedWorldIsSealedInOneStep(t *testing.T) {
+	r, now := New(Config{Term: 100}), time.Unix(1000, 0)
+	var acts []Action
+	for i, id := range []string{"a", "b"} {
+		seen := job.EpochID{Term: 1, Round: 1}
+		place := job.Place{GroupRank: i, GroupWorldSize: 2, RankBase: i, WorldSize: 2}
+		var err error
+		acts, err = r.Step(now, Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 1}, Params: Params{Min: 2, Max: 2},
+			Seen: seen, Stopped: seen, Resume: &Resume{EpochID: seen, Place: place}})
+		require.NoError(t, err)
+	}
+	var kinds []job.Kind
+	for _, a := range acts {
+		if a.Directive != nil && a.Node == "a" {
+			kinds = append(kinds, a.Directive.Kind)
+		}
+	}
+	require.NotEmpty(t, kinds)
+	require.Equal(t, job.Lead, kinds[len(kinds)-1])
+}

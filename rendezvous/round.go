@@ -273,6 +273,8 @@ func (r *Round) settle(now time.Time) {
 		}
 		if r.memory.rebuild != nil {
 			r.resumed(now)
+		}
+		if r.memory.rebuild != nil || !r.epoch.collecting() {
 			return
 		}
 		if !r.account.failPendingAt.IsZero() {
