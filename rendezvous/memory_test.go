@@ -262,8 +262,8 @@ func TestPlausiblePlaces(t *testing.T) {
 	}
 }
 
-// A world whose members had all stopped is sealed again in the step in which the last of them comes back. With a further
-// step for that, the others would first be told to wait.
+// A world whose members had all stopped is sealed again in the step in which the last of them comes back. With a
+// further step for that, the others would first be told to wait.
 func TestStoppedWorldIsSealedInOneStep(t *testing.T) {
 	r, now := New(Config{Term: 100}), time.Unix(1000, 0)
 	var acts []Action
