@@ -82,7 +82,8 @@ ha-chaos: torch ## the master that serves is lost HA_ROUNDS (200) times at rando
 soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a row
 	$(GOTEST) -- -count=$(SOAK_COUNT) -timeout 5h -failfast ./internal/app/run
 
-e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included; with DLROVER_LONG_TESTS=1 every hang
+e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included, after ten simulated minutes of 10,000 nodes; with DLROVER_LONG_TESTS=1 every hang
+	go test -count=1 -timeout 15m ./rendezvous/simulate
 	$(GOTEST) $(AGAIN) --packages=./internal/app/run -- -count=1 -timeout 45m
 
 e2e-gpu: ## what touches a GPU, on a machine with an NVIDIA GPU and PyTorch for TORCH_PYTHON (python3); without Go the programs in bin/ are used

@@ -24,7 +24,8 @@ func (b *Backoff) Next() time.Duration {
 		b.last = min(b.last, b.Most)
 	}
 	if b.Spread {
-		return b.last - rand.N(b.last/2+1)
+		random := rand.NewPCG(uint64(time.Now().UnixNano()), uint64(b.last)) // a history on a virtual clock repeats
+		return b.last - time.Duration(random.Uint64()%uint64(b.last/2+1))
 	}
 	return b.last
 }

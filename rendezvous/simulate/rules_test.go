@@ -1,0 +1,202 @@
+package simulate
+
+import (
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"sync"
+	"time"
+
+	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous"
+)
+
+// rules hold for every history. They are looked at whenever workers start or stop, and whenever the daemon notes
+// something.
+type rules struct {
+	c *cluster
+
+	mu      sync.Mutex
+	worlds  map[job.EpochID]*world
+	newest  job.EpochID // that had workers
+	lastRun time.Time   // workers were started
+	broken  []string    // rules
+	digest  uint64      // of all events
+	lines   *[]string   // the events, if that is not nil
+}
+
+// world is an epoch as its nodes were told of it.
+type world struct {
+	size, workers int
+	addr          string
+	ranks         []string // the node of each, or ""
+	works         int      // nodes whose workers run
+	counted       int      // of those, the nodes that the daemon has no reason to give up
+}
+
+func newRules(c *cluster) *rules { return &rules{c: c, worlds: map[job.EpochID]*world{}} }
+
+// breaks books that a rule is broken.
+func (r *rules) breaks(format string, args ...any) {
+	if len(r.broken) < 10 {
+		r.broken = append(r.broken, fmt.Sprintf("%s: ", r.c.clock())+fmt.Sprintf(format, args...))
+	}
+}
+
+// record adds an event to the history. Events of one moment have no order.
+func (r *rules) record(what ...any) {
+	if r.lines != nil {
+		*r.lines = append(*r.lines, fmt.Sprintf("%15d %v", r.c.clock(), what))
+	}
+	h := fnv.New64a()
+	fmt.Fprintln(h, time.Now().UnixNano(), what)
+	r.digest += h.Sum64()
+}
+
+// tell has all events from now on added to lines, and returns the digest of those before.
+func (r *rules) tell(lines *[]string) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lines = lines
+	return r.digest
+}
+
+// heard adds to the history.
+func (r *rules) heard(what ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record(what...)
+}
+
+func (r *rules) started(n *node, d rendezvous.Directive) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := d.Place
+	r.record("start", n.id, d.EpochID, p.GroupRank, p.GroupWorldSize)
+	w := r.worlds[d.EpochID]
+	if w == nil {
+		w = &world{size: p.GroupWorldSize, workers: p.WorldSize, addr: p.MasterAddr, ranks: make([]string, p.GroupWorldSize)}
+		r.forget()
+		r.worlds[d.EpochID] = w
+		if q := r.c.params; w.size < q.Min || w.size > q.Max || w.size%q.Unit != 0 || w.workers != slots*w.size {
+			r.breaks("epoch %v has %d nodes, %d workers", d.EpochID, w.size, w.workers)
+		}
+	}
+	switch {
+	case p.GroupWorldSize != w.size || p.WorldSize != w.workers || p.MasterAddr != w.addr:
+		r.breaks("node %s was told another world %v: %+v, not %d nodes at %s", n.id, d.EpochID, *p, w.size, w.addr)
+	case p.GroupRank < 0 || p.GroupRank >= w.size || p.RankBase != slots*p.GroupRank:
+		r.breaks("node %s has group rank %d, rank %d of %d", n.id, p.GroupRank, p.RankBase, w.size)
+	case w.ranks[p.GroupRank] != "":
+		r.breaks("nodes %s and %s both have group rank %d of epoch %v", w.ranks[p.GroupRank], n.id, p.GroupRank, d.EpochID)
+	}
+	if p.GroupRank < len(w.ranks) {
+		w.ranks[p.GroupRank] = n.id
+	}
+	if e, works := n.running(); works || !d.EpochID.Newer(n.ran().EpochID) {
+		r.breaks("node %s starts epoch %v after %v, %v", n.id, d.EpochID, n.ran().EpochID, e)
+	}
+	n.work(&d)
+	w.works++
+	n.excused = n.link.isCut() || r.newest.Newer(d.EpochID) && !time.Now().After(n.unfair)
+	if !n.excused {
+		w.counted++
+	}
+	for e, o := range r.worlds {
+		if e != d.EpochID && o.counted > 0 {
+			r.breaks("node %s starts epoch %v while %d nodes run %v: %v", n.id, d.EpochID, o.counted, e, r.c.counted(e))
+		}
+	}
+	if d.EpochID.Newer(r.newest) {
+		r.newest = d.EpochID
+	}
+	r.lastRun = time.Now()
+}
+
+// forget drops worlds without workers, but for the newest ones, that nobody may run twice.
+func (r *rules) forget() {
+	for e, w := range r.worlds {
+		if len(r.worlds) > 20 && w.works == 0 && e != r.newest {
+			delete(r.worlds, e)
+		}
+	}
+}
+
+// stopped reports whether n has had workers.
+func (r *rules) stopped(n *node) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e, works := n.running()
+	if !works {
+		return false
+	}
+	n.work(nil)
+	r.record("stop", n.id, e)
+	w := r.worlds[e]
+	w.works--
+	if !n.excused {
+		w.counted--
+	}
+	return true
+}
+
+// excuse books that the daemon may give up a node until then: its workers may run beside those of a newer world.
+func (r *rules) excuse(n *node, until time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n.unfair = later(n.unfair, until)
+	if e, works := n.running(); works && !n.excused {
+		r.worlds[e].counted--
+	}
+	n.excused = true
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func (r *rules) ended(n *node) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record("end", n.id)
+}
+
+// noted is what the daemon notes about the run.
+func (r *rules) noted(note rendezvous.Note) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record("note", note.Event, note.Node, note.Text)
+	if note.Event != job.EventNodeLoss {
+		return
+	}
+	n := r.c.byID(note.ID)
+	switch {
+	case n == nil || n.killed() || !time.Now().After(n.unfair):
+	case note.Text == "its connection broke while it was waiting": // it has no workers, and joins again
+		r.c.mark("a node that waits is lost, and joins again")
+	default:
+		r.breaks("node %s is lost, and lives: %s", note.ID, note.Text)
+	}
+}
+
+func (r *rules) newestStart() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lastRun
+}
+
+// counted are the nodes that count in an epoch.
+func (c *cluster) counted(e job.EpochID) (ids []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, n := range c.nodes {
+		if in, works := n.running(); works && in == e && !n.excused {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
