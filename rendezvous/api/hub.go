@@ -253,6 +253,9 @@ func (h *Hub) Report(_ context.Context, id string, ev rendezvous.Event) error {
 	if c, ok := ev.(rendezvous.Cleared); ok && h.cfg.Cleared != nil && tellsOfACheck(c, time.Now()) {
 		h.cfg.Cleared(id, c.ID, c.Covered)
 	}
+	if departs(ev) {
+		return h.cfg.settle(id)
+	}
 	return nil
 }
 
@@ -279,12 +282,11 @@ func (h *Hub) Leave(_ context.Context, id string, ev rendezvous.Leave) (job.Evid
 	if err != nil {
 		return job.Evidence{}, err
 	}
-	r.Lock()
-	defer r.Unlock()
-	if err = r.stepLocked(ev); err != nil || r.round.Status().Outcome == "" {
-		return job.Evidence{}, err // a good-bye in the middle needs none
+	over, e, err := r.leave(ev)
+	if err == nil && !over {
+		err = h.cfg.settle(id) // else a later daemon waits for the node
 	}
-	return r.round.Evidence(), nil
+	return e, err
 }
 
 // World implements Service.
@@ -413,8 +415,7 @@ func (h *Hub) Order(id string, o rendezvous.Order) error {
 	if err := r.step(o); err != nil {
 		return err
 	}
-	h.cfg.settle(id)
-	return nil
+	return h.cfg.settle(id)
 }
 
 // SetTopology replaces the topology of every run, from its next seal on, and of those to come.
@@ -453,8 +454,8 @@ func (h *Hub) watch(ctx context.Context, id, node string, after Cursor, over *li
 	}
 	over.watched(h, id, node)
 	n, err := r.await(ctx, node, after, hold)
-	if err == nil && tellsEnd(&n.Directive) {
-		h.cfg.settle(id)
+	if err == nil && decides(&n.Directive) {
+		err = h.cfg.settle(id)
 	}
 	broken := err != nil && ctx.Err() != nil
 	silent := broken && over.silent()

@@ -12,8 +12,8 @@ type Keeper interface {
 	// Changed: a run has news, and Forgotten: it is not kept any more. The run is locked; they must not call the Hub.
 	Changed(run string)
 	Forgotten(run string)
-	// Settle waits until the store has all changes of the run so far, for 50 ms at most.
-	Settle(run string)
+	// Settle waits until the store has all changes of the run so far, for 50 ms at most; false: another daemon leads.
+	Settle(run string) (leads bool)
 }
 
 // KeptRun is the state of a run that later daemons need.
@@ -90,15 +90,27 @@ func (t *timeline) recall(past KeptLine) {
 	}
 }
 
-// settle waits for the Keeper, if there is one, before somebody hears of a decision.
-func (c *HubConfig) settle(id string) {
-	if c.Keeper != nil {
-		c.Keeper.Settle(id)
+// settle waits for the Keeper, if there is one, before somebody hears of a decision. A deposed daemon answers nothing.
+func (c *HubConfig) settle(id string) error {
+	if c.Keeper != nil && !c.Keeper.Settle(id) {
+		return ErrClosed
 	}
+	return nil
 }
 
-// tellsEnd: the directive is of a run that has ended.
-func tellsEnd(d *rendezvous.Directive) bool { return d.Kind == job.Done || d.Kind == job.Fail }
+// decides: the directive is of a world that starts, or of a run that has ended. What led to that has been told before.
+func decides(d *rendezvous.Directive) bool {
+	return d.Kind == job.Run || d.Kind == job.Done || d.Kind == job.Fail
+}
+
+// departs: after the report, the workers of a world are stopped.
+func departs(ev rendezvous.Event) bool {
+	switch ev.(type) {
+	case rendezvous.Failing, rendezvous.Leaving:
+		return true
+	}
+	return false
+}
 
 // changedLocked tells the Keeper, if there is one, that something may have been decided.
 func (r *run) changedLocked() {

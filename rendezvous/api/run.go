@@ -140,6 +140,16 @@ func (r *run) step(ev rendezvous.Event) error {
 	return r.stepLocked(ev)
 }
 
+// leave has a node leave, and returns the evidence if the run is over: a good-bye in the middle needs none.
+func (r *run) leave(ev rendezvous.Leave) (over bool, e job.Evidence, err error) {
+	r.Lock()
+	defer r.Unlock()
+	if err = r.stepLocked(ev); err != nil || r.round.Status().Outcome == "" {
+		return false, e, err
+	}
+	return true, r.round.Evidence(), nil
+}
+
 func (r *run) stepLocked(ev rendezvous.Event) error {
 	if r.Err() != nil {
 		return r.Err()

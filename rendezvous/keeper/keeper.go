@@ -151,12 +151,12 @@ func signal(c chan struct{}) {
 }
 
 // Settle implements api.Keeper. It waits for no store that has failed.
-func (k *Keeper) Settle(run string) {
+func (k *Keeper) Settle(run string) (leads bool) {
 	k.mu.Lock()
 	r := k.runs[run]
 	if r == nil || r.kept == r.told || k.failing || k.over {
-		k.mu.Unlock()
-		return
+		defer k.mu.Unlock()
+		return !k.over
 	}
 	if r.waiter == nil {
 		r.waiter = make(chan struct{})
@@ -170,6 +170,9 @@ func (k *Keeper) Settle(run string) {
 	case <-waiter:
 	case <-expired.C:
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !k.over
 }
 
 // Stats are numbers of a Keeper: runs of which the store lacks something, and writes that have failed.

@@ -226,6 +226,49 @@ func TestNextLeaderKnows(t *testing.T) {
 	require.Contains(t, st.Bars, "gpu-07")
 }
 
+// What ended a world, and which one follows, the next leader knows once the new workers start; and a node that has left
+// is not waited for.
+func TestNextLeaderKnowsTheWorld(t *testing.T) {
+	s := newStore()
+	a := s.daemon(t)
+	a.keep.patience = time.Minute
+	runs := func(id string) rendezvous.Directive {
+		lead := a.directive("job", id)
+		require.Equal(t, job.Lead, lead.Kind)
+		require.NoError(t, a.hub.Report(t.Context(), "job", rendezvous.Ready{ID: id, EpochID: lead.EpochID, Port: 1}))
+		require.Equal(t, job.Run, a.directive("job", id).Kind)
+		return lead
+	}
+	a.join("job", 2, "n1", "n2")
+	first := runs("n1")
+	require.NoError(t, a.hub.Report(t.Context(), "job", rendezvous.Failing{ID: "n2", EpochID: first.EpochID,
+		Decision: rendezvous.RestartFree, Failures: []job.Failure{{Text: "boom"}}}))
+	for _, id := range []string{"n1", "n2"} {
+		require.NoError(t, a.hub.Join(t.Context(), "job", rendezvous.Join{Stopped: first.EpochID,
+			Node: rendezvous.Node{ID: id, Name: id, Rank: -1, Slots: 1}, Params: rendezvous.Params{Min: 2, Max: 2}}))
+	}
+	runs("n1")
+	a.leave("job", "n2")
+	s.mu.Lock()
+	s.term++ // it is killed: nothing that it writes later counts
+	s.mu.Unlock()
+	b := s.daemon(t)
+	proofs, err := b.hub.Evidences("job")
+	require.NoError(t, err)
+	require.Len(t, proofs, 1)
+	require.Equal(t, "boom", proofs[0].Failures[0].Text)
+	es, err := b.hub.Events(t.Context(), "job", 0)
+	require.NoError(t, err)
+	var names []job.Event
+	for _, e := range es.Events {
+		names = append(names, e.Event)
+	}
+	world, exists := b.hub.Kept("job", 0, 0)
+	require.True(t, exists)
+	require.Equal(t, []string{"n1"}, world.Round.World.Names)
+	require.Equal(t, []job.Event{"join", "join", "seal", "run", "break", "seal", "run", "node-leave", "break"}, names)
+}
+
 // The timeline and the evidence go on where the last leader was: numbers grow, and nothing is told twice.
 func TestTimelineGoesOn(t *testing.T) {
 	s := newStore()
@@ -564,7 +607,7 @@ func TestStoreBlocks(t *testing.T) {
 	a.settled()
 }
 
-// A leader that is deposed writes nothing more, and lets nobody wait.
+// A leader that is deposed writes nothing more, lets nobody wait, and answers nothing that another one has to decide.
 func TestDeposed(t *testing.T) {
 	s := newStore()
 	a := s.daemon(t)
@@ -577,7 +620,7 @@ func TestDeposed(t *testing.T) {
 		defer a.keep.mu.Unlock()
 		return a.keep.over
 	}, 20*time.Second, time.Millisecond)
-	require.NoError(t, a.hub.Order("job", rendezvous.Order{Kind: rendezvous.OrderPause}))
+	require.ErrorIs(t, a.hub.Order("job", rendezvous.Order{Kind: rendezvous.OrderPause}), api.ErrClosed)
 	require.Empty(t, s.keys())
 	require.Empty(t, a.log.String())
 	_, err := Load(t.Context(), s, 1, slog.Default())
