@@ -1,9 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -27,7 +31,63 @@ func masterRows() []row {
 			{what: "SIGSTOP of the master that serves, to the next one serving", unit: duration, goal: 2.5},
 			{what: "to the world of 2 nodes being whole there, when the frozen one was killed", unit: duration},
 			{what: "no worker is restarted", unit: yesno, goal: 1}}},
+		{id: "server-lost", run: serverLoss, noPeer: "ends then: its store was on that node", lines: []line{
+			{what: "kill -9 of all processes of the node that serves c10d, of 4, to the next one serving",
+				unit: duration, goal: 1},
+			{what: "to the workers of the other 3 nodes having started again, if none of them fails", unit: duration},
+			{what: "none of them is stopped before another node serves", unit: yesno, goal: 1}}},
 	}
+}
+
+// serverLoss kills the node that serves a job without a daemon.
+func serverLoss(ctx context.Context, l *lab) ([]float64, error) {
+	addr, err := freeAddr()
+	if err != nil {
+		return nil, err
+	}
+	args := append(nodes(addr, "3:4", "--max_restarts=3", "--rdzv_conf=last_call_timeout=1"), l.worker("wait")...)
+	for range 4 {
+		if _, err := l.launch(args...); err != nil {
+			return nil, err
+		}
+		if err := l.listening(ctx, addr); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := l.await(ctx, "the workers of all nodes", 4, started(0)); err != nil {
+		return nil, err
+	}
+	if err := settled(ctx); err != nil {
+		return nil, err
+	}
+	killed, at := now(), time.Now()
+	l.kill(l.procs[0])
+	again, err := l.await(ctx, "the workers of the other nodes", 3, started(killed))
+	if err != nil {
+		return nil, err
+	}
+	var served, stopped []time.Time
+	for _, p := range l.procs[1:] {
+		served = append(served, p.said("this one was elected to serve it")...)
+		stopped = append(stopped, p.said("stopping the workers")...)
+	}
+	if len(served) != 1 || len(stopped) != 3 {
+		return nil, fmt.Errorf("%d nodes serve, and %d have stopped workers; want 1 and 3", len(served), len(stopped))
+	}
+	waits := slices.MinFunc(stopped, time.Time.Compare).After(served[0])
+	return []float64{served[0].Sub(at).Seconds(), seconds(killed, last(again)), yes(waits)}, nil
+}
+
+// said are the times of the lines of a launcher's log that have a text.
+func (p *process) said(text string) (at []time.Time) {
+	data, _ := os.ReadFile(p.out) // nothing is said without
+	for line := range bytes.Lines(data) {
+		var entry struct{ Time time.Time }
+		if bytes.Contains(line, []byte(text)) && json.Unmarshal(line, &entry) == nil {
+			at = append(at, entry.Time)
+		}
+	}
+	return at
 }
 
 // masterLoss sends a signal to the master that serves a running job.
