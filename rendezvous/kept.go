@@ -15,11 +15,12 @@ import (
 //
 // The launchers know best which workers run, because they may be newer than the store; all else is as in Kept.
 type Kept struct {
-	Term   uint64      `json:"term"`            // the newest of the run's daemons
-	Params Params      `json:"params,omitzero"` // zero: no node has opened the run
-	Epoch  job.EpochID `json:"epoch,omitzero"`  // the newest that is known; all below is of its time, or later
-	World  *KeptWorld  `json:"world,omitempty"` // its nodes; nil without, and after the end
-	Works  []string    `json:"works,omitempty"` // of the run's nodes, as Join.Work
+	Term   uint64      `json:"term"`             // the newest of the run's daemons
+	Params Params      `json:"params,omitzero"`  // zero: no node has opened the run
+	Epoch  job.EpochID `json:"epoch,omitzero"`   // the newest that is known; all below is of its time, or later
+	World  *KeptWorld  `json:"world,omitempty"`  // its nodes; nil without, and after the end
+	Broken *KeptBreak  `json:"broken,omitempty"` // nil: its workers run, or it is not known to have ended
+	Works  []string    `json:"works,omitempty"`  // of the run's nodes, as Join.Work
 
 	Restarts int       `json:"restarts,omitempty"`
 	Spent    Spent     `json:"spent,omitzero"`
@@ -47,6 +48,13 @@ type KeptWorld struct {
 	Names []string `json:"names,omitempty"` // if they are few
 }
 
+// KeptBreak is why a world has ended that no other one has followed yet, and which of its nodes have gone, for no
+// launcher tells that.
+type KeptBreak struct {
+	Cause  job.Cause  `json:"cause"`
+	Losses []job.Loss `json:"losses,omitempty"` // the first ones
+}
+
 // KeptPass is the result of a check for a node that has passed it.
 type KeptPass struct {
 	Until  time.Time     `json:"until,omitzero"` // zero: for good
@@ -67,13 +75,15 @@ const (
 	maxKeptNames  = 64 // of a world
 	maxKeptPasses = 512
 	maxKeptEnded  = 256 // nodes of a run that has ended
+	maxKeptLosses = 16
 )
 
 // Kept is the state with which a later Round of the run has to begin. The caller must not write to what it refers to.
 func (r *Round) Kept() Kept {
 	o, e := r.orders, r.epoch
 	k := Kept{
-		Term: max(e.id.Term, e.term), Params: *r.params, Epoch: e.id, World: r.memory.world(), Works: r.admission.works,
+		Term: max(e.id.Term, e.term), Params: *r.params, Epoch: e.id, World: r.memory.world(),
+		Broken: r.memory.broken(), Works: r.admission.works,
 		Restarts: r.account.restarts, Spent: r.account.spent, PausedAt: r.account.pausedAt,
 		Paused: o.paused, Unpaused: o.unpausedIn, Hold: o.hold, Unheld: o.unheldIn, Command: o.command, OnResume: o.onResume,
 		Restart: o.restart, Bars: o.barred(), Passes: r.checks.passes(),
@@ -189,6 +199,18 @@ func (m *memory) world() *KeptWorld {
 		w.Names = nil
 	}
 	return w
+}
+
+// broken is why the newest world has ended.
+func (m *memory) broken() *KeptBreak {
+	e := m.epoch
+	switch {
+	case m.kept != nil:
+		return m.kept.Broken
+	case e.cause == nil || !e.collecting():
+		return nil
+	}
+	return &KeptBreak{*e.cause, slices.Clone(e.kept.losses[:min(len(e.kept.losses), maxKeptLosses)])}
 }
 
 func hashed(name string) uint64 {

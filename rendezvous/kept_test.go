@@ -137,6 +137,23 @@ func TestKeptWorldIsWaitedFor(t *testing.T) {
 	require.Equal(t, "a b", v.order())
 }
 
+// A node leaves, and the daemon is lost before the others have a new world: the next one knows why, and who has gone.
+func TestKeptBreak(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 3, MaxRestarts: 3}, "a", "b", "c")
+	s.leave("a")
+	v := s.succession()
+	require.Equal(t, s.r.Kept().Broken, v.r.Kept().Broken, "for a third one")
+	v.comeBack("b", "c")
+	require.Equal(t, s.noted(job.EventBreak), v.noted(job.EventBreak))
+	require.Equal(t, s.r.epoch.cause, v.r.epoch.cause)
+	v.obey()
+	require.Len(t, v.runs, 2)
+	require.Len(t, v.ended, 1)
+	require.Len(t, v.ended[0].Losses, 1)
+	require.Equal(t, "a", v.ended[0].Losses[0].Node)
+	require.Nil(t, v.r.Kept().Broken)
+}
+
 func TestKeptWorldThatDoesNotComeBack(t *testing.T) {
 	s := world(t, Params{Min: 2, Max: 3, MaxRestarts: 3}, "a", "b", "c")
 	s.fail("a", RestartCharged)

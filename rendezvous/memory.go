@@ -65,6 +65,7 @@ type rebuild struct {
 	stopped []*node   // have ended their workers already, by a directive of the old daemon
 	restart *Order    // to be carried out when the world is rebuilt
 	names   string    // of those that are missing, as far as they are known
+	broken  KeptBreak // what the earlier daemon knew
 }
 
 // learn takes the state that a restarted daemon has lost from a newcomer. A spare that knows of a world announces
@@ -310,6 +311,9 @@ func (m *memory) rebuilt(now time.Time) *rebuild {
 	}
 	if m.kept != nil && m.kept.Epoch == m.epoch.id {
 		w.names = listed(m.kept.World.missing(m.members))
+		if m.kept.Broken != nil {
+			w.broken = *m.kept.Broken
+		}
 	}
 	m.kept = nil
 	m.rebuild, m.epoch.adopted, m.epoch.phase, m.epoch.sealedAt, m.account.newest.ranAt = nil, true, running, now, now
@@ -323,6 +327,15 @@ func (m *memory) rebuilt(now time.Time) *rebuild {
 // allBack: of the world that is being rebuilt, only nodes are missing that an earlier daemon had given up.
 func (m *memory) allBack() bool {
 	return m.kept != nil && m.kept.Epoch == m.epoch.id && m.kept.World.complete(m.members)
+}
+
+// cause is why the world cannot go on: nodes are missing.
+func (w *rebuild) cause() job.Cause {
+	if w.missing == len(w.broken.Losses) {
+		return w.broken.Cause
+	}
+	return job.Cause{Kind: job.CauseLoss, Text: fmt.Sprintf("%d of %d nodes did not come back after the rendezvous "+
+		"daemon was started again%s", w.missing, len(w.world), w.names)}
 }
 
 // onlyStopped reports that no member with running workers has come back.

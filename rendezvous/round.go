@@ -339,9 +339,8 @@ func (r *Round) resumed(now time.Time) {
 	}
 	if w.missing > 0 {
 		r.epoch.elastic = true
-		text := fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again%s",
-			w.missing, len(w.world), w.names)
-		r.breakWorld(now, job.Cause{Kind: job.CauseLoss, Text: text})
+		r.epoch.kept.losses = append(w.broken.Losses, r.epoch.kept.losses...)
+		r.breakWorld(now, w.cause())
 	}
 	for _, e := range w.failing {
 		_ = r.failing(now, e) // the node is here, or its loss has been booked
