@@ -1,0 +1,102 @@
+package secure
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+)
+
+// Choice is the user's: the values of --tls, --tls-cert, --tls-key and --tls-ca.
+type Choice struct {
+	Auto bool   `json:"auto,omitempty"` // the job token decides
+	Cert string `json:"cert,omitempty"` // path of this program's certificate, and of those between it and an authority
+	Key  string `json:"key,omitempty"`  // path of its private key
+	CA   string `json:"ca,omitempty"`   // path of the authorities that the other side's certificate is to be of
+}
+
+// variables are those that count where an option is not given, in the order of Choice.
+var variables = [...]string{"DLROVER_TLS", "DLROVER_TLS_CERT", "DLROVER_TLS_KEY", "DLROVER_TLS_CA"}
+
+// Chosen reads the options, and where none is given the variables.
+func Chosen(option func(name string) string, env func(string) (string, bool)) (c Choice, err error) {
+	mode, from := option("tls"), "--tls"
+	if mode == "" {
+		mode, _ = env(variables[0])
+		from = variables[0]
+	}
+	c.Cert, c.Key, c.CA = option("tls-cert"), option("tls-key"), option("tls-ca")
+	if c == (Choice{}) {
+		c.Cert, _ = env(variables[1])
+		c.Key, _ = env(variables[2])
+		c.CA, _ = env(variables[3])
+	}
+	switch mode {
+	case "":
+	case "off":
+		c = Choice{}
+	case "auto":
+		if c != (Choice{}) {
+			return c, fmt.Errorf("%s=auto derives certificates from the job token, and takes no files: leave out either "+
+				"it, or --tls-cert, --tls-key and --tls-ca (DLROVER_TLS_CERT, DLROVER_TLS_KEY, DLROVER_TLS_CA)", from)
+		}
+		c.Auto = true
+	default:
+		return c, fmt.Errorf("%s=%s: need auto or off; certificates of your own need --tls-cert, --tls-key and --tls-ca "+
+			"alone", from, mode)
+	}
+	if (c.Cert == "") != (c.Key == "") {
+		return c, errors.New("--tls-cert and --tls-key belong together: give both or none (DLROVER_TLS_CERT, " +
+			"DLROVER_TLS_KEY)")
+	}
+	return c, nil
+}
+
+// On reports whether connections speak TLS.
+func (c Choice) On() bool { return c != Choice{} }
+
+// Environ has the choice as variables of the environment, for a program that this one starts.
+func (c Choice) Environ() (env []string) {
+	mode := "off"
+	switch {
+	case c.Auto:
+		mode = "auto"
+	case c.On():
+		mode = ""
+	}
+	for i, value := range [...]string{mode, c.Cert, c.Key, c.CA} {
+		if value != "" {
+			env = append(env, variables[i]+"="+value)
+		}
+	}
+	return env
+}
+
+// Side is what a program does with connections.
+type Side int
+
+const (
+	Asks   Side = 1 << iota // it connects to servers
+	Serves                  // it serves others
+)
+
+// Layer reads the files, or derives a key from the job token; nil: there is no TLS. Later changes of the files count,
+// too; log hears of those that cannot be used.
+func (c Choice) Layer(token string, side Side, log *slog.Logger) (*Layer, error) {
+	l := &Layer{choice: c, log: log}
+	var err error
+	switch {
+	case !c.On():
+		return nil, nil
+	case c.Auto:
+		l.id, err = ofToken(token)
+		return l, err
+	case side&Serves != 0 && c.Cert == "":
+		return nil, errors.New("--tls-ca alone is for clients, and this program serves others: give it --tls-cert and " +
+			"--tls-key, too (DLROVER_TLS_CERT, DLROVER_TLS_KEY)")
+	case side&Asks != 0 && c.CA == "":
+		return nil, errors.New("--tls-cert without --tls-ca: give the authority that has signed the servers' certificates " +
+			"(DLROVER_TLS_CA)")
+	}
+	l.id, err = l.read()
+	return l, err
+}
