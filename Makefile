@@ -53,7 +53,7 @@ race: export GORACE := atexit_sleep_ms=0
 race: ## all tests under the race detector but those of more than ten seconds; says what was skipped
 	$(GOTEST) $(AGAIN) --packages='./internal/app/run ./...' -- \
 	  -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1))
-	go test -short -count=1 -run TestCrash ./checkpointd/commit # all states; with -race only some
+	go test .short -count=1 -run TestCrash ./checkpointd/commit # all states; with -race only some
 
 lint: ## gofmt and go vet
 	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }
@@ -67,24 +67,24 @@ docs: ## write docs/reference/reference.md from the tables in the code
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@go list ./... | while read p; do \
-	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz'); do \
-	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
+	  for f in $$(go test .list '^Fuzz' $$p | grep '^Fuzz'); do \
+	    echo "$$p $$f"; go test .run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
 
 bench: torch build ## ours and torchrun, measured in one run
 	go run ./tools/bench $(BENCHFLAGS)
 
 chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves checkpoints
-	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./internal/app/run
+	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test .count=1 -timeout 60m -v -run TestCheckpointChaos ./internal/app/run
 
 ha-chaos: torch ## the master that serves is lost HA_ROUNDS (200) times at random moments of a PyTorch job
-	HA_ROUNDS=$(HA_ROUNDS) go test -count=1 -timeout 180m -v -run TestLeadersAreLost ./internal/app/run
+	HA_ROUNDS=$(HA_ROUNDS) go test .count=1 -timeout 180m -v -run TestLeadersAreLost ./internal/app/run
 
 soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a row
 	$(GOTEST) -- -count=$(SOAK_COUNT) -timeout 5h -failfast ./internal/app/run
 
-e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included, after ten simulated minutes of 10,000 nodes; with DLROVER_LONG_TESTS=1 every hang
-	go test -count=1 -timeout 15m ./rendezvous/simulate
-	$(GOTEST) $(AGAIN) --packages=./internal/app/run -- -count=1 -timeout 45m
+e2e: torch ## the tests of more than ten seconds, which start the real programs, some chaos included, after ten simulated minutes of 10,000 nodes; with DLROVER_LONG_TESTS=1 every hang
+	go test .count=1 -timeout 15m ./rendezvous/simulate
+	DLROVER_TESTS=long $(GOTEST) $(AGAIN) --packages=./internal/app/run -- -count=1 -timeout 45m
 
 e2e-gpu: ## what touches a GPU, on a machine with an NVIDIA GPU and PyTorch for TORCH_PYTHON (python3); without Go the programs in bin/ are used
 	@! command -v go >/dev/null || $(MAKE) build

@@ -53,6 +53,12 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "build the programs:", err)
 		os.Exit(1)
 	}
+	if os.Getenv("DLROVER_TESTS") == "long" {
+		if err := runLong(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	binDir = dir
 	testkit.SideBySide(hangsAtOnce)
 	code := m.Run()

@@ -196,17 +196,10 @@ func requireSameCurve(t *testing.T, want, got map[int]string) {
 	require.Len(t, got, len(want))
 }
 
-func onlyLong(t *testing.T) {
-	t.Helper()
-	if os.Getenv("DLROVER_LONG_TESTS") != "1" {
-		t.Skipf("SKIPPED: %s IS RUN WITH DLROVER_LONG_TESTS=1 only: it takes many minutes", t.Name())
-	}
-}
-
 // TestTorchWarmRestarts kills one rank after the other, WARM_RESTARTS (100) times. What is trained is, to the bit, what
 // an undisturbed job trains.
 func TestTorchWarmRestarts(t *testing.T) {
-	onlyLong(t)
+	longest(t)
 	w := newWarmTraining(t, "--warm")
 	w.launch()
 	_, pids := w.await("step", 0, 5*time.Minute)
@@ -253,7 +246,7 @@ const nobody = "nobody"
 // TestTorchWarmChaos kills parents, prepared processes and workers at random moments of imports, forks and first steps,
 // WARM_KILLS (50) times. The job goes on, and trains the same.
 func TestTorchWarmChaos(t *testing.T) {
-	onlyLong(t)
+	longest(t)
 	w := newWarmTraining(t, "--warm")
 	w.launch()
 	w.await("step", 0, 5*time.Minute)
