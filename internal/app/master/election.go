@@ -187,20 +187,26 @@ func (t *tenure) keeper(log *slog.Logger) (*keeper.Keeper, error) {
 }
 
 // run calls serve whenever this master leads, with a context that ends with its leadership, until ctx ends. A master
-// that cannot serve lets another one lead, and tries again.
-func (e *election) run(ctx context.Context, serve func(context.Context, *tenure) error) {
+// that cannot serve lets another one lead, and tries again. One whose address another one has ends with an error.
+func (e *election) run(ctx context.Context, serve func(context.Context, *tenure) error) (twin error) {
 	if s, ok := e.store.(failsafe); ok {
 		s.Failsafe(func(term lead.Term, candidates []string) bool {
 			a := e.audience.Load()
 			return a != nil && a.term == term && a.vouch(candidates)
 		})
 	}
-	watching, stop := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	wg.Go(func() { e.deposeTheDead(watching) })
+	ctx, stop := context.WithCancel(ctx)
+	watched := make(chan error, 1)
+	go func() {
+		err := e.deposeTheDead(ctx)
+		if err != nil {
+			stop()
+		}
+		watched <- err
+	}()
 	defer func() {
 		stop()
-		wg.Wait()
+		twin = <-watched
 		_ = e.store.Close()
 	}()
 	pause := retry.Backoff{First: firstCampaign, Most: longestCampaign, Spread: true}
@@ -235,6 +241,7 @@ func (e *election) run(ctx context.Context, serve func(context.Context, *tenure)
 		}
 		pause.Reset()
 	}
+	return nil
 }
 
 // lead serves until the leadership or ctx ends.
@@ -263,13 +270,13 @@ func (e *election) lead(ctx context.Context, lost <-chan struct{}, serve func(co
 }
 
 // deposeTheDead ends the leadership of a master whose process is gone or frozen, seconds before it would expire; only
-// candidates connect to it.
-func (e *election) deposeTheDead(ctx context.Context) {
+// candidates connect to it. It returns an error if the leader has the address of this one, which is not it.
+func (e *election) deposeTheDead(ctx context.Context) error {
 	if e.seated != nil {
 		select {
 		case <-e.seated:
 		case <-ctx.Done():
-			return
+			return nil
 		}
 	}
 	leaders := e.store.Watch(ctx)
@@ -285,6 +292,9 @@ func (e *election) deposeTheDead(ctx context.Context) {
 			continue
 		case why := <-end:
 			stop()
+			if errors.Is(why, errTwin) {
+				return why
+			}
 			if why != nil && time.Since(deposed[leader.Addr]) > rude {
 				deposed[leader.Addr] = time.Now()
 				e.depose(ctx, leader, why)
@@ -295,6 +305,7 @@ func (e *election) deposeTheDead(ctx context.Context) {
 		case <-time.After(redial):
 		}
 	}
+	return nil
 }
 
 func (e *election) depose(ctx context.Context, l lead.Leader, why error) {

@@ -145,16 +145,18 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if e == nil {
 		return serveUntil(ctx, d, c.String("listen"), closeGrace)
 	}
-	serveElected(ctx, c, e, d)
+	if err := serveElected(ctx, c, e, d); err != nil {
+		return &serveError{err}
+	}
 	return nil
 }
 
 // serveElected takes part in an election until ctx ends. checked was opened to check the options: a master that waits
 // keeps nothing.
-func serveElected(ctx context.Context, c *cli.Context, e *election, checked *daemon) {
+func serveElected(ctx context.Context, c *cli.Context, e *election, checked *daemon) error {
 	checked.close(0)
 	checked.log.Info("waiting to be elected", "advertise", e.addr)
-	e.run(ctx, func(leading context.Context, t *tenure) error {
+	return e.run(ctx, func(leading context.Context, t *tenure) error {
 		t.nodes = &checked.nodes
 		d, err := newDaemon(c, t)
 		if err != nil {

@@ -137,9 +137,9 @@ func (b *beside) run(ctx context.Context) error {
 	e := &election{store: b.store, addr: b.addr, token: b.secret, log: b.log, began: time.Now(), seated: b.store.Seated()}
 	var wg sync.WaitGroup
 	wg.Go(func() { b.follow(ctx) })
-	e.run(ctx, b.serve)
+	err = e.run(ctx, b.serve)
 	wg.Wait()
-	return nil
+	return err
 }
 
 // found is the job token. A file that cannot be read any more leaves the one that the launcher has.

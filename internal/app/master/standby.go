@@ -40,6 +40,7 @@ const (
 
 var (
 	errGone   = errors.New("its host refuses connections")
+	errTwin   = errors.New("another master serves at this address")
 	errFrozen = errors.New("it has answered nothing for a while, though its host has received the question")
 )
 
@@ -73,9 +74,12 @@ func (t *tenure) standby() http.Handler {
 // does not serve any more: its process is gone, so that its host refuses connections after one was made, or it is
 // frozen. A leader that has just been elected may not listen yet, or take its time to answer.
 func (e *election) follow(ctx context.Context, l lead.Leader) error {
-	if l.Addr == "" || l.Addr == e.addr {
+	switch l.Addr {
+	case "":
 		<-ctx.Done()
 		return nil
+	case e.addr:
+		return e.twin(ctx, l)
 	}
 	dialer := net.Dialer{Timeout: dialTimeout}
 	pause := retry.Backoff{First: firstDial, Most: redial}
@@ -103,6 +107,35 @@ func (e *election) follow(ctx context.Context, l lead.Leader) error {
 			return nil
 		}
 	}
+}
+
+// twin looks, until ctx ends, whether another process than this one answers as the leader at the address of this one. A
+// leadership of an earlier process may last a little.
+func (e *election) twin(ctx context.Context, l lead.Leader) error {
+	dialer := net.Dialer{Timeout: dialTimeout}
+	for !e.leads(l.Term) {
+		if c, err := dialer.DialContext(ctx, "tcp", l.Addr); err == nil {
+			var p pulse
+			if err = e.ask(ctx, c, l, p); err == nil {
+				p, err = hear(c, bufio.NewReaderSize(c, maxPulse))
+			}
+			_ = c.Close()
+			if err == nil && p.Term == l.Term && !e.leads(l.Term) {
+				return fmt.Errorf("--advertise=%s: %w, in term %d; give each an address of its own", e.addr, errTwin, p.Term)
+			}
+		}
+		if !retry.Sleep(ctx, redial) {
+			return nil
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// leads reports whether a term is that of this process, which is known before it answers.
+func (e *election) leads(term lead.Term) bool {
+	a := e.audience.Load()
+	return a != nil && a.term == term
 }
 
 // pulses asks over one connection until that breaks, or the leader is frozen, and returns how many answers came.

@@ -72,7 +72,7 @@ func TestTakeoverAsksNothing(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		defer end()
 		ended := make(chan struct{})
-		go func() { serveElected(ctx, c, e, checked); close(ended) }()
+		go func() { defer close(ended); require.NoError(t, serveElected(ctx, c, e, checked)) }()
 		client := api.NewClient(at, secret)
 		defer client.Close()
 		var known marks.Known
@@ -103,7 +103,7 @@ func TestTwoLeadersAreGone(t *testing.T) {
 	w := watched{leaders: make(chan lead.Leader), deposed: make(chan lead.Leader, 4)}
 	e := &election{store: w, addr: "me:1", log: slog.New(slog.DiscardHandler)}
 	var wg sync.WaitGroup
-	wg.Go(func() { e.deposeTheDead(t.Context()) })
+	wg.Go(func() { require.NoError(t, e.deposeTheDead(t.Context())) })
 	serves := func(term lead.Term, at string) lead.Leader {
 		l, err := net.Listen("tcp", at)
 		require.NoError(t, err)
@@ -134,4 +134,45 @@ func TestTwoLeadersAreGone(t *testing.T) {
 	}
 	close(w.leaders)
 	wg.Wait()
+}
+
+func (watched) Campaign(ctx context.Context, _ string) (lead.Term, <-chan struct{}, error) {
+	<-ctx.Done()
+	return 0, nil, ctx.Err()
+}
+
+func (watched) Close() error { return nil }
+
+// A master ends if another one that serves has its address. An earlier process of it may lead still, but is gone.
+func TestTwoMastersOfOneAddress(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	at := l.Addr().String()
+	require.NoError(t, l.Close())
+	w := watched{leaders: make(chan lead.Leader, 1), deposed: make(chan lead.Leader, 1)}
+	e := &election{store: w, addr: at, log: slog.New(slog.DiscardHandler)}
+	w.leaders <- lead.Leader{Term: 7, Addr: at}
+	ended := make(chan error, 1)
+	go func() { ended <- e.run(t.Context(), nil) }()
+	select {
+	case err := <-ended:
+		require.Fail(t, "nobody is there", err)
+	case <-time.After(2 * redial):
+	}
+	l, err = net.Listen("tcp", at)
+	require.NoError(t, err)
+	other := &tenure{term: 7, election: &election{}, audience: newAudience(7)}
+	mux := http.NewServeMux()
+	mux.Handle("/v1/standby", other.standby())
+	s := &http.Server{Handler: mux}
+	go func() { _ = s.Serve(l) }()
+	defer s.Close()
+	select {
+	case err := <-ended:
+		require.EqualError(t, err, "--advertise="+at+": another master serves at this address, in term 7; give each an "+
+			"address of its own")
+	case <-time.After(soon):
+		require.Fail(t, "it waits beside another master of its address")
+	}
+	require.Empty(t, w.deposed)
 }
