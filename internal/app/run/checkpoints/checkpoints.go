@@ -180,9 +180,19 @@ func (c *checkpoints) joined() {
 			c.node.Log().Warn("--ckpt-replicas has no effect under a master of DLRover, " +
 				"which brings no checkpoint daemons together")
 		}
-		c.daemon.Serve(ckptd.Network{Master: r.Daemons(), Token: j.Token, File: j.TokenFile, Addr: j.Node.Addr})
-		r.FollowDaemons(c.daemon.Move)
+		master := r.Daemons()
+		c.daemon.Serve(ckptd.Network{Master: master, Token: j.Token, File: j.TokenFile, Addr: j.Node.Addr})
+		follow(r, master, c.daemon.Move)
 		c.daemon.RemoveStale()
+	}
+}
+
+// follow has move called with every address of r.Daemons after the one that is known, also if it has changed before.
+func follow(r feature.Rendezvous, known string, move func(addr string)) {
+	r.FollowDaemons(move)
+	for now := r.Daemons(); now != known; now = r.Daemons() {
+		move(now)
+		known = now
 	}
 }
 
