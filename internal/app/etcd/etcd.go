@@ -85,11 +85,17 @@ type Store struct {
 type tenure struct {
 	term  lead.Term // the revision that created key
 	key   string
+	kv    clientv3.KV
 	addr  string
 	lease *lease
 	ctx   context.Context // ends with the leadership
 	lose  context.CancelFunc
 	hurry chan struct{} // has guard read the candidates now
+
+	// fence is the newest revision of key, which each Append names; 0: key has to be put again, because etcd may yet carry
+	// out one that has failed.
+	fencing sync.Mutex
+	fence   int64
 
 	mu       sync.Mutex
 	serves   bool // no earlier leader goes on
@@ -147,7 +153,7 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	if err != nil {
 		return 0, nil, err
 	}
-	t := &tenure{key: fmt.Sprintf("%s/%x", s.elections, l.id), addr: addr, lease: l,
+	t := &tenure{key: fmt.Sprintf("%s/%x", s.elections, l.id), kv: s.client, addr: addr, lease: l,
 		hurry: make(chan struct{}, 1)}
 	t.ctx, t.lose = context.WithCancel(l.ctx)
 	err = s.try(ctx, func(ctx context.Context) error {
@@ -166,7 +172,7 @@ func (s *Store) Campaign(ctx context.Context, addr string) (lead.Term, <-chan st
 	s.mu.Lock()
 	s.tenure = t
 	s.mu.Unlock()
-	t.looked = time.Now()
+	t.looked, t.fence = time.Now(), int64(t.term)
 	go s.guard(t)
 	return t.term, t.ctx.Done(), nil
 }
@@ -351,27 +357,66 @@ func (s *Store) leading(term lead.Term) (*tenure, error) {
 	return s.tenure, nil
 }
 
-// fenced executes operations if this process still leads. It does not wait for etcd when the leadership is over.
-func (s *Store) fenced(ctx context.Context, term lead.Term, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
-	t, err := s.leading(term)
-	if err != nil {
-		return nil, err
+// fenced executes operations if this process still leads.
+func (t *tenure) fenced(ctx context.Context, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
+	r, err := t.execute(ctx, t.leads(), ops)
+	if err == nil && !r.Succeeded {
+		t.lose()
+		return nil, lead.ErrDeposed
 	}
+	return r, err
+}
+
+// execute executes operations on a condition. It does not wait for etcd when the leadership is over.
+func (t *tenure) execute(ctx context.Context, on clientv3.Cmp, ops []clientv3.Op) (*clientv3.TxnResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(t.ctx, cancel)()
-	r, err := s.client.Txn(ctx).If(t.leads()).Then(ops...).Commit()
+	r, err := t.kv.Txn(ctx).If(on).Then(ops...).Commit()
 	if t.ctx.Err() != nil {
 		return nil, lead.ErrDeposed
 	}
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
-	if !r.Succeeded {
-		t.lose()
-		return nil, lead.ErrDeposed
-	}
 	return r, nil
+}
+
+// once executes operations, if this process still leads. Those of a call that has failed are executed before those of
+// the next one or Load, or never: a frozen member of etcd may carry out its requests when it wakes.
+func (t *tenure) once(ctx context.Context, ops []clientv3.Op) error {
+	for {
+		fence, err := t.named(ctx)
+		if err != nil {
+			return err
+		}
+		r, err := t.execute(ctx, clientv3.Compare(clientv3.ModRevision(t.key), "=", fence), ops)
+		if err == nil && r.Succeeded {
+			return nil
+		}
+		t.fencing.Lock()
+		if t.fence == fence {
+			t.fence = 0
+		}
+		t.fencing.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// named returns the fence.
+func (t *tenure) named(ctx context.Context) (int64, error) {
+	t.fencing.Lock()
+	defer t.fencing.Unlock()
+	if t.fence == 0 {
+		r, err := t.fenced(ctx, clientv3.OpPut(t.key, "", clientv3.WithIgnoreValue(), clientv3.WithIgnoreLease()))
+		if err != nil {
+			return 0, err
+		}
+		t.fence = r.Header.Revision
+	}
+	return t.fence, nil
 }
 
 // Append implements lead.Decisions.
@@ -390,7 +435,10 @@ func (s *Store) Append(ctx context.Context, term lead.Term, records ...lead.Reco
 	for _, op := range ops {
 		all = append(all, op)
 	}
-	_, err := s.fenced(ctx, term, all...)
+	t, err := s.leading(term)
+	if err == nil {
+		err = t.once(ctx, all)
+	}
 	if err != nil {
 		s.failed.Add(1)
 	}
@@ -399,13 +447,19 @@ func (s *Store) Append(ctx context.Context, term lead.Term, records ...lead.Reco
 
 // Load implements lead.Decisions. It reads in pages, the later ones at the revision of the first.
 func (s *Store) Load(ctx context.Context, term lead.Term) (all []lead.Record, err error) {
+	t, err := s.leading(term)
+	if err != nil {
+		return nil, err
+	}
 	end, at := clientv3.GetPrefixRangeEnd(s.records), int64(0)
 	for from := s.records; ; {
 		page := clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(at),
 			clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))
 		var r *clientv3.TxnResponse
 		err := s.try(ctx, func(ctx context.Context) (err error) {
-			r, err = s.fenced(ctx, term, page)
+			if _, err = t.named(ctx); err == nil { // or what is read may change yet
+				r, err = t.fenced(ctx, page)
+			}
 			return err
 		})
 		if err != nil {

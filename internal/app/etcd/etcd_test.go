@@ -346,3 +346,80 @@ func lostNot(lost <-chan struct{}) error {
 		return nil
 	}
 }
+
+// late are the transactions of a client, of which some seem to fail, and are carried out later.
+type late struct {
+	clientv3.KV
+	next  int // so many
+	carry []func() error
+}
+
+type lateTxn struct {
+	clientv3.Txn
+	of  *late
+	on  []clientv3.Cmp
+	ops []clientv3.Op
+}
+
+func (l *late) Txn(ctx context.Context) clientv3.Txn { return &lateTxn{Txn: l.KV.Txn(ctx), of: l} }
+
+func (x *lateTxn) If(on ...clientv3.Cmp) clientv3.Txn {
+	x.on, x.Txn = on, x.Txn.If(on...)
+	return x
+}
+
+func (x *lateTxn) Then(ops ...clientv3.Op) clientv3.Txn {
+	x.ops, x.Txn = ops, x.Txn.Then(ops...)
+	return x
+}
+
+func (x *lateTxn) Commit() (*clientv3.TxnResponse, error) {
+	if x.of.next == 0 {
+		return x.Txn.Commit()
+	}
+	x.of.next--
+	x.of.carry = append(x.of.carry, func() error {
+		_, err := x.of.KV.Txn(context.Background()).If(x.on...).Then(x.ops...).Commit()
+		return err
+	})
+	return nil, context.DeadlineExceeded
+}
+
+// An Append that has failed does not undo a later one when a member of etcd that was frozen carries it out.
+func TestLateAppend(t *testing.T) {
+	s, err := Open(Config{Endpoints: []string{server(t)}, Prefix: "/late"})
+	require.NoError(t, err)
+	defer s.Close()
+	l := &late{KV: s.client.KV}
+	s.client.KV = l
+	term, lost := campaign(t, s)
+	put := func(value string) error {
+		return s.Append(t.Context(), term, lead.Record{Key: "k", Value: []byte(value)})
+	}
+	require.NoError(t, put("1"))
+	for failures := 1; failures <= 3; failures++ { // the later ones are of what fends off the first
+		l.next, l.carry = failures, nil
+		for range failures {
+			require.Error(t, put("old"))
+		}
+		require.NoError(t, put("new"))
+		for _, carry := range l.carry {
+			require.NoError(t, carry())
+		}
+		all, err := s.Load(t.Context(), term)
+		require.NoError(t, err)
+		require.Equal(t, []lead.Record{{Key: "k", Value: []byte("new")}}, all)
+		require.NoError(t, put("newer"))
+	}
+	l.next, l.carry = 1, nil
+	require.Error(t, put("old"))
+	before, err := s.Load(t.Context(), term)
+	require.NoError(t, err)
+	require.NoError(t, l.carry[0]())
+	after, err := s.Load(t.Context(), term)
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+	require.NoError(t, lostNot(lost))
+	require.NoError(t, s.Resign(t.Context()))
+	require.ErrorIs(t, put("late"), lead.ErrDeposed)
+}
