@@ -84,9 +84,9 @@ func (q *question) sent(i httptrace.GotConnInfo) {
 // look moves the request if another process serves than the one that has it.
 func (q *question) look() {
 	q.mu.Lock()
-	at := q.at
+	at, n := q.at, q.looks
 	q.mu.Unlock()
-	to := q.among.elsewhere(q.ctx, at, q.token)
+	to := q.among.elsewhere(q.ctx, at, q.token, n)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
@@ -111,51 +111,62 @@ func (q *question) end() (moved bool) {
 }
 
 // elsewhere returns the address of a process that serves while the one at another address, unless that is -1, does not
-// answer; -1: there is none.
-func (a *Among) elsewhere(ctx context.Context, at int, token string) int {
+// answer; -1: there is none. After n looks it asks one of the others that listen, each time another one: those that may
+// be elected next do so in some elections, and the request may be held for long.
+func (a *Among) elsewhere(ctx context.Context, at int, token string, n int) int {
 	a.mu.Lock()
 	addrs := a.addrs
 	a.mu.Unlock()
-	for i, addr := range addrs {
-		if i != at && a.serves(ctx, addr, token) {
-			// A process that was frozen and has woken may not know yet that it serves no longer.
-			if at >= 0 && at < len(addrs) && a.serves(ctx, addrs[at], token) {
-				return -1
+	for i := range addrs {
+		i = (i + n) % len(addrs)
+		if i == at {
+			continue
+		}
+		listens, serves := a.asks(ctx, addrs[i], token)
+		switch {
+		case serves:
+			if at >= 0 && at < len(addrs) {
+				// A process that was frozen and has woken may not know yet that it serves no longer.
+				if _, still := a.asks(ctx, addrs[at], token); still {
+					return -1
+				}
 			}
 			return i
+		case listens && n > 0:
+			return -1
 		}
 	}
 	return -1
 }
 
-// serves reports whether the elected process is at an address.
-func (a *Among) serves(ctx context.Context, addr, token string) bool {
+// asks reports whether somebody listens at an address, and whether that is the elected process.
+func (a *Among) asks(ctx context.Context, addr, token string) (listens, serves bool) {
 	ctx, cancel := context.WithTimeout(ctx, a.looks.patience)
 	defer cancel()
 	var dialer net.Dialer
 	c, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return false
+		return false, false
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.First()+LeaderPath, nil)
 	if err != nil {
-		return false
+		return true, false
 	}
 	r.Close = true
 	if token != "" {
 		r.Header.Set("Authorization", token)
 	}
 	if r.Write(c) != nil {
-		return false
+		return true, false
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(io.LimitReader(c, maxHeader)), r)
 	if err != nil {
-		return false
+		return true, false
 	}
 	_ = resp.Body.Close()
-	return resp.StatusCode == http.StatusNoContent
+	return true, resp.StatusCode == http.StatusNoContent
 }
 
 // answered is the body of an answer; its request lasts until it is closed.

@@ -166,3 +166,48 @@ func TestLooksBecomeRare(t *testing.T) {
 	}
 	require.LessOrEqual(t, l.next(1000), l.most)
 }
+
+// A request that is held for long asks one process after the other that listens, not all of them at each look.
+func TestLooksAtManyThatListen(t *testing.T) {
+	var asked atomic.Int64
+	var leads atomic.Pointer[string]
+	addrs := []string{"127.0.0.1:1"} // nobody listens
+	for range 5 {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			asked.Add(1)
+			if at := leads.Load(); at != nil && *at == r.Context().Value(http.LocalAddrContextKey).(net.Addr).String() {
+				w.WriteHeader(http.StatusNoContent)
+				return
+			}
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}))
+		t.Cleanup(s.Close)
+		addrs = append(addrs, s.Listener.Addr().String())
+	}
+	a, _ := among(t, addrs...)
+	looks := func(n int) (at int, requests int64) {
+		before := asked.Load()
+		at = a.elsewhere(t.Context(), 2, "", n)
+		return at, asked.Load() - before
+	}
+	at, requests := looks(0)
+	require.Equal(t, -1, at)
+	require.EqualValues(t, 4, requests, "all but its own")
+	for n := 1; n <= 12; n++ {
+		at, requests = looks(n)
+		require.Equal(t, -1, at)
+		require.EqualValues(t, 1, requests)
+	}
+	for i := range addrs {
+		if i == 0 || i == 2 {
+			continue
+		}
+		leads.Store(&addrs[i])
+		found := -1
+		for n := 1; n <= len(addrs); n++ {
+			at, _ = looks(n)
+			found = max(found, at)
+		}
+		require.Equal(t, i, found, "each is asked in turn")
+	}
+}
