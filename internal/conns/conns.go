@@ -14,7 +14,7 @@ import (
 // Limits of the connections that a Listener has open at a time.
 type Limits struct {
 	Total    int // all; a further one replaces an unproven one, or is closed
-	Unproven int // connections whose peer is not authenticated; a further one replaces the oldest
+	Unproven int // connections whose peer is not authenticated; a further one replaces one of them
 }
 
 // The share of unproven connections, and their maximum: each costs some 20 KiB once it speaks HTTP.
@@ -55,14 +55,15 @@ type Listener struct {
 
 	mu       sync.Mutex
 	open     int
-	unproven *list.List // of *Conn, the oldest first
-	said     bool       // that a limit was reached
+	unproven *list.List     // of *Conn, the oldest first
+	from     map[string]int // how many of them an address has
+	said     bool           // that a limit was reached
 }
 
 // Listen bounds the connections of l.
 func Listen(l net.Listener, limits Limits, log *slog.Logger) *Listener {
 	return &Listener{Listener: l, limits: limits, log: log, closed: make(chan struct{}), room: make(chan struct{}, 1),
-		unproven: list.New()}
+		unproven: list.New(), from: map[string]int{}}
 }
 
 // Accept returns the next connection, which is unproven.
@@ -72,7 +73,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &Conn{Conn: nc, l: l}
+		c := &Conn{Conn: nc, l: l, from: host(nc.RemoteAddr())}
 		if l.add(c) {
 			return c, nil
 		}
@@ -91,14 +92,14 @@ func (l *Listener) add(c *Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for l.unproven.Len() > 0 && (l.unproven.Len() >= l.limits.Unproven || l.open >= l.limits.Total) {
-		oldest := l.unproven.Front().Value.(*Conn)
+		oldest := l.oldestOfMost()
 		if rest := patience - time.Since(oldest.since); rest > 0 {
 			if !l.await(rest) {
 				return false
 			}
 			continue
 		}
-		l.warn("too many connections of peers that have not proved who they are: the oldest are closed", oldest)
+		l.warn("too many connections of peers that have not proved who they are: old ones are closed", oldest)
 		_ = oldest.closeLocked()
 	}
 	if l.open >= l.limits.Total {
@@ -106,9 +107,30 @@ func (l *Listener) add(c *Conn) bool {
 		return false
 	}
 	l.open++
-	c.since = time.Now()
-	c.queued = l.unproven.PushBack(c)
+	c.queueLocked()
 	return true
+}
+
+// oldestOfMost is the oldest unproven connection of an address that has the most: an address that opens many takes none
+// from others.
+func (l *Listener) oldestOfMost() *Conn {
+	most := 0
+	for _, n := range l.from {
+		most = max(most, n)
+	}
+	e := l.unproven.Front()
+	for l.from[e.Value.(*Conn).from] < most {
+		e = e.Next()
+	}
+	return e.Value.(*Conn)
+}
+
+// host is an address without its port.
+func host(a net.Addr) string {
+	if h, _, err := net.SplitHostPort(a.String()); err == nil {
+		return h
+	}
+	return a.String()
 }
 
 // await unlocks l until one may be added, or time is up. It reports false when the listener was closed meanwhile.
@@ -146,6 +168,7 @@ func (l *Listener) Counts() (open, unproven int) {
 type Conn struct {
 	net.Conn
 	l     *Listener
+	from  string    // the peer's address
 	since time.Time // when it became unproven
 
 	// Guarded by l.mu.
@@ -162,9 +185,14 @@ func (c *Conn) Prove(ok bool) {
 	case ok:
 		c.forgetLocked()
 	default:
-		c.since = time.Now()
-		c.queued = c.l.unproven.PushBack(c)
+		c.queueLocked()
 	}
+}
+
+func (c *Conn) queueLocked() {
+	c.since = time.Now()
+	c.queued = c.l.unproven.PushBack(c)
+	c.l.from[c.from]++
 }
 
 // NetConn is the connection below.
@@ -190,6 +218,9 @@ func (c *Conn) forgetLocked() {
 	if c.queued != nil {
 		c.l.unproven.Remove(c.queued)
 		c.queued = nil
+		if c.l.from[c.from]--; c.l.from[c.from] == 0 {
+			delete(c.l.from, c.from)
+		}
 	}
 	select {
 	case c.l.room <- struct{}{}:

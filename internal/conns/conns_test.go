@@ -116,6 +116,45 @@ func TestTheOldestUnprovenMakesRoom(t *testing.T) {
 	})
 }
 
+// from is a connection of a peer's address.
+type from struct {
+	net.Conn
+	addr net.Addr
+}
+
+func (f from) RemoteAddr() net.Addr { return f.addr }
+
+// An address that opens many connections closes its own, and not the older one of another address.
+func TestAnAddressWithManyMakesRoom(t *testing.T) {
+	l := Listen(newPiped(), Limits{Total: 10, Unproven: 3}, slog.New(slog.DiscardHandler))
+	synctest.Test(t, func(t *testing.T) {
+		open := func(ip byte) *Conn {
+			a, b := net.Pipe()
+			t.Cleanup(func() { a.Close() })
+			nc := from{b, &net.TCPAddr{IP: net.IPv4(10, 0, 0, ip), Port: 1}}
+			c := &Conn{Conn: nc, l: l, from: host(nc.RemoteAddr())}
+			require.True(t, l.add(c))
+			time.Sleep(2 * patience)
+			return c
+		}
+		slow := open(1)
+		crowd := []*Conn{open(2), open(2)}
+		for i := range 20 {
+			crowd = append(crowd, open(2))
+			require.False(t, slow.gone)
+			require.True(t, crowd[i].gone)
+		}
+		require.False(t, open(3).gone)
+		require.False(t, slow.gone)
+		_, unproven := l.Counts()
+		require.Equal(t, 3, unproven)
+		for _, c := range append(crowd, slow) {
+			_ = c.Close()
+		}
+		require.Len(t, l.from, 1)
+	})
+}
+
 func TestAProofMakesRoomAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, p, taken, log := listen(t, Limits{Total: 10, Unproven: 1})

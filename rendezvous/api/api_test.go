@@ -681,3 +681,21 @@ func TestRunsParametersOutliveTheDaemon(t *testing.T) {
 		svc.hub.Load().Runs(false)[0].Params)
 	svc.hub.Load().Close()
 }
+
+// A server whose answer has no end costs a client no more than the largest answer.
+func TestAnAnswerWithoutAnEnd(t *testing.T) {
+	var sent atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for err := error(nil); err == nil; {
+			var n int
+			n, err = io.WriteString(w, strings.Repeat("[", 1<<20))
+			sent.Add(int64(n))
+		}
+	}))
+	defer s.Close()
+	c := NewClient(s.Listener.Addr().String(), "")
+	defer c.Close()
+	_, err := c.Runs(t.Context())
+	require.ErrorContains(t, err, "not ours")
+	require.Less(t, sent.Load(), int64(2*maxReply))
+}
