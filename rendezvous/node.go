@@ -38,8 +38,9 @@ type node struct {
 	hungUp   bool // it was closed while no request was open
 	votes    bool // it has come back from an earlier world, in which it may still vote
 	dir      Directive
-	differs  bool // its Params are not the run's
-	failed   bool // workers of it have, which the others outlive
+	known    uint64 // the directive before, if dir tells its launcher nothing new; or 0
+	differs  bool   // its Params are not the run's
+	failed   bool   // workers of it have, which the others outlive
 
 	cleared  bool       // its newest check has passed
 	until    time.Time  // and counts until then; zero: for good

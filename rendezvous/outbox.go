@@ -30,8 +30,18 @@ func (o *outbox) direct(n *node, d Directive) {
 	if n.asked && d.Kind != job.Check {
 		o.free = append(o.free, n)
 	}
+	n.known = 0
+	if d.Kind == job.Wait && d.Cause == nil && n.dir.leadsTo(d) && n.Agent == "" {
+		n.known = n.dir.Seq
+	}
 	n.dir, n.optional, n.asked = d, false, n.asked && d.Kind == job.Check
 	o.acts = append(o.acts, Action{Node: n.ID, Directive: &d})
+}
+
+// leadsTo reports whether the launcher that has ended its workers for d expects w, and learns nothing from it.
+func (d *Directive) leadsTo(w Directive) bool {
+	return d.Kind == job.Stop && d.EpochID == w.EpochID && d.Restarts == w.Restarts && d.Paused == w.Paused &&
+		d.Barred == w.Barred && d.Command == w.Command && d.Spent == w.Spent && d.Leave == w.Leave
 }
 
 // check gives n a Check. The answer to an optional one is not waited for.

@@ -43,8 +43,10 @@ type Member struct {
 	RankBase, Slots int
 	// Life is where its launcher listens; the zero value is nowhere.
 	Life Life
-	// Directive is its present duty.
+	// Directive is its present duty. A launcher that has got the directive with the number Known learns nothing from it; 0
+	// is none.
 	Directive Directive
+	Known     uint64
 	// Asked reports that it has got a Check that is not answered yet.
 	Asked bool
 	// Away reports that it has no request open, and that nothing is known of its connection.
@@ -53,8 +55,8 @@ type Member struct {
 
 func (e *epoch) describe(n *node) Member {
 	m := Member{
-		ID: n.ID, Name: n.Name, Can: n.Can, RankBase: -1, Slots: n.Slots, Life: n.Life, Directive: n.dir, Asked: n.asked,
-		Away: n.away(),
+		ID: n.ID, Name: n.Name, Can: n.Can, RankBase: -1, Slots: n.Slots, Life: n.Life, Directive: n.dir, Known: n.known,
+		Asked: n.asked, Away: n.away(),
 	}
 	if e.seated(n) {
 		m.RankBase = n.rankBase

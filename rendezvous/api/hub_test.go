@@ -496,3 +496,42 @@ func TestHubKnowsWhatIsSaved(t *testing.T) {
 	fails()
 	until(t, h, "a", job.Fail)
 }
+
+// A node that has stopped its workers on request, and joined again, is not told to wait: the next answer is its place in
+// the next world or, where there is none, comes when the Watch ends.
+func TestWaitAfterStopIsNoNews(t *testing.T) {
+	for name, c := range map[string]struct {
+		back  bool // the other node is
+		want  job.Kind
+		after time.Duration
+	}{"a world forms": {true, job.Lead, time.Second}, "none does": {false, job.Wait, hold(2)}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := NewHub(HubConfig{})
+				defer h.Close()
+				p := rendezvous.Params{Min: 2, Max: 2, MaxRestarts: 1, Budget: rendezvous.Budget{BackoffMax: -1}}
+				for _, id := range []string{"a", "b"} {
+					require.NoError(t, h.Join(t.Context(), "r", joinOf(id, p)))
+				}
+				lead := until(t, h, "a", job.Lead)
+				require.NoError(t, h.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: lead.EpochID}))
+				require.NoError(t, h.Report(t.Context(), "r", rendezvous.Failing{ID: "b", EpochID: lead.EpochID,
+					Decision: rendezvous.RestartCharged}))
+				stop, again := until(t, h, "a", job.Stop), time.Now()
+				rejoin := func(id string) {
+					ev := joinOf(id, p)
+					ev.Stopped = stop.EpochID
+					require.NoError(t, h.Join(t.Context(), "r", ev))
+				}
+				rejoin("a")
+				if c.back {
+					time.AfterFunc(time.Second, func() { rejoin("b") })
+				}
+				n, err := h.Watch(t.Context(), "r", "a", Cursor{Directive: stop.Seq})
+				require.NoError(t, err)
+				require.Equal(t, c.want, n.Directive.Kind)
+				require.Equal(t, c.after, time.Since(again))
+			})
+		})
+	}
+}

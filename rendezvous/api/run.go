@@ -91,22 +91,27 @@ func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Du
 	expired := time.NewTimer(hold)
 	defer expired.Stop()
 	for {
-		n, wake, err := r.newer(node, after)
+		n, wake, err := r.newer(node, after, false)
 		if err != nil || wake == nil {
 			return n, err
 		}
 		select {
 		case <-wake:
 		case <-expired.C:
-			return nil, ErrNothingNew
+			if n, _, err = r.newer(node, after, true); n == nil && err == nil {
+				err = ErrNothingNew
+			}
+			return n, err
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
 	}
 }
 
-// newer returns the news after the cursor, or a channel that closes when there may be some.
-func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, err error) {
+// newer returns the news after the cursor, or a channel that closes when there may be some. A directive from which the
+// launcher learns nothing is news only at last, when the Watch ends: in a restart of a large world there is a better one
+// soon, and each answer leads to a request.
+func (r *run) newer(node string, after Cursor, last bool) (n *News, wake <-chan struct{}, err error) {
 	r.Lock()
 	defer r.Unlock()
 	if r.Err() != nil {
@@ -123,7 +128,8 @@ func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, e
 	}
 	d := m.Directive
 	early := d.Kind == job.Check && r.unsent[node]
-	if (d.Seq != after.Directive || len(notices) > 0) && !early {
+	known := d.Seq == after.Directive || !last && m.Known != 0 && m.Known == after.Directive
+	if (!known || len(notices) > 0) && !early {
 		return &News{Directive: d, Notices: notices, NoticeSeq: seq}, nil, nil
 	}
 	ch := r.wake[node]

@@ -233,7 +233,7 @@ func (c *cluster) unsettled() string {
 		return fmt.Sprintf("epoch %v of %d nodes, of which %d work; %d live", e, size, works, len(c.all))
 	}
 	for _, n := range c.all {
-		if d := n.hear(nil); d.Kind != job.Run && d.Kind != job.Wait {
+		if d := n.hear(nil); d.Kind != job.Run && d.Kind != job.Wait && d.Kind != job.Stop { // a spare waits
 			return fmt.Sprintf("node %s was told %+v", n.id, d)
 		}
 	}
