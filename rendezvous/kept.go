@@ -107,6 +107,12 @@ func (r *Round) Kept() Kept {
 	return k
 }
 
+// Steady is k with times by the clock of now, for New.
+func (k Kept) Steady(now time.Time) *Kept {
+	k.PausedAt = k.Spent.steady(now, k.PausedAt)
+	return &k
+}
+
 // recall begins with the state that earlier daemons have kept of the run.
 func (m *memory) recall(k *Kept) {
 	*m.params = k.Params
@@ -170,8 +176,11 @@ func (m *memory) recallPass(now time.Time, n *node) {
 		return
 	}
 	n.cleared, n.until, n.domain, n.unpaired = true, p.Until, p.Domain, p.Alone
-	if p.Left > 0 {
+	switch {
+	case p.Left > 0:
 		n.until = now.Add(p.Left)
+	case !p.Until.IsZero():
+		n.until = now.Add(p.Until.Sub(now)) // by a clock that is not set
 	}
 }
 

@@ -542,6 +542,36 @@ func TestKeptTerm(t *testing.T) {
 	require.Greater(t, r.epoch.id.Term, s.r.epoch.id.Term)
 }
 
+// The clock of the next daemon is an hour behind: restarts grow old all the same, and neither a window nor the deadline
+// is longer or shorter by that hour.
+func TestKeptTimesOfTheFuture(t *testing.T) {
+	b := Budget{BackoffMax: -1, BackoffLimit: -1, Deadline: 2 * time.Hour}
+	b.Windows[0] = Window{windowJob, 2, 10 * time.Minute}
+	s := newSim(t, unbounded(1, b))
+	s.join("a")
+	s.obey()
+	for range 2 {
+		_, ok := s.crashes("a", RestartCharged)
+		require.True(t, ok)
+		s.runsFor(time.Minute)
+	}
+	for name, kept := range map[string]bool{"in the store": true, "brought by launchers": false} {
+		t.Run(name, func(t *testing.T) {
+			v := s.revive()
+			v.now = s.now.Add(-time.Hour)
+			if kept {
+				v.r = New(Config{Term: s.r.out.seq + 1000, Kept: stored(t, s.r).Steady(v.now)})
+			}
+			v.comeBack("a")
+			require.Equal(t, 1, v.r.account.spent.within(v.now, Window{windowJob, 2, time.Minute}, cost{}), "the newest")
+			require.Equal(t, 2, v.r.account.spent.within(v.now, b.Windows[0], cost{}))
+			require.InDelta(t, 2*time.Hour, v.r.Status().Budget.Deadline.Sub(v.now), float64(3*time.Minute))
+			v.runsFor(10 * time.Minute)
+			require.Equal(t, 0, v.r.account.spent.within(v.now, b.Windows[0], cost{}))
+		})
+	}
+}
+
 // A run keeps little, however large it is.
 func TestKeptIsSmall(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: MaxNodes, LastCall: time.Nanosecond, MaxRestarts: 1, Gate: true})

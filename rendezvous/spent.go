@@ -55,11 +55,32 @@ func (s Spent) zero() bool {
 func (s Spent) brought(now time.Time, paused bool) Spent {
 	s.Streak, s.Fruitless, s.Same, s.Sum = max(s.Streak, 0), max(s.Fruitless, 0), max(s.Same, 0), max(s.Sum, 0)
 	s.Alike, s.Held = text.Clip(s.Alike, maxAlike), s.Held && paused
-	s.Recent = slices.Clone(s.Recent[max(0, len(s.Recent)-maxRecentTold):])
-	if s.Since.After(now) {
-		s.Since = now
-	}
+	s.Recent = s.Recent[max(0, len(s.Recent)-maxRecentTold):]
+	s.steady(now, time.Time{})
 	return s
+}
+
+// steady expresses the times of s by now, whose clock is monotonic, and at, which is of the same clock as they were.
+// Times of the future are those of a clock that has been set back, or was ahead: then all of them move into the past.
+func (s *Spent) steady(now, at time.Time) time.Time {
+	newest := at
+	for _, e := range append([]restarted{{At: s.Since}}, s.Recent...) {
+		if e.At.After(newest) {
+			newest = e.At
+		}
+	}
+	ahead := max(0, newest.Sub(now))
+	moved := func(at time.Time) time.Time {
+		if at.IsZero() {
+			return at
+		}
+		return now.Add(at.Sub(now) - ahead)
+	}
+	s.Since, s.HeldUntil, s.Recent = moved(s.Since), moved(s.HeldUntil), slices.Clone(s.Recent)
+	for i := range s.Recent {
+		s.Recent[i].At = moved(s.Recent[i].At)
+	}
+	return moved(at)
 }
 
 // larger is s, or o where that is more.

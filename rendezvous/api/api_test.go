@@ -163,6 +163,18 @@ func TestAgesSurviveTheWire(t *testing.T) {
 	require.NotContains(t, out[0].At.String(), "m=", "a wall time, as it is read on the other side")
 }
 
+// What a daemon was told goes by its monotonic clock: setting the other one changes no length of time.
+func TestTimesOfTheWireAreMonotonic(t *testing.T) {
+	now := time.Now()
+	sent := now.Add(-time.Hour).Round(0)
+	at := shifted(wall(now.Add(time.Minute), now), now.Round(0), now)
+	require.Contains(t, at.String(), "m=")
+	fs := []job.Failure{{At: sent}}
+	shift(fs, sent, now)
+	require.Equal(t, now, fs[0].At)
+	require.Zero(t, wall(time.Time{}, now))
+}
+
 func TestToken(t *testing.T) {
 	s := serveHub(t, "the-right-token-0")
 	for name, c := range map[string]struct{ token, want string }{

@@ -110,7 +110,9 @@ func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) er
 		e.Failures = dated(e.Failures, now)
 		return c.post(ctx, run, "failing", true, failingBody{e, sent{now}}, nil)
 	case rendezvous.Cleared:
-		return c.post(ctx, run, "cleared", true, clearedBody{e, sent{time.Now()}}, nil)
+		now := time.Now()
+		e.Until = wall(e.Until, now)
+		return c.post(ctx, run, "cleared", true, clearedBody{e, sent{now}}, nil)
 	case rendezvous.Barred:
 		return c.post(ctx, run, "barred", true, e, nil)
 	case rendezvous.Doubt:

@@ -34,6 +34,9 @@ type run struct {
 func (h *Hub) newRun(id string, past *rendezvous.Kept) *run {
 	now := time.Now()
 	base := uint64(now.UnixNano())
+	if past != nil {
+		past = past.Steady(now)
+	}
 	name := ""
 	if h.cfg.Keep > 0 && id != nameless {
 		name = id

@@ -57,14 +57,22 @@ type (
 	}
 )
 
-// dated expresses the times of fs in the wall clock of sentAt. Ages are taken from the
-// monotonic clock, so that a jump of the wall clock since a failure does not matter.
+// dated expresses the times of fs in the wall clock of sentAt.
 func dated(fs []job.Failure, sentAt time.Time) []job.Failure {
 	out := slices.Clone(fs)
 	for i := range out {
-		out[i].At = sentAt.Round(0).Add(-sentAt.Sub(out[i].At))
+		out[i].At = wall(out[i].At, sentAt)
 	}
 	return out
+}
+
+// wall expresses a time in the wall clock of sentAt; no time stays none. Ages are taken from the monotonic clock, so
+// that a jump of the wall clock since then does not matter.
+func wall(at, sentAt time.Time) time.Time {
+	if at.IsZero() {
+		return at
+	}
+	return sentAt.Round(0).Add(at.Sub(sentAt))
 }
 
 // shift moves the times of fs from the sender's clock to ours, in place.
@@ -73,16 +81,16 @@ func shift(fs []job.Failure, sentAt, now time.Time) {
 		return
 	}
 	for i := range fs {
-		fs[i].At = fs[i].At.Add(now.Sub(sentAt))
+		fs[i].At = shifted(fs[i].At, sentAt, now)
 	}
 }
 
-// shifted is a time of the sender's clock by ours; no time stays none.
+// shifted is a time of the sender's clock by ours, monotonic as now is; no time stays none.
 func shifted(at, sentAt, now time.Time) time.Time {
 	if at.IsZero() || sentAt.IsZero() {
 		return at
 	}
-	return at.Add(now.Sub(sentAt))
+	return now.Add(at.Sub(sentAt))
 }
 
 // wireErrors maps the errors that a launcher acts upon to a status and a stable code.
