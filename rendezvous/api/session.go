@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,6 +64,7 @@ type Session struct {
 	err      error // why dirs is closed; read after it is
 	mu       sync.Mutex
 	resume   *rendezvous.Resume // the newest epoch that had workers here
+	due      *rendezvous.Resume // an epoch whose workers are about to start here
 	stopped  job.EpochID        // the newest epoch with workers that have been stopped on request
 	works    bool               // workers run
 	idleAt   time.Time          // since when they do not
@@ -123,7 +125,7 @@ func (s *Session) Err() error { return s.err }
 func (s *Session) Running(r *rendezvous.Resume) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.works = r != nil
+	s.works, s.due = r != nil, nil
 	if r != nil {
 		s.resume = r
 	} else {
@@ -289,7 +291,7 @@ func (s *Session) join(ctx context.Context, failures []job.Failure) error {
 	s.mu.Lock()
 	ev := rendezvous.Join{
 		Node: s.cfg.Node, Params: s.params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent,
-		Resume: s.resume, Paused: s.paused, Barred: s.excluded,
+		Resume: cmp.Or(s.due, s.resume), Paused: s.paused, Barred: s.excluded,
 		Spent: s.used, Progress: s.progress, Command: s.command, OnResume: s.cfg.OnResume,
 		Work: s.cfg.Work,
 	}
@@ -458,6 +460,10 @@ func (s *Session) deliver(d rendezvous.Directive) {
 	s.paused, s.excluded, s.command = d.Paused, d.Barred, d.Command
 	if d.Kind == job.Bar {
 		s.excluded = d.Cause
+	}
+	s.due = nil
+	if d.Kind == job.Run && d.Place != nil && (s.resume == nil || s.resume.EpochID != d.EpochID) {
+		s.due = &rendezvous.Resume{EpochID: d.EpochID, Place: *d.Place, Hold: d.Hold}
 	}
 	s.mu.Unlock()
 	select {

@@ -258,6 +258,37 @@ func TestSessionRemembersReports(t *testing.T) {
 }
 
 // What is refused for good is not tried again; a watch that ends so ends the session, and says why.
+// A daemon that is lost just after it has told a node to start its workers has a successor that hears of them, however
+// long their start takes; but not of workers that a newer directive has forestalled.
+func TestSessionRemembersWorkersThatAreDue(t *testing.T) {
+	svc := &joiner{}
+	s := &Session{dirs: make(chan rendezvous.Directive, 1), svc: svc}
+	place := job.Place{GroupRank: 1, GroupWorldSize: 2}
+	first, second := job.EpochID{Term: 7, Round: 1}, job.EpochID{Term: 7, Round: 2}
+	s.deliver(rendezvous.Directive{Kind: job.Run, EpochID: first, Place: &place})
+	require.NoError(t, s.join(t.Context(), nil))
+	require.Equal(t, &rendezvous.Resume{EpochID: first, Place: place}, svc.join.Resume)
+	s.Running(&rendezvous.Resume{EpochID: first, Place: place, Done: true})
+	s.deliver(rendezvous.Directive{Kind: job.Run, EpochID: first, Place: &place})
+	require.NoError(t, s.join(t.Context(), nil))
+	require.True(t, svc.join.Resume.Done, "of a running epoch more is known")
+	s.deliver(rendezvous.Directive{Kind: job.Run, EpochID: second, Place: &place})
+	s.deliver(rendezvous.Directive{Kind: job.Wait, EpochID: second})
+	require.NoError(t, s.join(t.Context(), nil))
+	require.Equal(t, first, svc.join.Resume.EpochID)
+}
+
+// joiner keeps the newest Join.
+type joiner struct {
+	Service
+	join rendezvous.Join
+}
+
+func (j *joiner) Join(_ context.Context, _ string, ev rendezvous.Join) error {
+	j.join = ev
+	return nil
+}
+
 func TestSessionTakesARefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc, log := newScript(), &strings.Builder{}
