@@ -28,6 +28,7 @@ import (
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/internal/retry"
+	"dlrover-run/internal/secure"
 )
 
 // Config of a Daemon. Dir is required, the rest has defaults.
@@ -50,6 +51,8 @@ type Config struct {
 	// Sent is the token for connections from now on, and Accepted are those that are right, where they change; nil: Token.
 	Sent     func() string
 	Accepted func() []string
+	// TLS is what the daemons of the nodes speak to each other; nil: none.
+	TLS *secure.Layer
 	// Switch is the switch that this node hangs on, if known.
 	Switch string
 	// Spawned is set if a launcher has started this daemon, which ends with it.

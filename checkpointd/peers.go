@@ -67,6 +67,9 @@ func newPeers(c *copies, nodes int) (*peers, error) {
 	if c.cfg.Remote == nil || c.cfg.Addr == "" {
 		return nil, errors.New("copies need a rendezvous that all nodes reach: use --rdzv-backend=c10d or dlrover-master")
 	}
+	if err := c.cfg.TLS.Serves(); err != nil {
+		return nil, fmt.Errorf("copies of other nodes: %w", err)
+	}
 	host := c.cfg.Addr
 	if c.cfg.Token != "" && net.ParseIP(host) == nil {
 		host = "" // a name may be a loopback address here, and another one elsewhere
@@ -79,9 +82,9 @@ func newPeers(c *copies, nodes int) (*peers, error) {
 		port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1),
 		pending: map[origin]pendingCopy{}, copied: map[origin]pendingCopy{}, unreachable: map[int]backoff{},
 		cancelExchange: func() {},
-		client:         &replica.Client{Token: c.cfg.Token, Sent: c.cfg.Sent}}
+		client:         &replica.Client{Token: c.cfg.Token, Sent: c.cfg.Sent, TLS: c.cfg.TLS}}
 	p.server = replica.NewServer(c.cfg.Token, replicaStore{c.segs}, c.log)
-	p.server.Accepted = c.cfg.Accepted
+	p.server.Accepted, p.server.TLS = c.cfg.Accepted, c.cfg.TLS
 	p.ctx, p.cancel = context.WithCancel(c.life.ctx)
 	p.wg.Go(func() { _ = p.server.Serve(ln) }) // ends with Close
 	p.wg.Go(p.push)

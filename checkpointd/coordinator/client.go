@@ -17,6 +17,7 @@ import (
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/internal/plainhttp"
 	"dlrover-run/internal/retry"
+	"dlrover-run/internal/secure"
 )
 
 const (
@@ -76,9 +77,13 @@ func Client(base, run string, token func() string, hc *http.Client) Coordinator 
 
 // Mover is a Coordinator on a Hub that may be replaced by one elsewhere.
 type Mover interface {
+	// Over has all connections speak TLS. It is called before the first request; nil changes nothing.
+	Over(l *secure.Layer)
 	// Move turns to the Hub at HOST:PORT, or at one of several with commas between.
 	Move(addrs string)
 }
+
+func (c *client) Over(l *secure.Layer) { c.among.Over(l.Dial) }
 
 func (c *client) Move(addrs string) {
 	if c.among != nil {

@@ -8,6 +8,7 @@ import (
 	"net"
 
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/secure"
 )
 
 // Client pushes copies to Servers, and fetches them. Safe for concurrent use; the fields are set before the first use.
@@ -15,6 +16,7 @@ type Client struct {
 	Token string // of the job; empty only for loopback addresses
 	// Sent is the token for connections from now on, where that changes; nil: Token.
 	Sent func() string
+	TLS  *secure.Layer
 	// Conns is how many connections one transfer uses, at most 4; 0: two.
 	Conns int
 	// Dial opens a connection; nil: TCP.
@@ -205,7 +207,9 @@ func (cl *Client) dial(ctx context.Context, addr string) (*conn, error) {
 			return (&net.Dialer{Timeout: handshakeTime}).DialContext(ctx, "tcp", addr)
 		}
 	}
-	nc, err := dial(ctx, addr)
+	nc, err := cl.TLS.Dial(func(ctx context.Context, _, addr string) (net.Conn, error) {
+		return dial(ctx, addr)
+	})(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}

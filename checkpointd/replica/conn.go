@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/secure"
 )
 
 // conn is a connection whose deadlines move with the bytes. It ends with its context. One goroutine uses it.
@@ -33,11 +35,8 @@ func newConn(ctx context.Context, nc net.Conn) *conn {
 // unpace gives a connection within this machine a congestion control that does not pace: there is nothing to congest,
 // and pacing, as BBR does it, costs a timer for every 64 KiB. Between machines the system's choice stays.
 func unpace(nc net.Conn) {
-	if u, ok := nc.(interface{ NetConn() net.Conn }); ok {
-		nc = u.NetConn()
-	}
-	t, ok := nc.(*net.TCPConn)
-	if !ok || !sameHost(t.LocalAddr(), t.RemoteAddr()) {
+	t := secure.TCP(nc)
+	if t == nil || !sameHost(t.LocalAddr(), t.RemoteAddr()) {
 		return
 	}
 	raw, err := t.SyscallConn()
@@ -110,12 +109,13 @@ func (c *conn) move(all int, op func(done int) (int, error)) (done int, err erro
 	return done, nil
 }
 
-// fatal returns nil for a deadline that passed while bytes moved elsewhere in the transfer.
+// fatal returns nil for a deadline that passed while bytes moved elsewhere in the transfer. TLS does not survive one in
+// a Write.
 func (c *conn) fatal(err error) error {
 	if err != nil && c.ctx.Err() != nil {
 		return context.Cause(c.ctx)
 	}
-	if !errors.Is(err, os.ErrDeadlineExceeded) {
+	if e, ok := errors.AsType[net.Error](err); !ok || !errors.Is(err, os.ErrDeadlineExceeded) || !e.Temporary() {
 		return err
 	}
 	if time.Since(time.Unix(0, c.moved.Load())) < idleTime {

@@ -14,6 +14,7 @@ import (
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/internal/conns"
 	"dlrover-run/internal/retry"
+	"dlrover-run/internal/secure"
 )
 
 const (
@@ -40,7 +41,8 @@ type Store interface {
 type Server struct {
 	// Accepted are the tokens that are right now, where that changes; nil: NewServer's alone is. It is set before Serve.
 	Accepted func() []string
-
+	// TLS is what connections speak; nil: none. It is set before Serve.
+	TLS    *secure.Layer
 	token  string
 	store  Store
 	log    *slog.Logger
@@ -124,12 +126,17 @@ func (s *Server) serve(nc net.Conn) {
 	if s.Accepted != nil {
 		tokens = s.Accepted()
 	}
-	if err := handshake(s.ctx, nc, func(rw io.ReadWriter) error { return welcome(rw, tokens) }); err != nil {
+	sc := s.TLS.Server(nc)
+	err := handshake(s.ctx, sc, func(rw io.ReadWriter) error { return welcome(rw, tokens) })
+	if err == nil {
+		err = secure.Check(sc)
+	}
+	if err != nil {
 		s.strange(nc, err)
 		return
 	}
 	nc.(*conns.Conn).Prove(true)
-	c := newConn(s.ctx, nc)
+	c := newConn(s.ctx, sc)
 	defer c.Close()
 	m, err := c.receive()
 	if errors.Is(err, io.EOF) {

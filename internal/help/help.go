@@ -73,6 +73,25 @@ func lines(above, section string, commands []*cli.Command) (all []line) {
 	return all
 }
 
+// TLS are the options of TLS, which all programs have; serves: the program serves others.
+func TLS(category string, serves bool) []cli.Flag {
+	ca := "`PATH`: certificates of the authorities, in PEM, that sign the servers' (default: $DLROVER_TLS_CA)"
+	if serves {
+		ca = "`PATH`: certificates of the authorities, in PEM, that sign the other side's; launchers without such a " +
+			"certificate are not served (default: $DLROVER_TLS_CA)"
+	}
+	return []cli.Flag{
+		&cli.StringFlag{Name: "tls", Category: category,
+			Usage: "`auto|off`: auto: connections are encrypted, with a key that is derived from the job token; off: " +
+				"they are not (default: $DLROVER_TLS, else by --tls-cert or --tls-ca where they are given)"},
+		&cli.StringFlag{Name: "tls-cert", Category: category,
+			Usage: "`PATH`: certificate of this program, in PEM; it is read again after a change (default: $DLROVER_TLS_CERT)"},
+		&cli.StringFlag{Name: "tls-key", Category: category,
+			Usage: "`PATH`: private key of --tls-cert (default: $DLROVER_TLS_KEY)"},
+		&cli.StringFlag{Name: "tls-ca", Category: category, Usage: ca},
+	}
+}
+
 func printFlags(w io.Writer, flags []cli.Flag) {
 	section, width := "none yet", widest
 	if n, ok := console.Columns(w); ok {

@@ -11,10 +11,14 @@ import (
 	"sync"
 )
 
+// DialFunc makes connections.
+type DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
+
 // Among dials one of several addresses of a service, of which only the elected one listens. Its methods may be called
 // by any goroutine.
 type Among struct {
 	looks looks
+	wrap  func(DialFunc) DialFunc // see Over; nil: as they are
 
 	mu    sync.Mutex
 	addrs []string
@@ -25,6 +29,17 @@ type Among struct {
 // NewAmong takes HOST:PORT, or several of them with commas between.
 func NewAmong(addrs string) *Among {
 	return &Among{addrs: strings.Split(addrs, ","), looks: usualLooks}
+}
+
+// Over has all connections be made through a dialer that wrap returns, such as one of TLS. It is to be called before
+// the first one.
+func (a *Among) Over(wrap func(DialFunc) DialFunc) { a.wrap = wrap }
+
+func (a *Among) wrapped(dial DialFunc) DialFunc {
+	if a.wrap == nil {
+		return dial
+	}
+	return a.wrap(dial)
 }
 
 // NewReplaceable is an Among for addresses that Replace may change.
@@ -92,9 +107,7 @@ func (a *Among) First() string {
 }
 
 // Dial tries each address once.
-func (a *Among) Dial(ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (
-	c net.Conn, err error,
-) {
+func (a *Among) Dial(ctx context.Context, dial DialFunc) (c net.Conn, err error) {
 	a.mu.Lock()
 	addrs, first := a.addrs, a.first
 	a.mu.Unlock()
@@ -157,7 +170,7 @@ func (a *Among) Through(set func(*http.Transport)) *http.Client {
 			set(t)
 		}
 		dial := t.DialContext
-		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return a.Dial(ctx, dial) }
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return a.Dial(ctx, a.wrapped(dial)) }
 	})
 	c.Transport = failover{c.Transport.(*http.Transport), a}
 	return c

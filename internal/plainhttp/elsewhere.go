@@ -144,7 +144,7 @@ func (a *Among) asks(ctx context.Context, addr, token string) (listens, serves b
 	ctx, cancel := context.WithTimeout(ctx, a.looks.patience)
 	defer cancel()
 	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, "tcp", addr)
+	c, err := a.wrapped(dialer.DialContext)(ctx, "tcp", addr)
 	if err != nil {
 		return false, false
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 )
 
 // Choice is the user's: the values of --tls, --tls-cert, --tls-key and --tls-ca.
@@ -14,21 +15,21 @@ type Choice struct {
 	CA   string `json:"ca,omitempty"`   // path of the authorities that the other side's certificate is to be of
 }
 
-// variables are those that count where an option is not given, in the order of Choice.
-var variables = [...]string{"DLROVER_TLS", "DLROVER_TLS_CERT", "DLROVER_TLS_KEY", "DLROVER_TLS_CA"}
+// Variables are those that count where an option is not given, in the order of Choice.
+var Variables = [...]string{"DLROVER_TLS", "DLROVER_TLS_CERT", "DLROVER_TLS_KEY", "DLROVER_TLS_CA"}
 
 // Chosen reads the options, and where none is given the variables.
 func Chosen(option func(name string) string, env func(string) (string, bool)) (c Choice, err error) {
 	mode, from := option("tls"), "--tls"
 	if mode == "" {
-		mode, _ = env(variables[0])
-		from = variables[0]
+		mode, _ = env(Variables[0])
+		from = Variables[0]
 	}
 	c.Cert, c.Key, c.CA = option("tls-cert"), option("tls-key"), option("tls-ca")
 	if c == (Choice{}) {
-		c.Cert, _ = env(variables[1])
-		c.Key, _ = env(variables[2])
-		c.CA, _ = env(variables[3])
+		c.Cert, _ = env(Variables[1])
+		c.Key, _ = env(Variables[2])
+		c.CA, _ = env(Variables[3])
 	}
 	switch mode {
 	case "":
@@ -48,7 +49,12 @@ func Chosen(option func(name string) string, env func(string) (string, bool)) (c
 		return c, errors.New("--tls-cert and --tls-key belong together: give both or none (DLROVER_TLS_CERT, " +
 			"DLROVER_TLS_KEY)")
 	}
-	return c, nil
+	for _, path := range []*string{&c.Cert, &c.Key, &c.CA} {
+		if *path != "" && err == nil {
+			*path, err = filepath.Abs(*path) // for programs that this one starts elsewhere
+		}
+	}
+	return c, err
 }
 
 // On reports whether connections speak TLS.
@@ -65,7 +71,7 @@ func (c Choice) Environ() (env []string) {
 	}
 	for i, value := range [...]string{mode, c.Cert, c.Key, c.CA} {
 		if value != "" {
-			env = append(env, variables[i]+"="+value)
+			env = append(env, Variables[i]+"="+value)
 		}
 	}
 	return env
@@ -90,13 +96,21 @@ func (c Choice) Layer(token string, side Side, log *slog.Logger) (*Layer, error)
 	case c.Auto:
 		l.id, err = ofToken(token)
 		return l, err
-	case side&Serves != 0 && c.Cert == "":
-		return nil, errors.New("--tls-ca alone is for clients, and this program serves others: give it --tls-cert and " +
-			"--tls-key, too (DLROVER_TLS_CERT, DLROVER_TLS_KEY)")
 	case side&Asks != 0 && c.CA == "":
 		return nil, errors.New("--tls-cert without --tls-ca: give the authority that has signed the servers' certificates " +
 			"(DLROVER_TLS_CA)")
 	}
-	l.id, err = l.read()
+	if l.id, err = l.read(); err == nil && side&Serves != 0 {
+		err = l.Serves()
+	}
 	return l, err
+}
+
+// Serves returns why a program with this Layer cannot serve others.
+func (l *Layer) Serves() error {
+	if l == nil || l.choice.Auto || l.choice.Cert != "" {
+		return nil
+	}
+	return errors.New("--tls-ca alone is for clients, and this program serves others: give it --tls-cert and --tls-key, " +
+		"too (DLROVER_TLS_CERT, DLROVER_TLS_KEY)")
 }

@@ -145,7 +145,7 @@ func (p peers) server(addr string, s tls.ConnectionState) error {
 	err := leaf.VerifyHostname(host)
 	if err != nil && !p.same(leaf) {
 		return &Error{fmt.Sprintf("the certificate of %s is for %s, not for %s: issue one with this name in its "+
-			"subjectAltName", addr, names(leaf), host), err}
+			"subjectAltName, or give this program a certificate that has one of the same names", addr, names(leaf), host), err}
 	}
 	return nil
 }

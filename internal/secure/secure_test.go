@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"dlrover-run/internal/plainhttp"
 	"dlrover-run/internal/testkit"
 )
 
@@ -58,7 +57,7 @@ func serve(t *testing.T, l *Layer) (addr string) {
 // get returns the body of an answer.
 func get(t *testing.T, l *Layer, addr string) (string, error) {
 	t.Helper()
-	c := plainhttp.New(func(t *http.Transport) { t.DialContext = l.Dial(t.DialContext) })
+	c := &http.Client{Transport: &http.Transport{DialContext: l.Dial(new(net.Dialer).DialContext)}}
 	defer c.CloseIdleConnections()
 	resp, err := c.Get("http://" + addr)
 	if err != nil {
@@ -209,9 +208,9 @@ func TestChosen(t *testing.T) {
 		{},
 		{env: "DLROVER_TLS=auto", want: "DLROVER_TLS=auto"},
 		{options: "tls=off", env: "DLROVER_TLS=auto DLROVER_TLS_CA=x", want: "DLROVER_TLS=off"},
-		{options: "tls-ca=b", env: "DLROVER_TLS_CERT=a DLROVER_TLS_KEY=a DLROVER_TLS_CA=a", want: "DLROVER_TLS_CA=b"},
-		{env: "DLROVER_TLS_CERT=a DLROVER_TLS_KEY=b DLROVER_TLS_CA=c",
-			want: "DLROVER_TLS_CERT=a DLROVER_TLS_KEY=b DLROVER_TLS_CA=c"},
+		{options: "tls-ca=/b", env: "DLROVER_TLS_CERT=a DLROVER_TLS_KEY=a DLROVER_TLS_CA=a", want: "DLROVER_TLS_CA=/b"},
+		{env: "DLROVER_TLS_CERT=/a DLROVER_TLS_KEY=/b DLROVER_TLS_CA=/c",
+			want: "DLROVER_TLS_CERT=/a DLROVER_TLS_KEY=/b DLROVER_TLS_CA=/c"},
 		{options: "tls-cert=a tls-ca=c", err: "--tls-cert and --tls-key belong together"},
 		{options: "tls=auto", env: "DLROVER_TLS_CA=x", err: "--tls=auto derives certificates from the job token, and takes"},
 		{env: "DLROVER_TLS=yes", err: "DLROVER_TLS=yes: need auto or off"},
@@ -237,7 +236,7 @@ func TestChosen(t *testing.T) {
 			require.Equal(t, c.want, strings.Join(got.Environ(), " "))
 		}
 	}
-	_, err := Choice{CA: "x"}.Layer("", Serves, nil)
+	_, err := Choice{CA: testkit.NewAuthority(t, "ours").CA}.Layer("", Serves, nil)
 	require.ErrorContains(t, err, "--tls-ca alone is for clients")
 	_, err = Choice{Cert: "x", Key: "y"}.Layer("", Asks, nil)
 	require.ErrorContains(t, err, "--tls-cert without --tls-ca")

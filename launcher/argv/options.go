@@ -28,8 +28,8 @@ func Options() []Option {
 	for i := range opts {
 		o := &opts[i]
 		switch o.Name {
-		case "logs-specs", "numa-binding", "print-completion", "box-pairs", "token-file",
-			"no-save-at-breakpoint", "help", "version":
+		case "logs-specs", "numa-binding", "print-completion", "box-pairs", "token-file", "tls", "tls-cert", "tls-key",
+			"tls-ca", "no-save-at-breakpoint", "help", "version":
 		default:
 			o.Env = "PET_" + strings.ToUpper(strings.ReplaceAll(o.Name, "-", "_"))
 		}
@@ -93,6 +93,16 @@ func rendezvousOptions() []Option {
 		{Name: "token-file", Meta: "PATH", Category: rdzvSection, Extra: true,
 			Usage: "file with the job token, a secret that all nodes of the job share (default: $DLROVER_TOKEN_FILE, " +
 				"else the token in $DLROVER_TOKEN)"},
+		{Name: "tls", Meta: "auto|off", Category: rdzvSection, Extra: true, Choices: []string{"auto", "off"},
+			Usage: "auto: connections of the rendezvous and of checkpoint copies are encrypted, with a key that is derived " +
+				"from the job token; off: they are not (default: $DLROVER_TLS, else by --tls-ca where it is given)"},
+		{Name: "tls-cert", Meta: "PATH", Category: rdzvSection, Extra: true,
+			Usage: "certificate of this node, in PEM, to serve with and to show to servers (default: $DLROVER_TLS_CERT)"},
+		{Name: "tls-key", Meta: "PATH", Category: rdzvSection, Extra: true,
+			Usage: "private key of --tls-cert (default: $DLROVER_TLS_KEY)"},
+		{Name: "tls-ca", Meta: "PATH", Category: rdzvSection, Extra: true,
+			Usage: "certificates of the authorities, in PEM, that sign those of servers, and of nodes that join this one " +
+				"(default: $DLROVER_TLS_CA)"},
 		{Name: "allow-exec", Kind: Flag, Category: rdzvSection, Extra: true,
 			Usage: "let owners of the job token run commands next to this node's workers, by dlroverctl exec; needs a token, " +
 				"and excludes --insecure"},

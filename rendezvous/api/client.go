@@ -16,6 +16,7 @@ import (
 	"dlrover-run/internal/httperr"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/plainhttp"
+	"dlrover-run/internal/secure"
 	"dlrover-run/rendezvous"
 )
 
@@ -31,6 +32,7 @@ const (
 type Client struct {
 	among  *plainhttp.Among
 	token  func() string
+	tls    *secure.Layer // nil: none
 	hc     *http.Client
 	dialed func(peer net.Addr) // nil: no callback
 }
@@ -56,6 +58,20 @@ func newClient(among *plainhttp.Among, token string) *Client {
 
 // TokenFrom has f called for the token of every request. It is to be called before the first one.
 func (c *Client) TokenFrom(f func() string) { c.token = f }
+
+// Over has all connections speak TLS, and returns c. It is to be called before the first request; nil changes nothing.
+func (c *Client) Over(l *secure.Layer) *Client {
+	c.tls = l
+	c.among.Over(l.Dial)
+	return c
+}
+
+// To returns a Client of the daemon at another host:port, with the same token and the same TLS.
+func (c *Client) To(addr string) *Client {
+	to := NewClient(addr, "").Over(c.tls)
+	to.token = c.token
+	return to
+}
 
 // WhenDialed has f called with the daemon's address whenever a connection was made. It is to be called before the first
 // request.
@@ -131,8 +147,12 @@ func (c *Client) Leave(ctx context.Context, run string, ev rendezvous.Leave) (e 
 	return e, err
 }
 
-// LeaveRequest is the complete request of a Leave, to be sent on a connection of its own by a process without a Client.
+// LeaveRequest is the complete request of a Leave, to be sent on a connection of its own by a process without a Client,
+// which speaks no TLS.
 func (c *Client) LeaveRequest(run string, ev rendezvous.Leave) ([]byte, error) {
+	if c.tls != nil {
+		return nil, fmt.Errorf("leave run %q: without TLS: %w", run, errors.ErrUnsupported)
+	}
 	body, err := json.Marshal(ev)
 	if err != nil {
 		return nil, fmt.Errorf("leave run %q: %w", run, err)

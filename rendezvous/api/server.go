@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/plainhttp"
+	"dlrover-run/internal/secure"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 )
@@ -202,7 +203,10 @@ type server struct {
 // any other ends.
 func (s *server) guard(next http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
-		err := s.checkToken(req)
+		err := certified(req)
+		if err == nil {
+			err = s.checkToken(req)
+		}
 		if err == nil {
 			err = checkMedia(req)
 		}
@@ -217,6 +221,19 @@ func (s *server) guard(next http.Handler) http.HandlerFunc {
 		}
 		next.ServeHTTP(w, req)
 	}
+}
+
+// errCertificate: the server requires a certificate of its callers.
+var errCertificate = errors.New("TLS")
+
+// certified returns why a launcher is not served whose server requires a certificate. It may try again: files change.
+func certified(req *http.Request) error {
+	if c := lineOf(req.Context()); c != nil {
+		if err := secure.Check(c); err != nil {
+			return fmt.Errorf("%w: %w", errCertificate, err)
+		}
+	}
+	return nil
 }
 
 // Vote is the name of the mount at which launchers elect the one that serves. It is served on standby, too.

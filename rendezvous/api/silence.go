@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/secure"
 	"dlrover-run/rendezvous"
 )
 
@@ -23,7 +24,7 @@ const tcpUserTimeout = 18
 // notice makes the kernel notice that the other host has fallen silent. It is best effort: without it, detection takes
 // longer.
 func notice(nc net.Conn) {
-	if t := tcpConn(nc); t != nil {
+	if t := secure.TCP(nc); t != nil {
 		_ = t.SetKeepAliveConfig(watchAlive)
 		setUserTimeout(t, rendezvous.SuspectAfter)
 	}
@@ -40,19 +41,6 @@ func setUserTimeout(t *net.TCPConn, d time.Duration) {
 	}
 }
 
-func tcpConn(nc net.Conn) *net.TCPConn {
-	for {
-		if t, ok := nc.(*net.TCPConn); ok {
-			return t
-		}
-		u, ok := nc.(interface{ NetConn() net.Conn })
-		if !ok {
-			return nil
-		}
-		nc = u.NetConn()
-	}
-}
-
 // noticing is ctx for a Watch over a connection that notices a silent host.
 func noticing(ctx context.Context) context.Context {
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -63,7 +51,7 @@ func noticing(ctx context.Context) context.Context {
 // patiently is ctx for a request whose reader may be slow; its connection may have carried a Watch.
 func patiently(ctx context.Context) context.Context {
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
-		if t := tcpConn(i.Conn); t != nil && i.Reused {
+		if t := secure.TCP(i.Conn); t != nil && i.Reused {
 			setUserTimeout(t, 0)
 		}
 	}})

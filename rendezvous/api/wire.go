@@ -102,6 +102,7 @@ var wireErrors = httperr.Table{
 	{rendezvous.ErrTaken, http.StatusServiceUnavailable, "taken"},
 	{ErrUnauthorized, http.StatusUnauthorized, "unauthorized"},
 	{errStranger, http.StatusForbidden, "stranger"},
+	{errCertificate, http.StatusForbidden, "certificate"},
 	{rendezvous.ErrFinished, http.StatusConflict, "finished"},
 	{rendezvous.ErrNotRunning, http.StatusConflict, "not_running"},
 	{rendezvous.ErrNotPaused, http.StatusConflict, "not_paused"},

@@ -20,6 +20,10 @@ var variables = []variable{
 		"least level of their own log lines, as in torchrun: `DEBUG`, `INFO` (default), `WARNING`, `ERROR`, `CRITICAL`"},
 	{"DLROVER_TOKEN", every, "the job token, at least 16 bytes; not passed on to workers"},
 	{"DLROVER_TOKEN_FILE", every, "file with the job token; before `DLROVER_TOKEN`, after `--token-file`"},
+	{"DLROVER_TLS", every, "`auto` or `off`: default of `--tls`; see [TLS](../tasks/tls.md)"},
+	{"DLROVER_TLS_CERT", every, "default of `--tls-cert`, unless an option of certificates is given"},
+	{"DLROVER_TLS_KEY", every, "default of `--tls-key`, as well"},
+	{"DLROVER_TLS_CA", every, "default of `--tls-ca`, as well"},
 	{"DLROVER_MASTER_ADDR", launcher + ", dlroverctl",
 		"`HOST:PORT` of the daemon, or `HOST:PORT,...` of [several](../tasks/high-availability.md), which elect one of " +
 			"them; makes `dlrover-master` the backend unless one is given"},

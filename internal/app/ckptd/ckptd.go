@@ -35,6 +35,7 @@ import (
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/help"
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/secure"
 	"dlrover-run/internal/version"
 	"dlrover-run/launcher/argv"
 )
@@ -120,7 +121,7 @@ func app(stdout io.Writer) *cli.App {
 	return &cli.App{
 		Name: Name, Usage: "keeps and flushes the checkpoints that workers save in memory", Description: description,
 		Action: func(c *cli.Context) error { return serve(c, stdout) },
-		Flags: []cli.Flag{
+		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "job", Category: category,
 				Usage: "`NAME`: name of the job, as in the launcher's --ckpt-sidecar: letters, digits and ._-"},
 			&cli.StringFlag{Name: "shm-dir", Category: category, Value: DefaultShm,
@@ -131,6 +132,7 @@ func app(stdout io.Writer) *cli.App {
 			&cli.StringFlag{Name: "run", Category: category, Usage: "`ID`: name of the run, with --master"},
 			&cli.StringFlag{Name: "token-file", Category: category,
 				Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
+		}, help.TLS(category, true), []cli.Flag{
 			&cli.IntFlag{Name: "replicas", Category: category,
 				Usage: "`N`: nodes that hold each shard in memory, including this one; 0: the training script decides"},
 			&cli.StringFlag{Name: "addr", Category: category,
@@ -153,7 +155,7 @@ func app(stdout io.Writer) *cli.App {
 			&cli.IntFlag{Name: "launcher", Hidden: true},
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: category, Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: category, Usage: "print the version, and exit"},
-		},
+		}),
 	}
 }
 
@@ -311,6 +313,9 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 	}
 	secret.LogTo(cfg.Logger)
 	cfg.Token, cfg.Sent, cfg.Accepted = secret.Token, secret.Sent, secret.Accepted
+	if cfg.TLS, err = layerOf(c, cfg.Token, cfg.Logger); err != nil {
+		return cfg, err
+	}
 	var once sync.Once
 	storage := fsx.OS{Weak: func(path string, err error) {
 		once.Do(func() {
@@ -331,11 +336,21 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 			return cfg, errors.New("--master needs --run, the name of the run")
 		}
 		cfg.Remote = coordinator.Client("http://"+master, c.String("run"), secret.Sent, nil)
+		cfg.Remote.(coordinator.Mover).Over(cfg.TLS)
 	}
 	if cfg.Dir, err = openDir(c); err != nil { // last: an error leaves open files behind
 		return cfg, &runError{err}
 	}
 	return cfg, nil
+}
+
+// layerOf is the TLS between this daemon, the rendezvous and the daemons of other nodes; nil: none.
+func layerOf(c *cli.Context, token string, log *slog.Logger) (*secure.Layer, error) {
+	chosen, err := secure.Chosen(c.String, os.LookupEnv)
+	if err != nil || c.String("master") == "" {
+		return nil, err // there are no others
+	}
+	return chosen.Layer(token, secure.Asks, log)
 }
 
 // runName is the run's name in the log.

@@ -102,7 +102,7 @@ func (s *Supervisor) environ() []string {
 	case s.net.Token != "":
 		env = append(env, "DLROVER_TOKEN="+s.net.Token)
 	}
-	return env
+	return append(env, s.net.TLS.Environ()...)
 }
 
 // connect makes the launcher known to the daemon p. It takes as long as p needs to serve: the daemon of a launcher that

@@ -12,6 +12,7 @@ import (
 
 	"dlrover-run/checkpointd"
 	"dlrover-run/internal/console"
+	"dlrover-run/internal/secure"
 )
 
 // ErrClosed is returned by SupervisorConfig.Start once no more processes may be started.
@@ -60,6 +61,7 @@ type Network struct {
 	Token  string // of the job, or ""
 	File   string // the absolute path of a file with it, or ""
 	Addr   string // where the others reach this one
+	TLS    secure.Choice
 }
 
 // Supervisor keeps a checkpoint daemon for the workers of this node: it listens on the daemon's socket, starts the

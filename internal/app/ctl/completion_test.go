@@ -37,8 +37,8 @@ func TestCompletion(t *testing.T) {
 			}
 			for line, want := range map[string]string{
 				"ver": "verdict", "checkpoints v": "verify", "node m": "mark", "status job --cond": "--conditions",
-				"checkpoints rm --js": "--json", "nonsense": "", "forget job --": "--help --json --master --token-file",
-				"exec job 0 -- l": "",
+				"forget job --":       "--help --json --master --tls --tls-ca --tls-cert --tls-key --token-file",
+				"checkpoints rm --js": "--json", "nonsense": "", "exec job 0 -- l": "",
 			} {
 				require.Equal(t, want, offered(t, dir, shell, askers[c.shell], strings.Fields(line)), line)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/url"
 	"slices"
@@ -13,6 +14,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/internal/app/token"
+	"dlrover-run/internal/help"
+	"dlrover-run/internal/secure"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -20,11 +23,12 @@ import (
 
 // connection are the options of a command that connects to a daemon, after its own.
 func connection(own ...cli.Flag) []cli.Flag {
-	return append(own,
+	own = append(own,
 		&cli.StringFlag{Name: "master", Usage: "`HOST:PORT`: dlrover-master, or the node that serves the job's rendezvous " +
 			"(default: $DLROVER_MASTER_ADDR)"},
 		&cli.StringFlag{Name: "token-file",
 			Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"})
+	return append(own, help.TLS("", false)...)
 }
 
 // call is a command with its connection to a daemon.
@@ -61,7 +65,15 @@ func (p *program) call(args *cli.Context, f func(*call) error) error {
 	if err != nil {
 		return err
 	}
-	d := &daemon{client: api.NewClient(addr, secret.Token), addr: addr, run: args.Args().First()}
+	chosen, err := secure.Chosen(args.String, p.env)
+	if err != nil {
+		return err
+	}
+	layer, err := chosen.Layer(secret.Token, secure.Asks, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	d := &daemon{client: api.NewClient(addr, secret.Token).Over(layer), addr: addr, run: args.Args().First()}
 	d.client.TokenFrom(secret.Sent)
 	defer d.client.Close()
 	c := &call{program: p, Context: args.Context, args: args, daemon: d}
@@ -101,6 +113,7 @@ func (c *call) explain(err error) error { return c.daemon.explain(c, c.args.Stri
 // explain adds a remedy to an error of a command, which may be about a node.
 func (d *daemon) explain(ctx context.Context, node string, err error) error {
 	var netErr *url.Error
+	var tlsErr *secure.Error
 	var usage *usageError
 	var found *foundError
 	switch {
@@ -112,6 +125,8 @@ func (d *daemon) explain(ctx context.Context, node string, err error) error {
 		err = d.unknownNode(ctx, node)
 	case errors.Is(err, context.Canceled):
 		err = errors.New("interrupted")
+	case errors.As(err, &tlsErr):
+		err = tlsErr
 	case errors.As(err, &netErr):
 		err = fmt.Errorf("no daemon answers at %s: %w; is dlrover-master, or the launcher that serves the job, "+
 			"running there? A --standalone job can be reached where it has a job token", d.addr, netErr.Err)

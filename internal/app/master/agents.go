@@ -11,6 +11,7 @@ import (
 
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/secure"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -46,7 +47,9 @@ func (m *agentsMode) String() string { return string(*m) }
 func (m *agentsMode) IsBoolFlag() bool { return true }
 
 // pythonAgents reads how agents of DLRover are served, nil without them.
-func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Handler, func()), error) {
+func (d *daemon) pythonAgents(c *cli.Context, tls *secure.Layer) (
+	func(*service.Service) (http.Handler, func()), error,
+) {
 	mode := *c.Generic("python-agents").(*agentsMode)
 	if mode == agentsOff {
 		for _, name := range []string{"python-run", "job-uid"} {
@@ -55,6 +58,10 @@ func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Hand
 			}
 		}
 		return nil, nil
+	}
+	if tls != nil {
+		return nil, errors.New("--python-agents: agents of DLRover speak no TLS: leave out either, or give them a master " +
+			"of their own, with --tls=off")
 	}
 	cfg := agents.Config{
 		Run:    cmp.Or(c.String("python-run"), os.Getenv("ELASTIC_JOB_NAME"), "none"),

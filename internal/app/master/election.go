@@ -16,6 +16,7 @@ import (
 
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/retry"
+	"dlrover-run/internal/secure"
 	"dlrover-run/rendezvous/keeper"
 	"dlrover-run/rendezvous/lead"
 )
@@ -25,6 +26,7 @@ type election struct {
 	store store
 	addr  string    // of this master
 	token token.Job // that all of them have
+	tls   *secure.Layer
 	log   *slog.Logger
 	// seated is closed when this master is a candidate, of many that only watch; nil: all are.
 	seated <-chan struct{}
@@ -99,6 +101,9 @@ func newElection(c *cli.Context) (*election, error) {
 		return nil, err
 	}
 	e.token.LogTo(e.log)
+	if e.tls, err = layerOf(c, e.token.Token, secure.Asks|secure.Serves, e.log); err != nil {
+		return nil, err
+	}
 	if e.addr == "" {
 		if e.addr, err = advertised(c.String("listen")); err != nil {
 			return nil, err

@@ -29,6 +29,7 @@ import (
 	"dlrover-run/internal/eventlog"
 	"dlrover-run/internal/help"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/secure"
 	"dlrover-run/internal/version"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -102,7 +103,7 @@ func app(stdout io.Writer) *cli.App {
 					"nodes); made if needed, one for each daemon (default: nothing is kept)"},
 			&cli.GenericFlag{Name: "keep-runs", Category: "Options", Value: new(duration.Value(24 * time.Hour)),
 				Usage: "`DURATION`: how long a run is kept after its end, for dlroverctl; 10m to 720h (default: 24h)"},
-		}, nodeFlags(), electionFlags(), []cli.Flag{
+		}, help.TLS("Options", true), nodeFlags(), electionFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "event-log", Category: "Options",
 				Usage: "`PATH`: append every state change to this file, one JSON object per line"},
 			&cli.StringFlag{Name: "log-format", Category: "Options",
@@ -216,7 +217,11 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	}
 	console.Libraries(d.log)
 	secret.LogTo(d.log)
-	agents, err := d.pythonAgents(c)
+	layer, err := layerOf(c, secret.Token, secure.Serves, d.log)
+	if err != nil {
+		return nil, err
+	}
+	agents, err := d.pythonAgents(c, layer)
 	if err != nil {
 		return nil, err
 	}
@@ -224,7 +229,7 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 		return nil, err
 	}
 	cfg := service.Config{
-		Token: secret.Token, Accepted: secret.Accepted, Insecure: c.Bool("insecure"),
+		Token: secret.Token, Accepted: secret.Accepted, Insecure: c.Bool("insecure"), TLS: layer,
 		TopologyFile: c.String("topology-file"), Observe: d.observe,
 		Global: map[string]http.Handler{}, Extra: d.extra(t), Log: d.log, Agents: agents, Keep: keep,
 	}
@@ -284,6 +289,15 @@ func logger(c *cli.Context) (*slog.Logger, error) {
 		return nil, err
 	}
 	return console.Logger(console.Stderr, "dlrover-master", format, console.Level()), nil
+}
+
+// layerOf is the TLS of the options; nil: none.
+func layerOf(c *cli.Context, secret string, side secure.Side, log *slog.Logger) (*secure.Layer, error) {
+	chosen, err := secure.Chosen(c.String, os.LookupEnv)
+	if err != nil {
+		return nil, err
+	}
+	return chosen.Layer(secret, side, log)
 }
 
 func keepRuns(c *cli.Context) (time.Duration, error) {

@@ -29,6 +29,7 @@ import (
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/retry"
+	"dlrover-run/internal/secure"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/topology"
@@ -55,6 +56,7 @@ type beside struct {
 	log     *slog.Logger
 	runsLog *slog.Logger // as log, for lines that name their run themselves
 	news    chan member.News
+	tls     *secure.Layer           // nil: none
 	addr    string                  // to serve at, and of other nodes for this one
 	hub     atomic.Pointer[api.Hub] // nil: this one does not serve
 }
@@ -134,7 +136,11 @@ func (b *beside) run(ctx context.Context) error {
 	}
 	b.secret = b.found()
 	b.news <- member.News{Token: b.cfg.Token}
-	e := &election{store: b.store, addr: b.addr, token: b.secret, log: b.log, began: time.Now(), seated: b.store.Seated()}
+	if b.tls, err = b.cfg.TLS.Layer(b.secret.Token, secure.Asks|secure.Serves, b.log); err != nil {
+		return err
+	}
+	e := &election{store: b.store, addr: b.addr, token: b.secret, tls: b.tls, log: b.log, began: time.Now(),
+		seated: b.store.Seated()}
 	var wg sync.WaitGroup
 	wg.Go(func() { b.follow(ctx) })
 	err = e.run(ctx, b.serve)
@@ -253,8 +259,9 @@ func (b *beside) serve(ctx context.Context, t *tenure) error {
 		return err
 	}
 	s, err := service.New(service.Config{
-		Token: b.secret.Token, Accepted: b.secret.Accepted, Name: b.cfg.Host, TopologyFile: b.cfg.TopologyFile,
-		Observe: b.observe, Log: b.runsLog, Global: map[string]http.Handler{"standby": t.standby()},
+		Token: b.secret.Token, Accepted: b.secret.Accepted, TLS: b.tls, Name: b.cfg.Host,
+		TopologyFile: b.cfg.TopologyFile, Observe: b.observe, Log: b.runsLog,
+		Global: map[string]http.Handler{"standby": t.standby()},
 	})
 	if err != nil {
 		return err

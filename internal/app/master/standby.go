@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/internal/retry"
+	"dlrover-run/internal/secure"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/lead"
 )
@@ -142,6 +143,13 @@ func (e *election) leads(term lead.Term) bool {
 func (e *election) pulses(ctx context.Context, c net.Conn, l lead.Leader, answered bool) (n int, err error) {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	if e.tls != nil {
+		s := e.tls.Client(c, l.Addr)
+		if err := greet(ctx, s, answered); err != nil {
+			return 0, err
+		}
+		c = s
+	}
 	r := bufio.NewReaderSize(c, maxPulse)
 	for last := (pulse{}); ; n++ {
 		if err := e.ask(ctx, c, l, last); err != nil {
@@ -159,6 +167,28 @@ func (e *election) pulses(ctx context.Context, c net.Conn, l lead.Leader, answer
 		_ = c.SetReadDeadline(time.Now().Add(beat))
 		if _, err := r.Peek(1); !errors.Is(err, os.ErrDeadlineExceeded) {
 			return n + 1, err // its end, or an answer to nothing
+		}
+	}
+}
+
+// greet makes the handshake of TLS. If that is to be told, a leader that does not answer is frozen.
+func greet(ctx context.Context, c *secure.Conn, tell bool) error {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- c.Handshake(ctx) }()
+	turns := time.NewTicker(turn)
+	defer turns.Stop()
+	for n := 1; ; n++ {
+		select {
+		case err := <-done:
+			return err
+		case <-turns.C:
+		}
+		if tell && n >= frozenTurns && received(c) {
+			cancel()
+			<-done
+			return errFrozen
 		}
 	}
 }
@@ -215,8 +245,8 @@ func hear(c net.Conn, r *bufio.Reader) (p pulse, err error) {
 
 // received reports whether the other end's kernel has acknowledged all that was sent.
 func received(c net.Conn) bool {
-	t, ok := c.(*net.TCPConn)
-	if !ok {
+	t := secure.TCP(c)
+	if t == nil {
 		return false
 	}
 	raw, err := t.SyscallConn()

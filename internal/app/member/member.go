@@ -6,6 +6,7 @@ package member
 import (
 	"time"
 
+	"dlrover-run/internal/secure"
 	"dlrover-run/rendezvous"
 )
 
@@ -39,6 +40,7 @@ type Config struct {
 	TokenFile    string        `json:"token_file,omitempty"`
 	Patience     time.Duration `json:"patience"` // until etcd answers for the first time
 	TopologyFile string        `json:"topology_file,omitempty"`
+	TLS          secure.Choice `json:"tls,omitzero"`
 	LogFormat    string        `json:"log_format"`
 }
 

@@ -3,8 +3,10 @@ package run
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 
 	"dlrover-run/internal/app/token"
+	"dlrover-run/internal/secure"
 	"dlrover-run/launcher/scheduler"
 	"dlrover-run/rendezvous/api"
 )
@@ -15,6 +17,7 @@ type auth struct {
 	job      token.Job // token, if it is from a file or a variable
 	from     string    // the private key of ssh that the token is derived from, if it is
 	insecure bool
+	tls      secure.Choice
 	peers    scheduler.Peers // that are served without a token; none where there is one
 }
 
@@ -27,6 +30,9 @@ func (a *auth) read(o *options, given string) (err error) {
 	a.insecure = o.Bool("insecure")
 	a.job, err = token.Find(o.String("token-file"), o.env)
 	a.token = cmp.Or(a.job.Token, given)
+	if err == nil {
+		a.tls, err = secure.Chosen(o.String, o.env)
+	}
 	return err
 }
 
@@ -55,6 +61,19 @@ func (a *auth) accepted() func() []string {
 		return nil
 	}
 	return a.job.Accepted
+}
+
+// layer is the TLS of the rendezvous; nil: none. A rendezvous that stays inside this process does without where there
+// is no certificate.
+func (a *auth) layer(b backend, log *slog.Logger) (*secure.Layer, error) {
+	side := secure.Asks | secure.Serves
+	switch {
+	case b == local && a.token == "", b == local && !a.tls.Auto && a.tls.Cert == "":
+		return nil, nil
+	case b == master:
+		side = secure.Asks
+	}
+	return a.tls.Layer(a.token, side, log)
 }
 
 // deriveToken derives the job token from a secret that all nodes have. The MPI operator and Volcano give all pods of
@@ -88,6 +107,16 @@ func (s *settings) secure(o *options) error {
 		a.peers = scheduler.PeersOf(s.scheduler, o.system(nodes), r.host, nodes)
 	}
 	return s.withoutToken(o)
+}
+
+// checkTLS reads the files of TLS, or the token, to report early that they cannot be used. The token of nodes that meet
+// in etcd is not known yet.
+func (s *settings) checkTLS() error {
+	if s.auth.tls.Auto && s.auth.token == "" && s.rdzv.backend == etcd {
+		return nil
+	}
+	_, err := s.auth.layer(s.rdzv.backend, nil)
+	return err
 }
 
 // withoutToken refuses to start nodes that could not meet.

@@ -49,7 +49,7 @@ func (s *settings) member() member.Config {
 		patience = min(patience, s.params.JoinTimeout)
 	}
 	return member.Config{
-		Etcd: s.rdzv.etcd, Run: s.runID, Host: s.node.Addr, Token: s.auth.token,
+		Etcd: s.rdzv.etcd, Run: s.runID, Host: s.node.Addr, Token: s.auth.token, TLS: s.auth.tls,
 		TokenFile: s.auth.job.Path(), Patience: patience, TopologyFile: s.rdzv.topology, LogFormat: string(s.logs.format),
 	}
 }

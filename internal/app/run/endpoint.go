@@ -23,6 +23,7 @@ import (
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/conns"
+	"dlrover-run/internal/secure"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto/upstream"
@@ -48,6 +49,7 @@ type endpoint struct {
 	elector  *elector.Elector   // nil: nobody is elected
 	failover *failover.Failover // when launchers of the job can serve it one after the other
 	first    *failover.Server   // then: this one does from its start
+	tls      *secure.Layer      // of the rendezvous; nil: none
 }
 
 // dataShards is the prefix of the keys with which workers distribute shards of data, after the slash that PyTorch
@@ -88,6 +90,9 @@ func openEndpoint(
 	e := &endpoint{acl: g, store: store, own: &s.node, local: s.rdzv.backend == local,
 		where: net.JoinHostPort(s.rdzv.host, strconv.Itoa(s.rdzv.port))}
 	var err error
+	if e.tls, err = s.auth.layer(s.rdzv.backend, log); err != nil {
+		return nil, feature.Unusable(err)
+	}
 	if s.rdzv.serves(s.node.Rank, h) {
 		err = e.serve(ctx, s, log, runsLog, observe)
 		if errors.Is(err, syscall.EADDRINUSE) && s.mayBeServedByAnother() {
@@ -141,10 +146,10 @@ func whyNotServed(err error) string {
 }
 
 func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Logger, observe observer) error {
-	cfg := s.service(log, runsLog, observe)
+	cfg := e.service(s, log, runsLog, observe)
 	s.node.Serve = 0 // of an earlier try to join
 	if s.succeeds() {
-		e.client = s.auth.client(e.where)
+		e.client = s.auth.client(e.where).Over(e.tls)
 		e.failover = e.newFailover(s, nil, log, runsLog, observe)
 		e.first = failover.NewServer(s.runID, e.failover)
 		cfg.Standby, cfg.Vote = e.first.Standby, e.first.Vote()
@@ -188,9 +193,9 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 }
 
 // service describes a service in this process.
-func (s *settings) service(log, runsLog *slog.Logger, observe observer) service.Config {
+func (e *endpoint) service(s *settings, log, runsLog *slog.Logger, observe observer) service.Config {
 	return service.Config{
-		Token: s.auth.token, Accepted: s.auth.accepted(), Insecure: s.auth.insecure, Name: s.rdzv.host,
+		Token: s.auth.token, Accepted: s.auth.accepted(), Insecure: s.auth.insecure, TLS: e.tls, Name: s.rdzv.host,
 		TopologyFile: s.rdzv.topology, Observe: observe, Log: runsLog, Peers: s.newPeers(log),
 	}
 }
@@ -205,10 +210,10 @@ func (e *endpoint) newFailover(
 	s *settings, l net.Listener, log, runsLog *slog.Logger, observe observer,
 ) *failover.Failover {
 	return failover.New(failover.Config{
-		Run: s.runID, ID: s.node.ID, Client: e.client, Connect: s.auth.client, Listener: l, Log: log,
+		Run: s.runID, ID: s.node.ID, Client: e.client, Listener: l, Log: log,
 		Endpoint: net.JoinHostPort(reachable(s), strconv.Itoa(s.rdzv.port)), Alone: s.rdzv.alone,
 		Serve: func(standby func() error, vote http.Handler) (*service.Service, error) {
-			cfg := s.service(log, runsLog, observe)
+			cfg := e.service(s, log, runsLog, observe)
 			cfg.Standby, cfg.Vote = standby, vote
 			svc, err := service.New(cfg)
 			if err == nil || cfg.TopologyFile == "" {
@@ -283,6 +288,7 @@ func (e *endpoint) join(
 		e.where = "the node elected in etcd " + s.rdzv.where()
 		e.client = s.auth.renewing(api.NewFollower(s.rdzv.leader, s.auth.token))
 	}
+	e.client.Over(e.tls)
 	e.svc = e.client
 	if s.succeeds() {
 		e.failover = e.newFailover(s, tcpstore.Split(l, e.store), log, runsLog, observe)
@@ -292,7 +298,7 @@ func (e *endpoint) join(
 	}
 	if s.rdzv.backend == master {
 		e.master = anymaster.New(anymaster.Config{
-			Client: e.client, Where: e.where, Rank: s.node.Rank, Log: log,
+			Client: e.client, Where: e.where, Rank: s.node.Rank, OursOnly: e.tls != nil, Log: log,
 			Bare: s.auth.token == "" && !s.auth.insecure && !token.Loopback(s.rdzv.host),
 		})
 		e.svc = e.master

@@ -53,6 +53,7 @@ func (s *settings) read(o *options) (err error) {
 		func() { err = s.meet(o) },
 		func() { err = checkNames(o, s.runID, &s.node) },
 		func() { err = s.secure(o) },
+		func() { err = s.checkTLS() },
 		func() { err = s.restarts.read(o, &s.params, s.rdzv.backend == local) },
 		func() { s.shutdown, err = readShutdown(o) },
 		func() { s.logs, err = readLogging(o, s.called.command.RankLogs) },

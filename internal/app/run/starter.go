@@ -19,6 +19,7 @@ import (
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/duration"
+	"dlrover-run/internal/secure"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/argv/native"
 	"dlrover-run/launcher/policy"
@@ -75,6 +76,11 @@ func memoOf(name string, handed native.Handed, env argv.LookupEnv) (m remote.Mem
 	}
 	if _, set := env(console.FormatVariable); !set && console.IsTerminal(os.Stderr) {
 		m.Env = append(m.Env, console.FormatVariable+"="+string(console.Text)) // the hosts have no terminal
+	}
+	for _, name := range secure.Variables {
+		if value, set := env(name); set {
+			m.Env = append(m.Env, name+"="+value)
+		}
 	}
 	handed.PID = os.Getppid() // the guard is the process that was started
 	if m.Handed, err = json.Marshal(handed); err != nil {

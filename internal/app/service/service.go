@@ -19,6 +19,7 @@ import (
 	hangs "dlrover-run/hang/serve"
 	"dlrover-run/internal/app/streamhub"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/secure"
 	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -34,6 +35,8 @@ type Config struct {
 	Name     string
 	// Accepted are the tokens that are right now; nil: Token alone is.
 	Accepted func() []string
+	// TLS is what connections speak; nil: none.
+	TLS *secure.Layer
 	// Peers are other hosts that may send requests without a Token; nil: none. New takes them, also if it fails.
 	Peers *api.Peers
 	// Standby is why nothing but Vote is served yet, or any more; nil: all is. Vote, unless it is nil, takes the votes by
@@ -175,7 +178,7 @@ func (s *Service) Serve(l net.Listener) error {
 
 // ServeRarely is Serve for a server that expects no requests: the first one waits a little.
 func (s *Service) ServeRarely(l net.Listener) error {
-	return s.server.Serve(api.Watchful(l))
+	return s.server.Serve(api.Watchful(s.cfg.TLS.Listener(l)))
 }
 
 // Close ends the service. Requests that are held are answered at once; others have grace to come to their end, before

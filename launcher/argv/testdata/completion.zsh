@@ -15,6 +15,10 @@ _arguments -s -S -A '-*' \
   '*--scheduler=[scheduler that supplies node count, rank and address; explicit options win. auto\: first one detected; none\: ignore (default\: auto)]:auto|none|NAME:(auto none ms-operator dlrover kubeflow jobset volcano mpi slurm skypilot sagemaker statefulset)' \
   '*--local-addr=[address at which other nodes reach this one (default\: the local address of the route to the rendezvous)]:HOST: ' \
   '*--token-file=[file with the job token, a secret that all nodes of the job share (default\: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)]:PATH:_files' \
+  '*--tls=[auto\: connections of the rendezvous and of checkpoint copies are encrypted, with a key that is derived from the job token; off\: they are not (default\: $DLROVER_TLS, else by --tls-ca where it is given)]:auto|off:(auto off)' \
+  '*--tls-cert=[certificate of this node, in PEM, to serve with and to show to servers (default\: $DLROVER_TLS_CERT)]:PATH:_files' \
+  '*--tls-key=[private key of --tls-cert (default\: $DLROVER_TLS_KEY)]:PATH:_files' \
+  '*--tls-ca=[certificates of the authorities, in PEM, that sign those of servers, and of nodes that join this one (default\: $DLROVER_TLS_CA)]:PATH:_files' \
   '*--allow-exec[let owners of the job token run commands next to this node'\''s workers, by dlroverctl exec; needs a token, and excludes --insecure]' \
   '*--insecure[serve and join a rendezvous without a job token, even on a network address and for every user]' \
   '*--topology-file=[file with lines of three words, asw psw ip\: nodes under the same switch get adjacent ranks. The node that serves the rendezvous reads it, and reads it again after a change]:PATH:_files' \

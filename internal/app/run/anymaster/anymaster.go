@@ -33,6 +33,7 @@ type Service struct {
 	python atomic.Pointer[upstream.Service] // nil: the master is ours, or has not answered yet
 	ours   atomic.Bool
 	bare   bool   // this node has no job token, and its master is on a network
+	only   bool   // DLRover's master is not tried
 	where  string // host:port
 	log    *slog.Logger
 }
@@ -43,12 +44,15 @@ type Config struct {
 	Where  string // host:port
 	Bare   bool   // this node has no job token, and its master is on a network
 	Rank   int
-	Log    *slog.Logger
+	// OursOnly: DLRover's own master is not tried, because it speaks no TLS.
+	OursOnly bool
+	Log      *slog.Logger
 }
 
 // New returns the service of a master that has not answered yet.
 func New(cfg Config) *Service {
-	m := &Service{Client: cfg.Client, Chosen: func() {}, where: cfg.Where, log: cfg.Log, bare: cfg.Bare}
+	m := &Service{Client: cfg.Client, Chosen: func() {}, where: cfg.Where, log: cfg.Log, bare: cfg.Bare,
+		only: cfg.OursOnly}
 	m.find = func(ctx context.Context) (*upstream.Service, error) { return m.findPython(ctx, cfg) }
 	return m
 }
@@ -120,7 +124,7 @@ func (m *Service) svc() api.Service {
 // Join implements api.Service.
 func (m *Service) Join(ctx context.Context, run string, ev rendezvous.Join) error {
 	err := m.svc().Join(ctx, run, ev)
-	if err == nil || m.ours.Load() || m.python.Load() != nil || !strange(err) {
+	if err == nil || m.only || m.ours.Load() || m.python.Load() != nil || !strange(err) {
 		return m.judged(err)
 	}
 	p, none := m.find(ctx)

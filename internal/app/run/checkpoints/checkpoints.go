@@ -181,7 +181,7 @@ func (c *checkpoints) joined() {
 				"which brings no checkpoint daemons together")
 		}
 		master := r.Daemons()
-		c.daemon.Serve(ckptd.Network{Master: master, Token: j.Token, File: j.TokenFile, Addr: j.Node.Addr})
+		c.daemon.Serve(ckptd.Network{Master: master, Token: j.Token, File: j.TokenFile, Addr: j.Node.Addr, TLS: j.TLS})
 		follow(r, master, c.daemon.Move)
 		c.daemon.RemoveStale()
 	}

@@ -37,8 +37,6 @@ type Config struct {
 	Client *api.Client
 	// Endpoint is where the job's nodes meet, HOST:PORT.
 	Endpoint string
-	// Connect makes a client of the launcher at HOST:PORT.
-	Connect func(addr string) *api.Client
 	// Alone takes silence for death.
 	Alone bool
 	// Listener is where this launcher serves if it is elected, and Serve makes the service; without a Listener it never

@@ -26,8 +26,6 @@ const token = "0123456789abcdef0123456789abcdef"
 
 var errLost = errors.New("cut off")
 
-func connect(addr string) *api.Client { return api.NewClient(addr, token) }
-
 // peers are launchers of a world whose server listens, but is none of them.
 type peers struct {
 	t        *testing.T
@@ -54,7 +52,7 @@ func newPeers(t *testing.T, deputies int, names ...string) *peers {
 	}
 	for _, name := range names {
 		c := api.NewClient(p.endpoint, token)
-		h := New(Config{Run: "r", ID: name, Client: c, Endpoint: p.endpoint, Connect: connect, Listener: p.listen[name],
+		h := New(Config{Run: "r", ID: name, Client: c, Endpoint: p.endpoint, Listener: p.listen[name],
 			Serve: serve, Log: slog.New(slog.DiscardHandler)})
 		t.Cleanup(c.Close)
 		t.Cleanup(h.Close)
@@ -245,7 +243,7 @@ func (p *peers) restarted() *Server {
 	p.t.Helper()
 	client := api.NewClient(p.endpoint, token)
 	p.t.Cleanup(client.Close)
-	own := New(Config{Run: "r", ID: "n", Client: client, Endpoint: p.endpoint, Connect: connect,
+	own := New(Config{Run: "r", ID: "n", Client: client, Endpoint: p.endpoint,
 		Log: slog.New(slog.DiscardHandler)})
 	p.t.Cleanup(own.Close)
 	s := NewServer("r", own)

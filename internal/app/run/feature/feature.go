@@ -13,6 +13,7 @@ import (
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/exposition"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/secure"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv/native"
 	"dlrover-run/launcher/logs"
@@ -122,6 +123,7 @@ type Job struct {
 	Meeting   string // where and how the nodes meet
 	Token     string
 	TokenFile string // absolute; "": the token is from elsewhere
+	TLS       secure.Choice
 	Insecure  bool
 	LogDir    string
 	LogFormat console.Format
