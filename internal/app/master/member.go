@@ -98,16 +98,24 @@ func joinElection(stdin io.Reader, stdout io.Writer) int {
 	return 0
 }
 
-// tell writes the news until ctx ends.
+// tell writes the news until ctx ends, and repeats who leads.
 func (b *beside) tell(ctx context.Context, to io.Writer) {
 	out := json.NewEncoder(to)
+	beat := time.NewTicker(member.Beat)
+	defer beat.Stop()
+	var leader member.News
 	for {
+		n := leader
 		select {
-		case n := <-b.news:
-			if out.Encode(n) != nil {
-				return
+		case n = <-b.news:
+			if n.Leader != "" {
+				leader = n
 			}
+		case <-beat.C:
 		case <-ctx.Done():
+			return
+		}
+		if n != (member.News{}) && out.Encode(n) != nil {
 			return
 		}
 	}

@@ -16,6 +16,13 @@ const Argument = "_member"
 // Prefix is where runs have their keys in etcd, unless the user names another place.
 const Prefix = "/dlrover/runs"
 
+// Beat is the time after which the helper repeats who leads. A launcher that has heard that once ends a helper which is
+// silent for Silence: it is frozen, and would tell no later leader.
+const (
+	Beat    = 3 * time.Second
+	Silence = 5 * Beat
+)
+
 // Etcd is the etcd of an election, and how to get in. Files are paths.
 type Etcd struct {
 	Endpoints    []string `json:"endpoints"` // HOST:PORT

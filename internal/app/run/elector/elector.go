@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,7 +37,8 @@ const (
 	mostPause  = 10 * time.Second
 	healthy    = 30 * time.Second // a helper that lived for so long is started again at once
 	answering  = 10 * time.Second // of the helper beyond its patience with etcd
-	ending     = 3 * time.Second  // until a helper that was told to end is killed
+	forever    = math.MaxInt64
+	ending     = 3 * time.Second // until a helper that was told to end is killed
 )
 
 // Elector keeps the helper. Its methods may be called by any goroutine.
@@ -43,6 +46,8 @@ type Elector struct {
 	cfg    Config
 	cancel context.CancelFunc // starts no other helper; nil: none was started
 	done   chan struct{}      // closed when no helper runs any more
+	// silence is that of a helper that is frozen.
+	silence time.Duration
 
 	mu     sync.Mutex
 	token  string
@@ -57,7 +62,7 @@ type Elector struct {
 // New returns an Elector without a helper.
 func New(cfg Config) *Elector {
 	return &Elector{cfg: cfg, token: cfg.Member.Token, done: make(chan struct{}), met: make(chan struct{}),
-		failed: make(chan error, 1)}
+		failed: make(chan error, 1), silence: member.Silence}
 }
 
 // Meet starts the helper, and waits until a member serves the run. It is called once.
@@ -130,12 +135,16 @@ func (e *Elector) Close() {
 		return
 	case <-time.After(ending):
 	}
+	e.kill()
+	<-e.done
+}
+
+func (e *Elector) kill() {
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	if e.helper != nil {
 		_ = e.helper.Process.Kill()
 	}
-	e.mu.Unlock()
-	<-e.done
 }
 
 // keep runs helpers one after the other.
@@ -200,10 +209,26 @@ func (e *Elector) hear(stdin io.Writer, stdout io.Reader) error {
 	cfg := e.cfg.Member
 	cfg.Token, cfg.Agreed = e.token, cfg.Token == "" // only this goroutine writes it
 	_ = json.NewEncoder(stdin).Encode(cfg)           // if it has ended, so does its output
+	var frozen atomic.Bool
+	silent := time.AfterFunc(forever, func() {
+		frozen.Store(true)
+		e.kill()
+	})
+	defer silent.Stop()
+	beats, leader := false, member.News{}
 	for in := json.NewDecoder(stdout); ; {
 		var n member.News
 		if err := in.Decode(&n); err != nil {
+			if frozen.Load() {
+				return fmt.Errorf("it has said nothing for %s", e.silence)
+			}
 			return nil
+		}
+		if n.Leader != "" {
+			beats, leader = beats || n == leader, n // a helper of an older version does not repeat itself
+		}
+		if beats {
+			silent.Reset(e.silence)
 		}
 		switch {
 		case n.Error != "":

@@ -40,3 +40,30 @@ func TestUnreadableHelper(t *testing.T) {
 		require.Fail(t, "Close does not return")
 	}
 }
+
+// A helper that is frozen is replaced by one that knows the present leader.
+func TestFrozenHelper(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "helper")
+	script := "#!/bin/sh\nread config\n" +
+		"say() { echo '{\"leader\":\"'$1'\",\"term\":1}'; }\n" +
+		"if mkdir " + dir + "/second 2>/dev/null; then say a:1; say a:1; kill -STOP $$; fi\n" +
+		"say b:1\nexec cat\n"
+	require.NoError(t, os.WriteFile(program, []byte(script), 0o700))
+	e := New(Config{
+		Program: program, Member: member.Config{Patience: time.Minute}, Observe: func(rendezvous.Note) {},
+		Start: func(cmd *exec.Cmd) (func() error, error) { return cmd.Wait, cmd.Start() },
+		Log:   slog.New(slog.DiscardHandler),
+	})
+	e.silence = 300 * time.Millisecond
+	leader, _, err := e.Meet(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "a:1", leader)
+	require.Eventually(t, func() bool { return e.Leader() == "b:1" }, 30*time.Second, 10*time.Millisecond)
+	time.Sleep(2 * e.silence) // this one repeats nothing, as older versions do, and is left alone
+	require.Equal(t, "b:1", e.Leader())
+	e.mu.Lock()
+	require.NotNil(t, e.helper)
+	e.mu.Unlock()
+	e.Close()
+}
