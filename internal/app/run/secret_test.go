@@ -72,8 +72,10 @@ func TestTheTokenOfAJobChanges(t *testing.T) {
 	require.NotEqual(t, 0, code)
 	require.Contains(t, said, "the job token was not accepted")
 	starts := len(b.lines("starts"))
-	code, said = ctl(young, "restart", "job")
-	require.Equal(t, 0, code, said)
+	eventually(t, "an order", func() bool { // refused while the last one is carried out
+		code, _ = ctl(young, "restart", "job")
+		return code == 0
+	})
 	eventually(t, "restarted", func() bool { return len(b.lines("starts")) >= starts+2 })
 	b.release()
 	require.Equal(t, 0, l1.wait())
