@@ -255,6 +255,25 @@ func TestMove(t *testing.T) {
 	require.NoError(t, r.finish())
 }
 
+// A daemon reads a token file itself, which may change; the token of one that is gone is handed on.
+func TestTheTokenOfADaemon(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	for _, c := range []struct{ want, not string }{
+		{"DLROVER_TOKEN=secret", "DLROVER_TOKEN_FILE=" + file}, {"DLROVER_TOKEN_FILE=" + file, "DLROVER_TOKEN=secret"},
+	} {
+		r := newRig(t, nil)
+		r.Serve(Network{Token: "secret", File: file})
+		r.World(epoch(1))
+		r.call()
+		d := r.nth(1)
+		d.hears("lead", "world 1")
+		require.Contains(t, d.Env, c.want)
+		require.NotContains(t, d.Env, c.not)
+		require.NoError(t, r.finish())
+		require.NoError(t, os.WriteFile(file, []byte("secret"), 0o600))
+	}
+}
+
 func TestTheFirstCallStartsADaemon(t *testing.T) {
 	r := newRig(t, func(c *SupervisorConfig) { c.Replicas, c.WriteRate = 2, "5M" })
 	r.Serve(Network{Master: "10.0.0.1:29400", Token: "secret", Addr: "10.0.0.2"})
