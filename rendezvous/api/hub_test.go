@@ -497,8 +497,8 @@ func TestHubKnowsWhatIsSaved(t *testing.T) {
 	until(t, h, "a", job.Fail)
 }
 
-// A node that has stopped its workers on request, and joined again, is not told to wait: the next answer is its place in
-// the next world or, where there is none, comes when the Watch ends.
+// A node that has stopped its workers on request, and joined again, is not told to wait: the next answer is its place
+// in the next world or, where there is none, comes when the Watch ends.
 func TestWaitAfterStopIsNoNews(t *testing.T) {
 	for name, c := range map[string]struct {
 		back  bool // the other node is

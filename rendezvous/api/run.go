@@ -112,8 +112,8 @@ func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Du
 }
 
 // newer returns the news after the cursor, or a channel that closes when there may be some. A directive from which the
-// launcher learns nothing is news only at last, when the Watch ends: in a restart of a large world there is a better one
-// soon, and each answer leads to a request.
+// launcher learns nothing is news only at last, when the Watch ends: in a restart of a large world there is a better
+// one soon, and each answer leads to a request.
 func (r *run) newer(node string, after Cursor, last bool) (n *News, wake <-chan struct{}, err error) {
 	r.Lock()
 	defer r.Unlock()

@@ -231,11 +231,14 @@ func (n *node) running() (job.EpochID, bool) {
 	return n.now, n.now.Round > 0
 }
 
-func (n *node) hasLeft() bool {
+// why is the reason why the launcher has ended; nil: it has not.
+func (n *node) why() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.ended != nil
+	return n.ended
 }
+
+func (n *node) hasLeft() bool { return n.why() != nil }
 
 func (n *node) killed() bool { return n.power.Err() != nil }
 

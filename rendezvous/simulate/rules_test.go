@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -162,6 +163,9 @@ func (r *rules) ended(n *node) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record("end", n.id)
+	if why := n.why(); !errors.Is(why, errKilled) && !errors.Is(why, errLeft) && !n.killed() {
+		r.breaks("node %s has ended: %v", n.id, why)
+	}
 }
 
 // noted is what the daemon notes about the run.

@@ -27,8 +27,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // rulesOf are those of a run that begins with so many nodes, may lose half of them, and grow by a tenth.
 func rulesOf(nodes int) rendezvous.Params {
-	return rendezvous.Params{Min: nodes / 2, Max: nodes + nodes/10, MaxRestarts: 1 << 20, LastCall: 30 * time.Second,
-		Quiet: 2 * time.Second, Budget: rendezvous.Budget{BackoffLimit: -1}}
+	return rendezvous.Params{Min: nodes / 2, Max: min(nodes+nodes/10, rendezvous.MaxNodes), MaxRestarts: 1 << 20,
+		LastCall: 30 * time.Second, Quiet: 2 * time.Second, Budget: rendezvous.Budget{BackoffLimit: -1}}
 }
 
 // simulated runs a story on a cluster whose nodes have their places.
