@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -50,6 +51,9 @@ func (k real) testLease(t *testing.T) {
 	})
 }
 
+// losses of each kind are timed.
+const losses = 10
+
 // masterPods are two masters, each in the surroundings of its own pod.
 type masterPods struct {
 	k       real
@@ -57,54 +61,102 @@ type masterPods struct {
 	program string
 	name    string // of the Lease; pods have a number behind
 	account string // directory of the service account
+	silent  bool   // their hosts answer nothing to each other
 	addrs   [2]string
 	procs   [2]*process
+	leader  int
 }
 
-// testMasters kills the master that leads and freezes its successor: each time the other one serves, and has the label.
+// testMasters loses the master that leads again and again: each time the other one serves, and has the label.
 func (k real) testMasters(t *testing.T) {
-	m := &masterPods{k: k, t: t, program: filepath.Join(t.TempDir(), "dlrover-master"), account: t.TempDir()}
-	out, err := exec.Command("go", "build", "-o", m.program, "../../../cmd/dlrover-master").CombinedOutput()
+	program := filepath.Join(t.TempDir(), "dlrover-master")
+	out, err := exec.Command("go", "build", "-o", program, "../../../cmd/dlrover-master").CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	cfg, name := k.masterAccount(t)
+	for _, c := range []struct {
+		how    string
+		sig    syscall.Signal
+		silent bool
+	}{{"killed", syscall.SIGKILL, false}, {"frozen", syscall.SIGSTOP, false}, {"silent", syscall.SIGSTOP, true}} {
+		t.Run(c.how, func(t *testing.T) {
+			m := &masterPods{k: k, t: t, program: program, account: t.TempDir(), silent: c.silent}
+			m.open()
+			var after []time.Duration
+			for range losses {
+				after = append(after, m.lose(c.sig).Round(time.Millisecond))
+			}
+			slices.Sort(after)
+			t.Logf("%s: the next master serves after %s (median of %d, %s to %s)", c.how, after[losses/2], losses,
+				after[0], after[losses-1])
+		})
+	}
+}
+
+// open starts both, and waits until one serves.
+func (m *masterPods) open() {
+	cfg, name := m.k.masterAccount(m.t)
 	m.name = name
 	for file, from := range map[string]string{"token": cfg.TokenFile, "ca.crt": cfg.CAFile} {
 		text, err := os.ReadFile(from)
-		check(t, err)
-		write(t, filepath.Join(m.account, file), string(text))
+		check(m.t, err)
+		write(m.t, filepath.Join(m.account, file), string(text))
 	}
-	write(t, filepath.Join(m.account, "namespace"), "default")
+	write(m.t, filepath.Join(m.account, "namespace"), "default")
 	for i := range m.addrs {
-		m.addrs[i] = "127.0.0.1:" + freePort(t)
-		k.Pod(t, m.pod(i), cfg)
+		m.addrs[i] = "127.0.0.1:" + freePort(m.t)
+		m.k.Pod(m.t, m.pod(i), cfg)
 		m.start(i)
 	}
-	leader := 0
 	if !eventually(func() bool { return m.serves(0) || m.serves(1) }) {
-		t.Fatal(m.procs[0].tail(), m.procs[1].tail())
+		m.t.Fatal(m.procs[0].tail(), m.procs[1].tail())
 	}
 	if m.serves(1) {
-		leader = 1
+		m.leader = 1
 	}
-	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
-		require.True(t, eventually(func() bool { return m.labelled(leader) && !m.labelled(1-leader) }))
-		old := m.procs[leader]
-		check(t, old.of.Signal(sig))
-		began := time.Now()
-		other := 1 - leader
-		require.True(t, eventually(func() bool { return m.serves(other) }), m.procs[other].tail())
-		t.Logf("the next master serves %s after %s", time.Since(began).Round(time.Millisecond), sig)
-		require.True(t, eventually(func() bool { return m.labelled(other) && !m.labelled(leader) }), m.procs[other].tail())
-		if sig == syscall.SIGKILL {
-			<-old.ended
-			m.start(leader)
-		} else {
-			check(t, old.of.Signal(syscall.SIGCONT))
-			require.True(t, eventually(func() bool { return strings.Contains(old.tail(), `"msg":"deposed`) }))
-			require.True(t, eventually(func() bool { return !m.serves(leader) }))
+}
+
+// lose sends a signal to the master that serves, and returns when the other one does.
+func (m *masterPods) lose(sig syscall.Signal) (after time.Duration) {
+	leader, other := m.leader, 1-m.leader
+	require.True(m.t, eventually(func() bool { return m.labelled(leader) && !m.labelled(other) }))
+	require.True(m.t, m.silent || eventually(func() bool { return m.follows(other) }), m.procs[other].tail())
+	old := m.procs[leader]
+	check(m.t, old.of.Signal(sig))
+	began := time.Now()
+	require.True(m.t, eventually(func() bool { return m.serves(other) }), m.procs[other].tail())
+	after = time.Since(began)
+	require.True(m.t, eventually(func() bool { return m.labelled(other) && !m.labelled(leader) }), m.procs[other].tail())
+	if sig != syscall.SIGKILL {
+		check(m.t, old.of.Signal(syscall.SIGCONT))
+		require.True(m.t, eventually(func() bool { return strings.Contains(old.tail(), `"msg":"deposed`) }))
+		require.True(m.t, eventually(func() bool { return !m.serves(leader) }))
+		check(m.t, old.of.Kill())
+	}
+	<-old.ended
+	m.start(leader) // a new one: no process deposes two leaders in ten seconds
+	m.leader = other
+	return after
+}
+
+// deaf is an address of this machine that answers no SYN: its queue is full.
+func deaf(t *testing.T) (addr string) {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	check(t, err)
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	check(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	check(t, syscall.Listen(fd, 0))
+	at, err := syscall.Getsockname(fd)
+	check(t, err)
+	addr = "127.0.0.1:" + strconv.Itoa(at.(*syscall.SockaddrInet4).Port)
+	for err == nil {
+		var c net.Conn
+		if c, err = net.DialTimeout("tcp", addr, time.Second); err == nil {
+			t.Cleanup(func() { _ = c.Close() })
 		}
-		leader = other
 	}
+	var late net.Error
+	require.ErrorAs(t, err, &late)
+	require.True(t, late.Timeout(), err)
+	return addr
 }
 
 func (m *masterPods) pod(i int) string { return m.name + "-" + strconv.Itoa(i) }
@@ -112,10 +164,14 @@ func (m *masterPods) pod(i int) string { return m.name + "-" + strconv.Itoa(i) }
 func (m *masterPods) start(i int) {
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(m.k.root.Server, "https://"))
 	check(m.t, err)
+	advertise := m.addrs[i]
+	if m.silent {
+		advertise = deaf(m.t)
+	}
 	m.procs[i] = spawn(m.t, m.t.TempDir(), "/usr/bin/env", "KUBERNETES_SERVICE_HOST="+host,
 		"KUBERNETES_SERVICE_PORT="+port, kube.DirVariable+"="+m.account, "POD_NAME="+m.pod(i),
 		"DLROVER_TOKEN=of-the-job-of-the-job", m.program,
-		"--listen="+m.addrs[i], "--ha=lease", "--lease-name="+m.name, "--node-action=none")
+		"--listen="+m.addrs[i], "--ha=lease", "--lease-name="+m.name, "--node-action=none", "--advertise="+advertise)
 }
 
 func (m *masterPods) serves(i int) bool {
@@ -124,6 +180,12 @@ func (m *masterPods) serves(i int) bool {
 		err = c.Close()
 	}
 	return err == nil
+}
+
+// follows: it is connected to the one that serves, since it served itself.
+func (m *masterPods) follows(i int) bool {
+	log := m.procs[i].tail()
+	return strings.LastIndex(log, `"msg":"following`) > strings.LastIndex(log, `"msg":"deposed`)
 }
 
 func (m *masterPods) labelled(i int) bool {
