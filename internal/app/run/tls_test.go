@@ -1,0 +1,100 @@
+package run
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/testkit"
+	"dlrover-run/launcher/torchpython"
+)
+
+// mutual makes all programs of a test have one certificate, for a name that none of them is dialed by.
+func mutual(t *testing.T) (ca *testkit.Authority, dir string) {
+	ca, dir = testkit.NewAuthority(t, "training"), t.TempDir()
+	cert, key := ca.Issue(dir, nil, "job.example")
+	t.Setenv("DLROVER_TLS_CERT", cert)
+	t.Setenv("DLROVER_TLS_KEY", key)
+	t.Setenv("DLROVER_TLS_CA", ca.CA)
+	return ca, dir
+}
+
+func auto(t *testing.T) { t.Setenv("DLROVER_TLS", "auto") }
+
+// A job of PyTorch under a master that requires certificates. Clients without one, or with a strange one, are told so,
+// and a certificate that is renewed is shown without a restart.
+func TestMutualTLS(t *testing.T) {
+	ca, dir := mutual(t)
+	b := newBench(t)
+	b.env = append(b.env, "DLROVER_TOKEN="+testToken, "PYTHON_EXEC="+torchpython.Require(t, "LAUNCHERS WITH TLS ARE"))
+	_, addr := b.startDaemon("127.0.0.1:0")
+	b.env = append(b.env, "DLROVER_MASTER_ADDR="+addr)
+	script, err := filepath.Abs("testdata/allreduce.py")
+	require.NoError(t, err)
+	node := func() *launched {
+		return b.start("dlrover-run", nil, "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=job", script, b.dir)
+	}
+	l1, l2 := node(), node()
+	eventually(t, "training", b.exists("trained.2"))
+	ctl := func(want string, env ...string) {
+		t.Helper()
+		l := b.start("dlroverctl", env, "runs")
+		l.wait()
+		require.Contains(t, l.out.String()+l.err.String(), want)
+	}
+	none := []string{"DLROVER_TLS_CERT=", "DLROVER_TLS_KEY="}
+	ctl("running")
+	ctl("is for job.example, not for 127.0.0.1: issue one", none...)
+	ctl("this server speaks TLS, and the client does not", "DLROVER_TLS=off")
+	ctl("has another key than the one of this job token", append(none, "DLROVER_TLS_CA=", "DLROVER_TLS=auto")...)
+	other := testkit.NewAuthority(t, "another")
+	ctl("(CN=job.example) is not signed by an authority in --tls-ca="+other.CA, "DLROVER_TLS_CA="+other.CA)
+	cert, key := other.Issue(t.TempDir(), nil, "job.example")
+	ctl("the client's certificate (CN=job.example) is not signed by", "DLROVER_TLS_CERT="+cert, "DLROVER_TLS_KEY="+key)
+
+	before := certificateOf(t, addr)
+	ca.Issue(dir, nil, "job.example")
+	eventually(t, "the new certificate", func() bool { return !before.Equal(certificateOf(t, addr)) })
+	ctl("running")
+	b.release()
+	require.Equal(t, 0, l1.wait(), l1.err.String())
+	require.Equal(t, 0, l2.wait(), l2.err.String())
+}
+
+// certificateOf is the certificate of a server.
+func certificateOf(t *testing.T, addr string) *x509.Certificate {
+	t.Helper()
+	c, err := tls.Dial("tcp", addr, &tls.Config{InsecureSkipVerify: true})
+	require.NoError(t, err)
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	return c.ConnectionState().PeerCertificates[0]
+}
+
+// What holds without TLS holds with it: successors of a launcher that serves, elections in etcd, a leader that is
+// frozen, copies of checkpoints, and checks of nodes.
+func TestUnderTLS(t *testing.T) {
+	long(t)
+	for name, test := range map[string]func(*testing.T){
+		"a launcher that serves is killed": TestSurvivorOfTwoServes,
+		"an elected master is killed":      TestKilledMasterIsReplaced,
+		"an elected master is frozen":      TestFrozenMasterIsReplaced,
+		"an elected helper is killed":      TestElectedHelperIsKilled,
+		"a checkpoint comes from a copy":   TestTorchCheckpointNodeReplaced,
+		"checked nodes":                    TestChecksOfSoundNodes,
+		"a checked node is killed":         TestNodeIsKilledInTheCheck,
+	} {
+		t.Run("auto: "+name, func(t *testing.T) {
+			auto(t)
+			test(t)
+		})
+		t.Run("certificates: "+name, func(t *testing.T) {
+			mutual(t)
+			test(t)
+		})
+	}
+}
