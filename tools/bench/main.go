@@ -48,6 +48,7 @@ type options struct {
 	rows        string
 	n           int // repetitions of ours
 	peerN       int
+	tls         string // of the row scale
 	quick, slow bool
 	bin         string
 	python      string
@@ -57,6 +58,9 @@ type options struct {
 	inner       int           // repetitions within one worker that saves checkpoints
 }
 
+// tlsVariable has the choice of TLS.
+const tlsVariable = "DLROVER_TLS"
+
 func parse(args []string) (o options, err error) {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.StringVar(&o.rows, "rows", "",
@@ -65,6 +69,7 @@ func parse(args []string) (o options, err error) {
 	fs.IntVar(&o.peerN, "peer-n", 3, "`repetitions` of the peer, 0 leaves it out")
 	fs.BoolVar(&o.quick, "quick", false, "two repetitions, one of the peers, at most 1000 simulated nodes")
 	fs.BoolVar(&o.slow, "slow", false, "also measure what takes the peer minutes")
+	fs.StringVar(&o.tls, "tls", "", "`auto`: the row scale is measured under TLS")
 	fs.StringVar(&o.bin, "bin", "bin", "`directory` of dlrover-run and dlrover-master")
 	fs.StringVar(&o.python, "python", cmp.Or(os.Getenv("TORCH_PYTHON"), "/usr/bin/python3"),
 		"`interpreter` with PyTorch, whose torchrun is the peer; $TORCH_PYTHON if set")
@@ -88,6 +93,9 @@ func run(ctx context.Context, args []string) error {
 	}
 	selected, err := selectRows(rows(o), o.rows)
 	if err != nil {
+		return err
+	}
+	if err := os.Setenv(tlsVariable, o.tls); err != nil { // for simulated nodes, here and elsewhere
 		return err
 	}
 	b, err := newBench(ctx, o)

@@ -71,7 +71,7 @@ func meet(ctx context.Context, l *lab, n int) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := l.daemon(ctx, "0.0.0.0:"+port, "DLROVER_TOKEN="+l.token)
+	d, err := l.daemon(ctx, "0.0.0.0:"+port, l.secrets()...)
 	if err != nil {
 		return nil, err
 	}
@@ -88,6 +88,11 @@ func meet(ctx context.Context, l *lab, n int) ([]float64, error) {
 		return []float64{m.wall}, nil
 	}
 	return m.details(ctx, n, empty)
+}
+
+// secrets are the variables of a daemon and of simulated nodes that share a token, and TLS if -tls asks for it.
+func (l *lab) secrets() []string {
+	return []string{"DLROVER_TOKEN=" + l.token, tlsVariable + "=" + os.Getenv(tlsVariable)}
 }
 
 // meeting is a world of simulated nodes that have met at the daemon with a pid.
@@ -172,7 +177,7 @@ func (l *lab) crowd(ctx context.Context, port string, n int, gate gating) (crowd
 		}
 		defer w.Close()
 		count := min(nodesPerProcess, n-1-from)
-		if _, err := l.start([]string{"DLROVER_TOKEN=" + l.token}, w, self, simulateCommand, port, strconv.Itoa(n),
+		if _, err := l.start(l.secrets(), w, self, simulateCommand, port, strconv.Itoa(n),
 			strconv.Itoa(from), strconv.Itoa(count), string(gate)); err != nil {
 			r.Close()
 			return nil, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"syscall"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/secure"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -96,7 +98,11 @@ func openNodes(ctx context.Context, port, token string, total, from, count int, 
 
 func (s *simulation) open(ctx context.Context, i int) error {
 	addr := daemonAddr(i, s.port)
-	client := api.NewClient(addr, s.token)
+	layer, err := layerOf(s.token)
+	if err != nil {
+		return err
+	}
+	client := api.NewClient(addr, s.token).Over(layer)
 	node := rendezvous.Node{
 		ID: fmt.Sprintf("%016x", i), Name: fmt.Sprintf("node-%d", i), Rank: -1, Addr: "127.0.0.1", IP: "127.0.0.1", Slots: 8,
 		Role: "default", Can: []rendezvous.Ability{rendezvous.CanGate},
@@ -111,6 +117,15 @@ func (s *simulation) open(ctx context.Context, i int) error {
 	s.sessions, s.clients = append(s.sessions, session), append(s.clients, client)
 	s.readers.Go(func() { s.follow(ctx, session, client, node) })
 	return nil
+}
+
+// layerOf is the TLS of one node; nil: none.
+func layerOf(token string) (*secure.Layer, error) {
+	chosen, err := secure.Chosen(func(string) string { return "" }, os.LookupEnv)
+	if err != nil {
+		return nil, err
+	}
+	return chosen.Layer(token, secure.Asks, slog.New(slog.DiscardHandler))
 }
 
 // follow executes the directives until the session is closed.
