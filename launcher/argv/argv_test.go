@@ -21,7 +21,7 @@ func TestNormalize(t *testing.T) {
 		{name: "unique prefix", argv: "--max-r 3 --redirect=3 s", want: "--max-restarts=3 --redirects=3 -- s"},
 		{name: "torchrun's abbreviations win over additions", argv: "--t 3 --re 1 --ro a s",
 			want: "--tee=3 --redirects=1 --role=a -- s"},
-		{name: "additions can be abbreviated", argv: "--dry- --metrics_ :9 --prec 0 s",
+		{name: "additions can be abbreviated", argv: "--dry- --metrics_a :9 --prec 0 s",
 			want: "--dry-run --metrics-addr=:9 --precheck=0 -- s"},
 		{name: "last one wins in first place", argv: "--nnodes 1 --role a --nnodes=2 s", want: "--nnodes=2 --role=a -- s"},
 		{name: "short", argv: "-r3 -t 2 -m s", want: "--redirects=3 --tee=2 --module -- s"},

@@ -465,6 +465,9 @@ func (s *Session) deliver(d rendezvous.Directive) {
 	if d.Kind == job.Run && d.Place != nil && (s.resume == nil || s.resume.EpochID != d.EpochID) {
 		s.due = &rendezvous.Resume{EpochID: d.EpochID, Place: *d.Place, Hold: d.Hold}
 	}
+	if out := d.Kind != job.Stop && d.Kind != job.Run; out && s.resume != nil && s.resume.EpochID != s.stopped {
+		s.resume = nil // the world has gone on without this node, whose workers end
+	}
 	s.mu.Unlock()
 	select {
 	case <-s.dirs:

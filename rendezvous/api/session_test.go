@@ -257,7 +257,6 @@ func TestSessionRemembersReports(t *testing.T) {
 	})
 }
 
-// What is refused for good is not tried again; a watch that ends so ends the session, and says why.
 // A daemon that is lost just after it has told a node to start its workers has a successor that hears of them, however
 // long their start takes; but not of workers that a newer directive has forestalled.
 func TestSessionRemembersWorkersThatAreDue(t *testing.T) {
@@ -275,7 +274,7 @@ func TestSessionRemembersWorkersThatAreDue(t *testing.T) {
 	s.deliver(rendezvous.Directive{Kind: job.Run, EpochID: second, Place: &place})
 	s.deliver(rendezvous.Directive{Kind: job.Wait, EpochID: second})
 	require.NoError(t, s.join(t.Context(), nil))
-	require.Equal(t, first, svc.join.Resume.EpochID)
+	require.Nil(t, svc.join.Resume)
 }
 
 // joiner keeps the newest Join.
@@ -289,6 +288,25 @@ func (j *joiner) Join(_ context.Context, _ string, ev rendezvous.Join) error {
 	return nil
 }
 
+// A world that has gone on without the launcher is not claimed at the next daemon: its workers have ended.
+func TestSessionForgetsAWorldWithoutIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newScript()
+		s := openScript(t, svc, &strings.Builder{})
+		defer s.Close()
+		<-svc.joins
+		svc.news <- newsOf(5, job.Run)
+		synctest.Wait()
+		s.Running(&rendezvous.Resume{EpochID: newsOf(5, job.Run).Directive.EpochID})
+		svc.news <- rendezvous.ErrUnknownNode
+		require.NotNil(t, (<-svc.joins).Resume)
+		svc.news <- newsOf(6, job.Wait)
+		svc.news <- rendezvous.ErrUnknownNode
+		require.Nil(t, (<-svc.joins).Resume)
+	})
+}
+
+// What is refused for good is not tried again; a watch that ends so ends the session, and says why.
 func TestSessionTakesARefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc, log := newScript(), &strings.Builder{}
