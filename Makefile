@@ -10,6 +10,7 @@ FUZZTIME  ?= 10s
 CHAOS_ROUNDS ?= 500
 HA_ROUNDS ?= 200
 SOAK_COUNT ?= 10
+HISTORIES ?= 20000
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
 FRAMEWORKS ?= $(HOME)/.cache/dlrover-run/frameworks
 DLROVER   ?= $(HOME)/.cache/dlrover-run/dlrover-packages
@@ -22,7 +23,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha test race lint audit docs fuzz bench chaos ha-chaos soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube image clean torch
+.PHONY: help build gpucheck demo demo-ha test race lint audit docs fuzz histories bench chaos ha-chaos soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -53,7 +54,7 @@ race: export GORACE := atexit_sleep_ms=0
 race: ## all tests under the race detector but those of more than ten seconds; says what was skipped
 	$(GOTEST) $(AGAIN) --packages='./internal/app/run ./...' -- \
 	  -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1))
-	go test .short -count=1 -run TestCrash ./checkpointd/commit # all states; with -race only some
+	go test -short -count=1 -run TestCrash ./checkpointd/commit # all states; with -race only some
 
 lint: ## gofmt and go vet
 	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }
@@ -67,23 +68,28 @@ docs: ## write docs/reference/reference.md from the tables in the code
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@go list ./... | while read p; do \
-	  for f in $$(go test .list '^Fuzz' $$p | grep '^Fuzz'); do \
-	    echo "$$p $$f"; go test .run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
+	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
+
+histories: export RAPID_CHECKS := $(HISTORIES)
+histories: export RAPID_SEED := $(shell date +%s)
+histories: ## HISTORIES (20000) random histories of a run: five minutes
+	go test -count=1 -timeout 60m -run 'Histories$$' ./rendezvous/...
 
 bench: torch build ## ours and torchrun, measured in one run
 	go run ./tools/bench $(BENCHFLAGS)
 
 chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves checkpoints
-	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test .count=1 -timeout 60m -v -run TestCheckpointChaos ./internal/app/run
+	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./internal/app/run
 
 ha-chaos: torch ## the master that serves is lost HA_ROUNDS (200) times at random moments of a PyTorch job
-	HA_ROUNDS=$(HA_ROUNDS) go test .count=1 -timeout 180m -v -run TestLeadersAreLost ./internal/app/run
+	HA_ROUNDS=$(HA_ROUNDS) go test -count=1 -timeout 180m -v -run TestLeadersAreLost ./internal/app/run
 
 soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a row
 	$(GOTEST) -- -count=$(SOAK_COUNT) -timeout 5h -failfast ./internal/app/run
 
 e2e: torch ## the tests of more than ten seconds, which start the real programs, some chaos included, after ten simulated minutes of 10,000 nodes; with DLROVER_LONG_TESTS=1 every hang
-	go test .count=1 -timeout 15m ./rendezvous/simulate
+	go test -count=1 -timeout 15m ./rendezvous/simulate
 	DLROVER_TESTS=long $(GOTEST) $(AGAIN) --packages=./internal/app/run -- -count=1 -timeout 45m
 
 e2e-gpu: ## what touches a GPU, on a machine with an NVIDIA GPU and PyTorch for TORCH_PYTHON (python3); without Go the programs in bin/ are used

@@ -18,7 +18,8 @@ type admission struct {
 	epoch   *epoch
 	orders  *orders
 
-	works []string // Join.Work of the run's nodes, each once
+	works []string    // Join.Work of the run's nodes, each once
+	over  job.EpochID // the newest epoch of the run by this name that has ended before
 }
 
 // Bounds of sameJob.
@@ -36,6 +37,10 @@ func (a *admission) admit(e Join) error {
 		return nil
 	}
 	if o := a.members.wisher(e.Node.Rank); o != nil && !o.supersededBy(e.Node) {
+		if e.Resume != nil && e.Stopped != e.Resume.EpochID && !a.epoch.collecting() {
+			return fmt.Errorf("%w: %s has taken over node rank %d while this launcher was cut off; its workers must end",
+				ErrRefused, o.Name, e.Node.Rank)
+		}
 		return fmt.Errorf("%w: %d by %s; give every node its own --node-rank", ErrTaken, e.Node.Rank, o.Name)
 	}
 	return nil
@@ -48,6 +53,9 @@ func (a *admission) check(e Join) error {
 	}
 	if a.members.left[e.Node.ID] {
 		return fmt.Errorf("node %q has left the run", e.Node.Name)
+	}
+	if e.Seen.Round > 0 && !e.Seen.Newer(a.over) {
+		return fmt.Errorf("the run of node %q has ended, and another one by its name has begun", e.Node.Name)
 	}
 	if len(e.Work) > MaxName {
 		return fmt.Errorf("work: %d bytes; need at most %d", len(e.Work), MaxName)

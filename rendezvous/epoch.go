@@ -21,8 +21,8 @@ const (
 type epoch struct {
 	phase     phase
 	id        job.EpochID // Round is 0 before the first world
-	term      uint64      // the first term of this daemon
-	adopted   bool        // an earlier daemon had sealed it, and none has been sealed since
+	term      uint64      // the first term of this daemon, larger than those of all before
+	adopted   bool        // the next one begins a term: an earlier daemon had sealed this one, or knew a later term
 	formingAt time.Time   // join timeout runs from here
 	sealedAt  time.Time   // passes of the members stand still since then; zero: they do not
 
@@ -64,6 +64,17 @@ func (e *epoch) collecting() bool { return e.phase == forming || e.phase == gati
 func (e *epoch) seated(n *node) bool {
 	return n.rank >= 0 && n.rank < len(e.world) && e.world[n.rank] == n
 }
+
+// follows has the next epoch follow one of an earlier daemon whose clock was ahead.
+func (e *epoch) follows(seen job.EpochID) {
+	if seen.Term > e.id.Term {
+		e.term, e.adopted = termAfter(seen.Term, e.term), true
+	}
+}
+
+// termAfter is a term after the newest known one, for a daemon whose clock is behind and gives it the term own. Another
+// such daemon, of which nothing is kept, has had another one.
+func termAfter(newest, own uint64) uint64 { return newest + 1 + own%(1<<20) }
 
 // next begins the epoch of the ranked nodes: a new round if other nodes form it than before.
 func (e *epoch) next(now time.Time, ranked []*node) {
@@ -117,6 +128,9 @@ func (e *epoch) run(held bool) { e.phase, e.held = running, held }
 // finish ends the run.
 func (e *epoch) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	e.phase, e.outcome, e.cause, e.finishedAt, e.held = finished, o, c, now, false
+	if e.fresh() {
+		e.id.Term = e.term // no world of before is newer
+	}
 }
 
 // archive drops all but the evidence that is handed out: a run that has ended may be kept for long.

@@ -78,6 +78,10 @@ func (g *gate) pass(now time.Time) (size int, open bool) {
 	if sure == possible || now.Before(g.until) {
 		return 0, false
 	}
+	if possible < g.params.Min {
+		g.insist(now)
+		return 0, false
+	}
 	text := fmt.Sprintf("%d of %d nodes have not answered within %s; they count as cleared",
 		g.members.checking, g.members.waiting+g.members.checking, g.params.GateTimeout)
 	g.out.note(job.EventGateOpened, "", text)
@@ -106,7 +110,7 @@ func (g *gate) askLate(now time.Time) bool {
 // recheck repeats the checks of nodes that the world needs and of which nothing is proved. In the end their bars stand
 // as those of others.
 func (g *gate) recheck(now time.Time) {
-	if len(g.members.sorted(func(n *node) bool { return n.state == checking })) > 0 {
+	if len(g.members.sorted(func(n *node) bool { return n.state == checking && now.Before(g.until) })) > 0 {
 		return
 	}
 	unsure := g.members.sorted(func(n *node) bool { return n.state == barred && n.unsure && g.orders.bars[n.Name] == nil })
@@ -127,6 +131,14 @@ func (g *gate) recheck(now time.Time) {
 		g.checks.ask(n)
 	}
 	g.note(now)
+}
+
+// insist goes on after the gate's time where the world needs nodes of which nothing is proved.
+func (g *gate) insist(now time.Time) {
+	g.recheck(now)
+	if !now.Before(g.until) {
+		g.leave(now)
+	}
 }
 
 // stand makes the bar of n one that the next gate may end, and no earlier one.

@@ -43,6 +43,11 @@ func (s *sim) answer(id string) bool {
 // holdActions holds the rules of the actions of one step.
 func (s *sim) holdActions(acts []Action) {
 	var told []string
+	for _, a := range acts {
+		if a.Note != nil {
+			delete(s.awaited, a.Note.ID) // it has gone
+		}
+	}
 	gate := s.holdGate(acts)
 	newest := map[string]Directive{}
 	var ids []string
@@ -63,7 +68,7 @@ func (s *sim) holdActions(acts []Action) {
 	}
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
-		if newest[id].Kind == job.Check && s.r.members.nodes[id] != nil {
+		if n := s.r.members.nodes[id]; newest[id].Kind == job.Check && n != nil && n.state != leaving {
 			told = append(told, id)
 		}
 	}
@@ -74,6 +79,10 @@ func (s *sim) holdActions(acts []Action) {
 // holdGate holds who may be told to Check: nobody with a pass that counts, but as a helper.
 func (s *sim) holdGate(acts []Action) (gate []string) {
 	for _, a := range acts {
+		n := s.r.members.nodes[a.Node]
+		if d := a.Directive; d != nil && d.Kind == job.Check && n != nil && n.state != leaving {
+			s.awaited[a.Node] = true // a later directive of this step may release it
+		}
 		gate = append(append(gate, a.Gate...), a.Helpers...)
 		if len(a.Released) > 0 {
 			s.freed = a.Released

@@ -111,15 +111,15 @@ func (r *Round) leave(now time.Time, e Leave) error {
 	return nil
 }
 
-// reopen answers a Join to a finished run. A launcher that was started before the end belongs to that run, and is one
-// of its nodes from then on. A later one opens the run anew.
+// reopen answers a Join to a finished run. A launcher that knows one of its worlds, or was started before the end,
+// belongs to that run, and is one of its nodes from then on. A later one opens the run anew.
 func (r *Round) reopen(now time.Time, e Join) error {
 	late := false
 	switch {
 	case len(r.members.nodes) == 0 && e.Seen.Newer(r.epoch.id):
 		r.reset() // the run was opened anew, and the record of that is lost
 		return nil
-	case now.Add(-e.Node.Uptime).Before(r.epoch.finishedAt):
+	case e.Seen.Round > 0, now.Add(-e.Node.Uptime).Before(r.epoch.finishedAt):
 		if err := r.admission.conflict(e); err != nil {
 			return fmt.Errorf("%w: %w", ErrRefused, err)
 		}
@@ -146,11 +146,15 @@ func (r *Round) reopen(now time.Time, e Join) error {
 // reset makes r as New does, with a new term. Bars are of names and stay, and so does a pause of a run that has not
 // finished.
 func (r *Round) reset() {
+	over := r.admission.over
 	if r.epoch.phase != finished {
 		r.out.ended()
+	} else {
+		over = r.epoch.id
 	}
 	r.cfg.Term = r.out.seq + 1
 	next := New(*r.cfg)
+	next.admission.over = over
 	next.members.left = r.members.left
 	next.out.acts, next.out.told, next.out.free = r.out.acts, r.out.told, r.out.free
 	next.orders.inherit(r.orders, r.epoch.phase == finished, r.account.spent.Held)

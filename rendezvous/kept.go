@@ -21,6 +21,7 @@ type Kept struct {
 	World  *KeptWorld  `json:"world,omitempty"`  // its nodes; nil without, and after the end
 	Broken *KeptBreak  `json:"broken,omitempty"` // nil: its workers run, or it is not known to have ended
 	Works  []string    `json:"works,omitempty"`  // of the run's nodes, as Join.Work
+	Over   job.EpochID `json:"over,omitzero"`    // the newest of the run by this name that has ended before
 
 	Restarts int       `json:"restarts,omitempty"`
 	Spent    Spent     `json:"spent,omitzero"`
@@ -83,12 +84,12 @@ func (r *Round) Kept() Kept {
 	o, e := r.orders, r.epoch
 	k := Kept{
 		Term: max(e.id.Term, e.term), Params: *r.params, Epoch: e.id, World: r.memory.world(),
-		Broken: r.memory.broken(), Works: r.admission.works,
+		Broken: r.memory.broken(), Works: r.admission.works, Over: r.admission.over,
 		Restarts: r.account.restarts, Spent: r.account.spent, PausedAt: r.account.pausedAt,
 		Paused: o.paused, Unpaused: o.unpausedIn, Hold: o.hold, Unheld: o.unheldIn, Command: o.command, OnResume: o.onResume,
 		Restart: o.restart, Bars: o.barred(), Passes: r.checks.passes(),
 	}
-	if e.fresh() {
+	if e.fresh() && e.phase != finished {
 		k.Epoch = r.account.spentIn
 	}
 	k.Spent.Recent = k.Spent.Recent[max(0, len(k.Spent.Recent)-maxRecentTold):]

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"dlrover-run/internal/job"
 )
 
 // stored is what a Round keeps, as another process reads it.
-func stored(t testing.TB, r *Round) *Kept {
+func stored(t rapid.TB, r *Round) *Kept {
 	t.Helper()
 	data, err := json.Marshal(r.Kept())
 	require.NoError(t, err)
@@ -27,39 +28,6 @@ func (s *sim) succession() *revived {
 	v := s.revive()
 	v.r = New(Config{Term: s.r.out.seq + 1000, Run: s.r.cfg.Run, Kept: stored(s.t, s.r)})
 	return v
-}
-
-// checkKept holds what a new daemon may not have changed after all nodes that are here have come back.
-func (v *revived) checkKept(ids []string) {
-	t, old, r := v.t, v.old.r, v.r
-	if old.epoch.phase == finished {
-		require.Equal(t, finished, r.epoch.phase)
-		require.Equal(t, old.epoch.outcome, r.epoch.outcome)
-		require.Equal(t, old.Evidence(), r.Evidence())
-		return
-	}
-	if len(old.members.nodes) == 0 || len(r.members.nodes) == 0 || r.epoch.phase == finished {
-		return
-	}
-	require.GreaterOrEqual(t, r.account.restarts, old.account.restarts)
-	require.GreaterOrEqual(t, r.account.spent.Streak, old.account.spent.Streak)
-	require.GreaterOrEqual(t, r.account.spent.Sum, old.account.spent.Sum)
-	require.Equal(t, old.orders.paused != nil, r.orders.paused != nil)
-	for name, c := range old.orders.bars {
-		require.Equal(t, c != nil, r.orders.bars[name] != nil, name)
-	}
-	if old.epoch.phase != running {
-		return
-	}
-	for _, n := range old.epoch.world {
-		if run, runs := v.old.runs[n.ID]; !runs || run.EpochID != old.epoch.id || v.dirs[n.ID].Seq == 0 {
-			return
-		}
-	}
-	require.Equal(t, old.epoch.id, r.epoch.id)
-	for _, n := range old.epoch.world {
-		require.Equal(t, v.old.runs[n.ID].EpochID, v.runs[n.ID].EpochID, "%s runs on", n.ID)
-	}
 }
 
 // A run that has ended stays so: for people, for its own launchers, and for those that come later.

@@ -58,24 +58,28 @@ type memory struct {
 
 // rebuild is a world being rebuilt.
 type rebuild struct {
-	world   []*node // by group rank, nil for missing members
-	missing int
-	until   time.Time
-	failing []Failing // to be acted upon when the world is rebuilt
-	stopped []*node   // have ended their workers already, by a directive of the old daemon
-	restart *Order    // to be carried out when the world is rebuilt
-	names   string    // of those that are missing, as far as they are known
-	broken  KeptBreak // what the earlier daemon knew
+	world    []*node // by group rank, nil for missing members
+	missing  int
+	until    time.Time
+	failing  []Failing // to be acted upon when the world is rebuilt
+	stopped  []*node   // have ended their workers already, by a directive of the old daemon
+	restart  *Order    // to be carried out when the world is rebuilt
+	names    string    // of those that are missing, as far as they are known
+	broken   KeptBreak // what the earlier daemon knew
+	followed bool      // a later epoch has been sealed, but has no workers: what this one has cost is booked
 }
 
 // learn takes the state that a restarted daemon has lost from a newcomer. A spare that knows of a world announces
 // others that may still run in it.
 func (m *memory) learn(now time.Time, n *node, e Join) {
 	m.await(now, n, e)
-	if e.Seen.Round == 0 || e.Seen.Term == m.epoch.id.Term {
+	rebuilds := m.rebuild != nil
+	if e.Seen.Round == 0 || e.Seen.Term == m.epoch.id.Term && !rebuilds {
 		return
 	}
-	m.account.restore(now, e, m.epoch.fresh(), ended(m.orders.unpausedIn, e.Seen))
+	m.epoch.follows(e.Seen)
+	m.out.seq = max(m.out.seq, m.epoch.term) // terms count on from it
+	m.account.restore(now, e, m.epoch.fresh() || rebuilds, ended(m.orders.unpausedIn, e.Seen))
 	if m.epoch.fresh() && !m.held && e.Stopped.Round == 0 {
 		m.held, m.holdAt = true, now.Add(resumeWindow)
 	}
@@ -225,6 +229,7 @@ func (m *memory) adopt(now time.Time, n *node, join Join) bool {
 	}
 	w.world[e.Place.GroupRank] = n
 	w.missing--
+	w.followed = w.followed || join.Seen.Newer(e.EpochID)
 	m.members.become(n, member)
 	n.rank, n.rankBase = e.Place.GroupRank, e.Place.RankBase
 	m.out.direct(n, Directive{Kind: job.Run, Place: &e.Place})
@@ -274,7 +279,7 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 	m.rebuild, m.holdAt = &rebuild{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}, time.Time{}
 	m.epoch.id, m.epoch.workers, m.epoch.held = e.EpochID, e.Place.WorldSize, e.Hold
 	m.epoch.size, m.epoch.votes = size, m.elected
-	m.account.restarts = e.Place.RestartCount
+	m.account.restarts = max(m.account.restarts, e.Place.RestartCount)
 	m.out.seq = max(m.out.seq, m.epoch.id.Term)
 	m.orders.restoreHold(e.Hold, e.EpochID)
 	if o := m.orders.restart; o != nil && o.Of == e.EpochID {

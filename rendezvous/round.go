@@ -119,8 +119,8 @@ type Round struct {
 // New returns the Round of a run that no node has joined, unless in the time of an earlier daemon.
 func New(cfg Config) *Round {
 	past := cfg.Kept
-	if cfg.Kept = nil; past != nil {
-		cfg.Term = max(cfg.Term, past.Term+1) // also if the clock was set back
+	if cfg.Kept = nil; past != nil && cfg.Term <= past.Term { // the clock was set back
+		cfg.Term = termAfter(past.Term, cfg.Term)
 	}
 	r := &Round{
 		cfg: &cfg, params: &Params{}, members: newMembers(), orders: &orders{bars: map[string]*job.Cause{}},
@@ -142,7 +142,7 @@ func New(cfg Config) *Round {
 	r.memory = &memory{params: r.params, members: r.members, epoch: r.epoch, account: r.account, orders: r.orders,
 		checks: r.checks, gate: r.gate, out: r.out, elected: cfg.Server != nil && cfg.Server.Elected}
 	if past != nil {
-		r.admission.works = past.Works
+		r.admission.works, r.admission.over = past.Works, past.Over
 		r.memory.recall(past)
 		if past.End != nil {
 			r.ended = past.End.Nodes
@@ -337,13 +337,16 @@ func (r *Round) resumed(now time.Time) {
 	if w == nil {
 		return
 	}
+	r.shortage.over()
 	if w.missing > 0 {
 		r.epoch.elastic = true
 		r.epoch.kept.losses = append(w.broken.Losses, r.epoch.kept.losses...)
 		r.breakWorld(now, w.cause())
 	}
 	for _, e := range w.failing {
-		_ = r.failing(now, e) // the node is here, or its loss has been booked
+		if !w.followed {
+			_ = r.failing(now, e) // the node is here, or its loss has been booked
+		}
 	}
 	if w.restart != nil && r.epoch.phase == running {
 		r.breakCharged(now, *w.restart.cause(), w.restart.cost())

@@ -5,17 +5,17 @@ import (
 	"math/rand"
 	"slices"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"dlrover-run/internal/job"
 )
 
 // sim drives a Round as the shell and well-behaved launchers do.
 type sim struct {
-	t    testing.TB
+	t    rapid.TB
 	r    *Round
 	now  time.Time
 	p    Params
@@ -35,7 +35,7 @@ type sim struct {
 	ended    []EpochEvidence
 }
 
-func newSim(t testing.TB, p Params) *sim {
+func newSim(t rapid.TB, p Params) *sim {
 	s := &sim{
 		t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0).UTC(), p: p, dirs: map[string]Directive{},
 		runs: map[string]Directive{}, gone: map[string]bool{}, health: map[string]checkOutcome{},

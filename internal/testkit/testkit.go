@@ -12,6 +12,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"pgregory.net/rapid"
 )
 
 // Long skips a test with -short. The reason completes a sentence: it takes ten seconds.
@@ -29,6 +31,17 @@ func SideBySide(n int) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
 		_ = f.Value.Set(strconv.Itoa(n)) // a number
 	}
+}
+
+// Histories checks a property of random histories: the same hundred in each run of the tests. The environment has more,
+// or others: RAPID_CHECKS is their number, RAPID_SEED where they begin.
+func Histories(t *testing.T, holds func(t *rapid.T)) {
+	t.Helper()
+	if seed := flag.Lookup("rapid.seed"); seed.Value.String() == "0" {
+		_ = seed.Value.Set("1")
+	}
+	_ = flag.Set("rapid.nofailfile", "true") // a history is printed in words
+	rapid.Check(t, holds)
 }
 
 // WriteProgram writes a file that can be executed at once: a process that another test starts meanwhile does not
