@@ -46,8 +46,9 @@ type Leadership interface {
 
 // Decisions are records by key, of which the newest of a key counts. Its methods may be called by any goroutine.
 type Decisions interface {
-	// Append keeps all records, or none. It returns ErrDeposed unless term is that of the present leader. After any other
-	// error the records may be kept or not; the next successful Append or Load tells.
+	// Append keeps all records, or none. It returns ErrDeposed unless term is that of the present leader, and from then on
+	// keeps nothing of that term. After an error, the first ErrDeposed included, the records may be kept or not; the next
+	// successful Append or Load tells.
 	Append(ctx context.Context, term Term, records ...Record) error
 	// Load returns the newest record of every key, ordered by key. A leader of term that loads sees all that leaders of
 	// earlier terms have appended, and nothing that comes after; ErrDeposed: it does not lead any more.

@@ -39,6 +39,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Suite) {
 		"LateDeposeIsHarmless":  lateDeposeIsHarmless,
 		"CampaignCanBeEnded":    campaignCanBeEnded,
 		"ResignWithoutAnything": resignWithoutAnything,
+		"Linearizable":          linearizable,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, fresh(t)) })
 	}
