@@ -79,8 +79,10 @@ var keys = porcupine.NondeterministicModel{
 		}
 		return parts
 	},
-	Init:              func() []any { return []any{absent} },
-	Step:              func(state, input, output any) []any { return state.(value).after(input.(question), output.(string)) },
+	Init: func() []any { return []any{absent} },
+	Step: func(state, input, output any) []any {
+		return state.(value).after(input.(question), output.(string))
+	},
 	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%v: %v", input, output) },
 }
 
