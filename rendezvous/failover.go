@@ -149,18 +149,16 @@ func (s *sealer) outvoted() bool {
 }
 
 // absent is the number of members of the newest world that may have voted, and of those that may still do so: a member
-// that was started again does not.
+// that was started again does not. One that has come back has given up its vote before it asked for a place.
 func (s *sealer) absent() (absent, silent int) {
 	newest := map[string]int{}
 	for _, n := range s.members.nodes {
-		if !n.votes {
-			newest[n.Name] = max(newest[n.Name], n.arrival)
-		}
+		newest[n.Name] = max(newest[n.Name], n.arrival)
 	}
 	unknown := s.epoch.size - len(s.epoch.world)
 	absent, silent = unknown, unknown
 	for _, a := range s.epoch.away {
-		if n := s.members.nodes[a.id]; n == nil || n.votes {
+		if s.members.nodes[a.id] == nil {
 			absent++
 		}
 		if a.silent && newest[a.name] < a.at {

@@ -183,24 +183,21 @@ func TestSilenceThatSealsNothing(t *testing.T) {
 	require.Equal(t, "a", s.order())
 }
 
-// A member that comes back with its workers has a vote until it has ended them.
-func TestMemberThatComesBackWithItsVote(t *testing.T) {
+// A member that was given up gives up its vote, too, before it asks for a place again. It is told to wait then, and stops
+// its workers without another request.
+func TestMembersThatComeBackHaveNoVote(t *testing.T) {
 	s := servedBy(t, "b", "c", "d", "e")
-	world := s.runs
 	place := *s.runs["e"].Place
 	s.hush("c", "d", "e")
-	back := Join{Node: Node{ID: "e", Name: "e", Rank: -1, Slots: 1}, Params: s.p,
-		Resume: &Resume{EpochID: s.worked["e"].EpochID, Place: place}, Seen: s.worked["e"].EpochID}
-	s.must(back)
-	s.must(Attach{ID: "e"})
-	s.pass(time.Minute)
-	require.Empty(t, world, "two of five")
-	back.Stopped = back.Resume.EpochID
-	s.must(back)
+	require.Empty(t, s.runs)
 	delete(s.gone, "e")
-	s.pass(time.Minute)
+	s.must(Join{Node: Node{ID: "e", Name: "e", Rank: -1, Slots: 1}, Params: s.p,
+		Resume: &Resume{EpochID: s.worked["e"].EpochID, Place: place}, Seen: s.worked["e"].EpochID})
+	s.must(Attach{ID: "e"})
+	s.pass(time.Second)
 	s.obey()
 	require.Len(t, s.runs, 3)
+	require.NotNil(t, s.runs["e"].Failover)
 }
 
 // An elected server counts the members that have come back to it.

@@ -62,7 +62,6 @@ func (r *Round) join(now time.Time, e Join) error {
 		r.checks.barName(n.Name, c)
 		r.enforce(now)
 	}
-	n.votes = e.votes()
 	if !r.memory.adopt(now, n, e) {
 		r.checks.queue(now, n)
 	}
@@ -70,13 +69,9 @@ func (r *Round) join(now time.Time, e Join) error {
 	return nil
 }
 
-// votes reports whether the node may vote in its newest world: it gives that up when it asks for a place in another.
-func (e Join) votes() bool { return e.Resume != nil && e.Stopped != e.Resume.EpochID }
-
 // rejoin is a Join of a node that is already here: after the Stop of the present
 // epoch, or else a repeated request that changes nothing.
 func (r *Round) rejoin(now time.Time, n *node, e Join) {
-	n.votes = n.votes && e.votes()
 	if e.Stopped != r.epoch.id || n.idle() || n.state == leaving {
 		return
 	}

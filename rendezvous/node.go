@@ -36,7 +36,6 @@ type node struct {
 	broken   bool
 	silent   bool // it broke because the host had given no sign of life
 	hungUp   bool // it was closed while no request was open
-	votes    bool // it has come back from an earlier world, in which it may still vote
 	dir      Directive
 	known    uint64 // the directive before, if dir tells its launcher nothing new; or 0
 	differs  bool   // its Params are not the run's
