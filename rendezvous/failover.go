@@ -16,7 +16,7 @@ type Server struct {
 	Host string // its address, if it has no place in the world
 	Port int    // at which it listens
 	Term uint64 // a later server of the run has a higher one; the first one has 1
-	// Elected: members of a world have chosen it, and OfDead: the launcher that had sealed that world is dead, not silent.
+	// Elected: members of a world have chosen it, and OfDead: one of them had sealed that world, and is dead, not silent.
 	Elected, OfDead bool
 	// Alone takes silence for death.
 	Alone bool
@@ -42,6 +42,9 @@ func (w *Failover) Electorate(dead bool) int {
 	}
 	return w.Members
 }
+
+// ByMember reports whether the server had a place in the world that it sealed.
+func (w *Failover) ByMember() bool { return w.Voters < w.Members }
 
 // Deputy is a member that can serve: the launcher with the ID, at HOST:PORT.
 type Deputy struct {

@@ -48,6 +48,7 @@ func TestDeputiesAreOnHostsOnceAndFirst(t *testing.T) {
 	require.Equal(t, Failover{Term: w.Term, Server: "10.0.0.1:29400", Voters: 6, Members: 7, Deputies: w.Deputies}, *w)
 	require.Equal(t, Deputy{ID: "c", Name: "c", Addr: "10.0.0.2:1"}, w.Deputies[0])
 	require.Equal(t, w, s.runs["a"].Failover)
+	require.True(t, w.ByMember())
 }
 
 func TestDeputiesAreUnderOtherSwitches(t *testing.T) {
@@ -224,4 +225,23 @@ func TestElectedServerNeedsMembers(t *testing.T) {
 			require.Equal(t, c.seals, len(v.runs) == len(c.back), v.runs)
 		})
 	}
+}
+
+// A dead server that was no member of its world has no vote that is missing.
+func TestDeadServerWithoutAPlace(t *testing.T) {
+	s := served(t, Params{Min: 1, Max: 8, LastCall: time.Second, MaxRestarts: 9})
+	for i, id := range []string{"b", "c", "d", "e", "f"} {
+		s.peer(id, fmt.Sprint("10.0.0.", i+2), 1)
+	}
+	s.pass(time.Second)
+	s.obey()
+	v := s.revive()
+	v.r.cfg.Server = &Server{ID: "b", Term: 7, Elected: true, OfDead: s.runs["b"].Failover.ByMember()}
+	v.r.memory.elected = true
+	v.comeBack("b", "c")
+	v.pass(resumeWindow)
+	v.obey()
+	v.pass(time.Minute)
+	v.obey()
+	require.Empty(t, v.runs, "three of five may have elected another server since")
 }
