@@ -195,7 +195,7 @@ func (h *Failover) vote(ctx context.Context, d rendezvous.Deputy, a successor.An
 	h.mu.Lock()
 	moved = h.answeredLocked(d, a)
 	early = !a.Serves && a.Candidacy == 0 && !h.dead
-	if moved || !h.withdrawLocked() || a.Serves || early {
+	if moved || !h.withdrawLocked() || a.Serves || early || !h.voter.Member() { // it may have parted meanwhile
 		h.mu.Unlock()
 		return moved, early
 	}
@@ -299,7 +299,7 @@ func (h *Failover) ask(ctx context.Context, d rendezvous.Deputy, vote successor.
 func (h *Failover) stand(ctx context.Context) successor.Answer {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.svc == nil || h.to.Load() != nil {
+	if h.svc == nil || h.to.Load() != nil || !h.voter.Member() { // it may have parted meanwhile
 		return successor.Answer{}
 	}
 	own, electorate, server := h.voter.Ballot(h.cfg.ID, 0), h.plan.Electorate(h.sealer), h.server

@@ -270,6 +270,26 @@ func TestPartingEndsTheVote(t *testing.T) {
 	require.Nil(t, h.Serving())
 }
 
+// Workers fail while their launcher looks for a deputy: it asks for a place first, and has no vote any more.
+func TestPartingWhileDeputiesAreAsked(t *testing.T) {
+	p := newPeers(t, 2, "a", "b", "c")
+	p.die()
+	require.False(t, p.all["a"].Lost(t.Context(), errLost))
+	b, c := p.all["b"], p.all["c"]
+	for _, h := range []*Failover{b, c} {
+		h.cfg.Connect = func(addr string) *api.Client {
+			require.NoError(t, h.Parting(func() error { return nil }))
+			return connect(addr)
+		}
+	}
+	require.False(t, c.Lost(t.Context(), errLost))
+	require.False(t, p.all["a"].Lost(t.Context(), errLost))
+	require.Nil(t, p.all["a"].Serving(), "c has no vote")
+	p.all["a"].Close()
+	require.False(t, b.Lost(t.Context(), errLost))
+	require.Zero(t, b.candidacy(), "it does not stand")
+}
+
 // Without a vote a launcher goes to the endpoint, but not from a server to which it was redirected there.
 func TestRedirectedLauncherStays(t *testing.T) {
 	p := newPeers(t, 1, "a")
