@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -92,9 +93,9 @@ type deputy struct {
 	moved atomic.Bool
 }
 
-func (h *deputy) Told(d rendezvous.Directive)     { h.told <- d }
-func (h *deputy) Bound() bool                     { return h.bound.Load() }
-func (h *deputy) Parting(join func() error) error { return join() }
+func (h *deputy) Told(d rendezvous.Directive)                    { h.told <- d }
+func (h *deputy) Bound() bool                                    { return h.bound.Load() }
+func (h *deputy) Parting(_ job.EpochID, join func() error) error { return join() }
 
 func (h *deputy) Lost(context.Context, error) bool {
 	h.lost.Add(1)

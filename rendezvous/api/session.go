@@ -35,7 +35,8 @@ type SessionConfig struct {
 	Logger     *slog.Logger
 }
 
-// Succession is a launcher's part in the election of the one that serves its run. One goroutine uses all but Bound.
+// Succession is a launcher's part in the election of the one that serves its run. One goroutine uses all but Bound and
+// Parting.
 type Succession interface {
 	// Told receives every directive before the launcher does.
 	Told(d rendezvous.Directive)
@@ -44,8 +45,9 @@ type Succession interface {
 	Lost(ctx context.Context, why error) (moved bool)
 	// Bound reports that another launcher may count on this node: until Lost knows, no server is asked.
 	Bound() bool
-	// Parting makes a request for a place in the next world. ErrBound means that it must wait.
-	Parting(join func() error) error
+	// Parting makes a request for a place in the next world. stopped is the newest epoch whose workers have been ended for
+	// that. ErrBound means that the request must wait.
+	Parting(stopped job.EpochID, join func() error) error
 }
 
 // ErrBound ends requests of a node that has voted.
@@ -240,10 +242,12 @@ func (s *Session) Rejoin(ctx context.Context, stopped job.EpochID, failures []jo
 
 // part joins, and gives up a vote for another server.
 func (s *Session) part(ctx context.Context, failures []job.Failure) error {
+	ev := s.request(failures)
+	join := func() error { return s.svc.Join(ctx, s.cfg.Run, ev) }
 	if s.cfg.Succession == nil {
-		return s.join(ctx, failures)
+		return join()
 	}
-	return s.cfg.Succession.Parting(func() error { return s.join(ctx, failures) })
+	return s.cfg.Succession.Parting(ev.Stopped, join)
 }
 
 // SetPorts replaces the ports that this node offers, from the next join on.
@@ -287,17 +291,18 @@ func (s *Session) Leave(ctx context.Context, reason string, fs []job.Failure) (j
 // to know the node any more.
 func (s *Session) Abandon() { s.left.Store(true) }
 
-func (s *Session) join(ctx context.Context, failures []job.Failure) error {
+// request is one for a place in the next world.
+func (s *Session) request(failures []job.Failure) rendezvous.Join {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	ev := rendezvous.Join{
 		Node: s.cfg.Node, Params: s.params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent,
 		Resume: cmp.Or(s.due, s.resume), Paused: s.paused, Barred: s.excluded,
 		Spent: s.used, Progress: s.progress, Command: s.command, OnResume: s.cfg.OnResume,
 		Work: s.cfg.Work,
 	}
-	s.mu.Unlock()
 	ev.Node.Uptime = time.Since(s.cfg.Started)
-	return s.svc.Join(ctx, s.cfg.Run, ev)
+	return ev
 }
 
 // connect makes the first Join, patiently: the daemon's pod may still be starting.
@@ -306,7 +311,7 @@ func (s *Session) connect(ctx context.Context) error {
 	defer cancel()
 	var strange time.Time // since when this node is turned away
 	err := s.retry(deadline, "join", func(ctx context.Context) error {
-		err := s.join(ctx, nil)
+		err := s.svc.Join(ctx, s.cfg.Run, s.request(nil))
 		if !errors.Is(err, errStranger) {
 			strange = time.Time{}
 			return err

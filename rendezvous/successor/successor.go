@@ -45,15 +45,18 @@ type Answer struct {
 type Voter struct {
 	ID string
 
-	epoch  job.EpochID
-	plan   *rendezvous.Failover
-	parted bool              // it has no vote
-	term   uint64            // of the server that it follows
-	out    map[string]bool   // deputies that are dead, or will not serve
-	votes  map[string]uint64 // candidacies of deputies that may count its vote
+	epoch   job.EpochID
+	plan    *rendezvous.Failover
+	parted  bool              // it has no vote
+	parting int               // requests under way that end its vote if a server takes one
+	stopped job.EpochID       // the newest one whose workers it has ended for another
+	term    uint64            // of the server that it follows
+	out     map[string]bool   // deputies that are dead, or will not serve
+	votes   map[string]uint64 // candidacies of deputies that may count its vote
 }
 
-// Runs makes the launcher a member of the world of an epoch. A server without a Failover leaves that of the same epoch.
+// Runs makes the launcher a member of the world of an epoch. A server without a Failover leaves that of the same epoch,
+// and gives the vote back, unless the launcher has ended its workers: then it will not count on this member.
 func (v *Voter) Runs(epoch job.EpochID, w *rendezvous.Failover) {
 	switch {
 	case w != nil:
@@ -62,23 +65,24 @@ func (v *Voter) Runs(epoch job.EpochID, w *rendezvous.Failover) {
 	case epoch != v.epoch:
 		v.plan = nil
 	}
-	v.parted = false
+	v.parted = v.parted && w == nil && epoch == v.stopped
 }
 
-// Parts takes the vote from a launcher that leaves its world. back undoes it, unless there is a newer world.
-func (v *Voter) Parts() (back func()) {
-	plan, parted := v.plan, v.parted
-	v.parted = true
-	return func() {
-		if v.plan == plan {
-			v.parted = parted
-		}
+// Parts takes the vote from a launcher that asks for a place in another world. stopped is the newest epoch whose workers
+// it has ended. The vote is back after that if no server has taken such a request, or if there is a newer world.
+func (v *Voter) Parts(stopped job.EpochID) (asked func(taken bool)) {
+	plan := v.plan
+	v.stopped = stopped
+	v.parting++
+	return func(taken bool) {
+		v.parting--
+		v.parted = v.parted || taken && v.plan == plan
 	}
 }
 
 // Member reports whether the launcher has a vote, and Bound whether a deputy may count it: until that is known, the
 // launcher follows no other server.
-func (v *Voter) Member() bool { return v.plan != nil && !v.parted }
+func (v *Voter) Member() bool { return v.plan != nil && !v.parted && v.parting == 0 }
 
 // Bound is described with Member.
 func (v *Voter) Bound() bool { return v.Member() && len(v.votes) > 0 }

@@ -175,9 +175,8 @@ func (w *world) part(id string) {
 	if l.dead || l.voter.Bound() || l.voter.plan != nil && l.voter.parted {
 		return
 	}
-	back := l.voter.Parts()
-	if !w.answers(id, l.home) {
-		back()
+	taken := w.answers(id, l.home)
+	if l.voter.Parts(job.EpochID{})(taken); !taken {
 		return
 	}
 	w.all[l.home].waiting[id] = true
@@ -402,10 +401,37 @@ func TestFailoversOfEpochs(t *testing.T) {
 	v.Runs(e, w)
 	v.Runs(e, nil)
 	require.True(t, v.Member())
-	v.Parts()
+	v.Parts(job.EpochID{})(true)
 	require.Empty(t, v.Deputies())
 	v.Runs(e, nil)
 	require.Len(t, v.Deputies(), 1)
 	v.Runs(job.EpochID{Term: 1, Round: 2}, nil)
 	require.False(t, v.Member())
+}
+
+// A server that takes a world over counts on no vote of a member that has ended its workers, and so that has none.
+func TestVoteOfAMemberThatHasStopped(t *testing.T) {
+	v := Voter{ID: "a"}
+	e := job.EpochID{Term: 1, Round: 1}
+	w := &rendezvous.Failover{Term: 1}
+	v.Runs(e, w)
+	v.Parts(e)(true)
+	v.Runs(e, nil)
+	require.False(t, v.Member())
+	v.Runs(job.EpochID{Term: 1, Round: 2}, w)
+	require.True(t, v.Member())
+}
+
+// Two requests for a place may be under way. The vote is back only if no server has taken any.
+func TestTwoRequestsForAPlace(t *testing.T) {
+	e := job.EpochID{Term: 1, Round: 1}
+	for _, taken := range [][2]bool{{false, false}, {true, false}, {false, true}} {
+		v := Voter{ID: "a"}
+		v.Runs(e, &rendezvous.Failover{Term: 1})
+		first, second := v.Parts(e), v.Parts(e)
+		second(taken[1])
+		require.False(t, v.Member())
+		first(taken[0])
+		require.Equal(t, !taken[0] && !taken[1], v.Member())
+	}
 }

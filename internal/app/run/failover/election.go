@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/successor"
@@ -33,20 +34,18 @@ func (h *Failover) Bound() bool {
 }
 
 // Parting implements api.Succession. A request that no server has taken changes nothing.
-func (h *Failover) Parting(join func() error) error {
+func (h *Failover) Parting(stopped job.EpochID, join func() error) error {
 	h.mu.Lock()
 	if h.voter.Bound() {
 		h.mu.Unlock()
 		return api.ErrBound
 	}
-	back := h.voter.Parts()
+	asked := h.voter.Parts(stopped)
 	h.mu.Unlock()
 	err := join()
-	if untaken(err) {
-		h.mu.Lock()
-		back()
-		h.mu.Unlock()
-	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	asked(!untaken(err))
 	return err
 }
 

@@ -161,7 +161,7 @@ func (h *Failover) Told(d rendezvous.Directive) {
 	case job.Run:
 		h.voter.Runs(d.EpochID, d.Failover)
 	case job.Done, job.Fail:
-		h.voter.Parts()
+		h.voter.Parts(d.EpochID)(true)
 	}
 	if d.Failover == nil || d.Kind != job.Run {
 		return

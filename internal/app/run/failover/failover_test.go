@@ -110,7 +110,7 @@ func TestMembersElectTheFirstHeir(t *testing.T) {
 	require.False(t, p.all["b"].Bound(), "the deputy does not know of the loss, and counts no vote")
 	require.False(t, p.all["a"].Lost(t.Context(), errLost))
 	require.True(t, p.all["a"].Bound())
-	require.ErrorIs(t, p.all["a"].Parting(func() error { return nil }), api.ErrBound)
+	require.ErrorIs(t, p.all["a"].Parting(p.epoch, func() error { return nil }), api.ErrBound)
 	require.False(t, p.all["b"].Lost(t.Context(), errLost))
 	require.Nil(t, p.all["a"].Serving(), "two of four are no majority")
 	p.lost("c", "b", "a", "d")
@@ -207,7 +207,7 @@ func TestAloneByTheUsersWord(t *testing.T) {
 func TestDeputyWithoutAVoteIsPassedOver(t *testing.T) {
 	p := newPeers(t, 2, "a", "b", "c", "d", "e")
 	p.die()
-	require.NoError(t, p.all["a"].Parting(func() error { return nil }))
+	require.NoError(t, p.all["a"].Parting(p.epoch, func() error { return nil }))
 	p.lost("b", "c", "d", "e")
 	require.NotNil(t, p.all["b"].Serving())
 }
@@ -263,9 +263,9 @@ func TestPartingEndsTheVote(t *testing.T) {
 	p.die()
 	h := p.all["a"]
 	refused := fmt.Errorf("dial: %w", syscall.ECONNREFUSED)
-	require.ErrorIs(t, h.Parting(func() error { return refused }), syscall.ECONNREFUSED)
+	require.ErrorIs(t, h.Parting(p.epoch, func() error { return refused }), syscall.ECONNREFUSED)
 	require.True(t, h.voter.Member())
-	require.Error(t, h.Parting(func() error { return errors.New("cut off") }))
+	require.Error(t, h.Parting(p.epoch, func() error { return errors.New("cut off") }))
 	require.False(t, h.Lost(t.Context(), errLost))
 	require.Nil(t, h.Serving())
 }
@@ -278,7 +278,7 @@ func TestPartingWhileDeputiesAreAsked(t *testing.T) {
 	b, c := p.all["b"], p.all["c"]
 	for _, h := range []*Failover{b, c} {
 		h.cfg.Connect = func(addr string) *api.Client {
-			require.NoError(t, h.Parting(func() error { return nil }))
+			require.NoError(t, h.Parting(p.epoch, func() error { return nil }))
 			return connect(addr)
 		}
 	}
@@ -294,7 +294,7 @@ func TestPartingWhileDeputiesAreAsked(t *testing.T) {
 func TestRedirectedLauncherStays(t *testing.T) {
 	p := newPeers(t, 1, "a")
 	h := p.all["a"]
-	require.Error(t, h.Parting(func() error { return errors.New("cut off") }))
+	require.Error(t, h.Parting(p.epoch, func() error { return errors.New("cut off") }))
 	p.die()
 	to := listen(t, "127.0.0.1:0")
 	h.cfg.Client.Move(to.Addr().String())
