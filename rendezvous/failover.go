@@ -130,7 +130,10 @@ type away struct {
 // server goes on, but no other may be elected in its next worlds: if it dies, the silent half may serve itself.
 func (s *sealer) outvoted() bool {
 	e, server, most := s.epoch, s.cfg.Server, (s.epoch.size-1)/2
-	if server == nil || server.Alone || !e.votes || e.size-len(e.world)+len(e.away) <= most {
+	if server == nil || server.Alone || !e.votes {
+		return false
+	}
+	if e.tied = false; e.size-len(e.world)+len(e.away) <= most {
 		return false
 	}
 	absent, silent := s.absent()

@@ -245,3 +245,34 @@ func TestDeadServerWithoutAPlace(t *testing.T) {
 	v.obey()
 	require.Empty(t, v.runs, "three of five may have elected another server since")
 }
+
+// Half of a world was silent, and some of that is back before the next one forms, such as in the time of checks.
+func TestHalfThatIsBackInTime(t *testing.T) {
+	s := servedBy(t, "b", "c", "d")
+	place := *s.runs["c"].Place
+	s.r.orders.paused = &job.Cause{}
+	s.hush("c", "d")
+	require.False(t, s.r.sealer.outvoted())
+	delete(s.gone, "c")
+	s.must(Join{Node: Node{ID: "c", Name: "c", Rank: -1, Slots: 1}, Params: s.p,
+		Resume: &Resume{EpochID: s.worked["c"].EpochID, Place: place}, Seen: s.worked["c"].EpochID})
+	s.must(Attach{ID: "c"})
+	s.r.orders.paused = nil
+	s.pass(time.Second)
+	s.obey()
+	require.Len(t, s.runs, 3)
+	require.NotNil(t, s.runs["b"].Failover, "most of the old world is in this one")
+}
+
+// What is known of members that have gone is not kept where nobody elects a server.
+func TestAbsenceInADaemon(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 3, LastCall: time.Second})
+	s.join("a", "b", "c")
+	s.obey()
+	s.succeed("a", "b", "c")
+	for _, id := range []string{"a", "b", "c"} {
+		s.must(Leave{ID: id})
+	}
+	require.Equal(t, finished, s.r.epoch.phase)
+	require.Empty(t, s.r.epoch.away)
+}

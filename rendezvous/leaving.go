@@ -72,7 +72,7 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 		note.Rank = n.rank
 	}
 	r.shortage.keepBar(n)
-	if r.epoch.seated(n) && !n.idle() {
+	if r.epoch.votes && r.epoch.seated(n) && !n.idle() {
 		r.epoch.away = append(r.epoch.away, away{n.ID, n.Name, silent && n.mute(), r.members.arrivals})
 	}
 	if n.idle() || n.state == succeeded || n.state == leaving || r.epoch.phase == finished {
