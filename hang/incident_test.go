@@ -260,7 +260,8 @@ func TestFromSuspicionToVerdict(t *testing.T) {
 	require.Equal(t, line, s.notes[1].Text)
 	require.Equal(t, Ask{
 		Seq: s.asks[2].Seq, Judge: 100, Incident: p.Incident, Epoch: s.world.Epoch, What: TellVerdict, Line: line,
-		Kind: KindBehind, Confidence: High, Age: p.Verdicts[0].Verdict.Age, Suspects: []int{2}, Waiting: "0-1,3", Action: ActReport,
+		Kind: KindBehind, Confidence: High, Age: p.Verdicts[0].Verdict.Age, Suspects: []int{2}, Waiting: "0-1,3",
+		Action: ActReport,
 	}, s.asks[2])
 	require.Equal(t, "n1", s.notes[1].Node)
 	require.InDelta(t, 22, p.Verdicts[0].Verdict.Age.Seconds(), 1, "since the last progress")
