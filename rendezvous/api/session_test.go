@@ -265,15 +265,15 @@ func TestSessionRemembersWorkersThatAreDue(t *testing.T) {
 	place := job.Place{GroupRank: 1, GroupWorldSize: 2}
 	first, second := job.EpochID{Term: 7, Round: 1}, job.EpochID{Term: 7, Round: 2}
 	s.deliver(rendezvous.Directive{Kind: job.Run, EpochID: first, Place: &place})
-	require.NoError(t, s.join(t.Context(), nil))
+	require.NoError(t, s.part(t.Context(), nil))
 	require.Equal(t, &rendezvous.Resume{EpochID: first, Place: place}, svc.join.Resume)
 	s.Running(&rendezvous.Resume{EpochID: first, Place: place, Done: true})
 	s.deliver(rendezvous.Directive{Kind: job.Run, EpochID: first, Place: &place})
-	require.NoError(t, s.join(t.Context(), nil))
+	require.NoError(t, s.part(t.Context(), nil))
 	require.True(t, svc.join.Resume.Done, "of a running epoch more is known")
 	s.deliver(rendezvous.Directive{Kind: job.Run, EpochID: second, Place: &place})
 	s.deliver(rendezvous.Directive{Kind: job.Wait, EpochID: second})
-	require.NoError(t, s.join(t.Context(), nil))
+	require.NoError(t, s.part(t.Context(), nil))
 	require.Nil(t, svc.join.Resume)
 }
 

@@ -286,7 +286,7 @@ func (h *Failover) ask(ctx context.Context, d rendezvous.Deputy, vote successor.
 		vote = h.voter.Question(d.ID)
 		h.mu.Unlock()
 	}
-	c := h.cfg.Client.To(d.Addr)
+	c := h.connect(d.Addr)
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -322,7 +322,7 @@ func (h *Failover) stand(ctx context.Context) successor.Answer {
 
 // serves reports whether a launcher of this run answers at the address.
 func (h *Failover) serves(ctx context.Context, addr string) bool {
-	c := h.cfg.Client.To(addr)
+	c := h.connect(addr)
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -369,7 +369,7 @@ func (h *Failover) electedLocked(a successor.Answer) {
 
 // announce tells a launcher that serves, such as one that replaces the dead one at the endpoint, that this one does.
 func (h *Failover) announce(addr string, news message) {
-	c := h.cfg.Client.To(addr)
+	c := h.connect(addr)
 	defer c.Close()
 	for h.ctx.Err() == nil && h.to.Load() == nil {
 		ctx, cancel := context.WithTimeout(h.ctx, askTimeout)

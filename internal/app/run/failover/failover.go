@@ -49,6 +49,7 @@ type Config struct {
 // Failover implements api.Succession.
 type Failover struct {
 	cfg          Config
+	connect      func(addr string) *api.Client // to another launcher
 	door         *door
 	ctx          context.Context
 	cancel       context.CancelFunc
@@ -83,7 +84,7 @@ type message struct {
 
 // New makes a launcher's part. Its listener takes no connection before the launcher is a deputy.
 func New(cfg Config) *Failover {
-	h := &Failover{cfg: cfg, voter: successor.Voter{ID: cfg.ID}}
+	h := &Failover{cfg: cfg, connect: cfg.Client.To, voter: successor.Voter{ID: cfg.ID}}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.elected, h.endCandidacy = context.WithCancel(h.ctx)
 	if cfg.Listener != nil {

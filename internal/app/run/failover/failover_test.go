@@ -277,9 +277,9 @@ func TestPartingWhileDeputiesAreAsked(t *testing.T) {
 	require.False(t, p.all["a"].Lost(t.Context(), errLost))
 	b, c := p.all["b"], p.all["c"]
 	for _, h := range []*Failover{b, c} {
-		h.cfg.Connect = func(addr string) *api.Client {
+		h.connect = func(addr string) *api.Client {
 			require.NoError(t, h.Parting(p.epoch, func() error { return nil }))
-			return connect(addr)
+			return h.cfg.Client.To(addr)
 		}
 	}
 	require.False(t, c.Lost(t.Context(), errLost))
