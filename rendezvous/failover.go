@@ -122,7 +122,13 @@ func (w *Failover) names(id string) bool {
 type away struct {
 	id, name string
 	silent   bool // it may live
-	at       int  // nodes that arrived later have higher numbers
+}
+
+// cameBack books that a node of the name has joined: the one that was silent has ended, or has given up its vote.
+func (e *epoch) cameBack(name string) {
+	for i := range e.away {
+		e.away[i].silent = e.away[i].silent && e.away[i].name != name
+	}
 }
 
 // outvoted reports whether members of the newest world may have elected another server. One that seals a world all the
@@ -157,17 +163,13 @@ func (s *sealer) outvoted() bool {
 // absent is the number of members of the newest world that may have voted, and of those that may still do so: a member
 // that was started again does not. One that has come back has given up its vote before it asked for a place.
 func (s *sealer) absent() (absent, silent int) {
-	newest := map[string]int{}
-	for _, n := range s.members.nodes {
-		newest[n.Name] = max(newest[n.Name], n.arrival)
-	}
 	unknown := s.epoch.size - len(s.epoch.world)
 	absent, silent = unknown, unknown
 	for _, a := range s.epoch.away {
 		if s.members.nodes[a.id] == nil {
 			absent++
 		}
-		if a.silent && newest[a.name] < a.at {
+		if a.silent {
 			silent++
 		}
 	}

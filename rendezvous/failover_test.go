@@ -276,3 +276,17 @@ func TestAbsenceInADaemon(t *testing.T) {
 	require.Equal(t, finished, s.r.epoch.phase)
 	require.Empty(t, s.r.epoch.away)
 }
+
+// A launcher that was started again proves that the one before has ended, also when it is gone itself.
+func TestSilentHostIsStartedAgainTwice(t *testing.T) {
+	s := servedBy(t, "b", "c", "d", "e")
+	s.hush("c", "d", "e")
+	for _, id := range []string{"c", "d"} {
+		s.joinNode(Node{ID: id + "2", Name: id, Rank: -1, Slots: 1})
+	}
+	s.vanish("c2")
+	s.joinNode(Node{ID: "e2", Name: "e", Rank: -1, Slots: 1})
+	s.pass(time.Second)
+	s.obey()
+	require.Len(t, s.runs, 4)
+}

@@ -45,6 +45,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	r.liveness.arrived(now)
 	n := r.members.arrived(now, e.Node)
 	r.admission.learn(e)
+	r.epoch.cameBack(n.Name)
 	r.sealer.cameAt = now
 	n.differs = e.Params.WithDefaults() != *r.params
 	if o := r.members.superseded(n); o != nil {

@@ -73,7 +73,7 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 	}
 	r.shortage.keepBar(n)
 	if r.epoch.votes && r.epoch.seated(n) && !n.idle() {
-		r.epoch.away = append(r.epoch.away, away{n.ID, n.Name, silent && n.mute(), r.members.arrivals})
+		r.epoch.away = append(r.epoch.away, away{n.ID, n.Name, silent && n.mute()})
 	}
 	if n.idle() || n.state == succeeded || n.state == leaving || r.epoch.phase == finished {
 		return // it has no work to do; the world does not need it any more
