@@ -64,7 +64,11 @@ func (m *model) moves() map[string]func(*rapid.T) {
 		"jump": func(t *rapid.T) { m.do("jump %s", rapid.SampledFrom([]string{"2s", "1m"}).Draw(t, "time")) },
 		"daemon": func(t *rapid.T) {
 			how := rapid.SampledFrom([]string{"ended", "killed", "beside", "empty"}).Draw(t, "daemon")
-			m.do("daemon %s %s", how, rapid.SampledFrom([]string{"0s", "0s", "1h", "-1h"}).Draw(t, "skew"))
+			skew := rapid.SampledFrom([]string{"0s", "0s", "1h", "-1h"}).Draw(t, "skew")
+			m.do("daemon %s %s", how, skew)
+			if skew == "1h" {
+				m.do("pass 100ms") // else nobody knows of its terms but launchers, which may forget them
+			}
 		},
 	}
 	move := func(name, verb string, who func(p *process) bool, args ...string) {

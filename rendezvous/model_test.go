@@ -41,6 +41,7 @@ type model struct {
 	old   *daemon // deposed, and not aware of it for 100 ms
 	store []byte  // what is kept of the run; nil: nothing
 	terms uint64
+	ahead time.Duration // the most that the clock of a daemon has been
 	procs map[string]*process
 	seats map[string]string      // by epoch and rank: the launcher, and what it was told
 	leads map[job.EpochID]string // the launchers that were told to lead
@@ -214,11 +215,15 @@ func (m *model) another(how string, skew time.Duration) {
 		m.keep()
 	}
 	if how == "empty" {
-		m.store, skew = nil, 0
+		m.store = nil
 		for _, p := range m.procs {
 			p.over = ""
 		}
 	}
+	if m.store == nil {
+		skew = m.ahead // its clock alone gives it a later term
+	}
+	m.ahead = max(m.ahead, skew)
 	m.terms += 1_000_003
 	d := &daemon{skew: skew, sim: newSim(m.t, m.p)}
 	cfg := Config{Term: m.terms + uint64(m.now.UnixNano()) + uint64(skew), Run: "job"}
