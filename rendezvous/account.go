@@ -192,7 +192,7 @@ func (a *account) directive() *Spent {
 }
 
 // restore takes over the budget that an earlier daemon had sent to the node, unless a newer epoch is known. Of one
-// epoch what is larger counts; after the end of a pause, which may begin a new budget, what is known.
+// epoch what is larger counts; after the end of a pause, which may begin a new budget, the known value.
 func (a *account) restore(now time.Time, e Join, fresh, unpaused bool) {
 	a.restarts = max(a.restarts, e.Restarts)
 	same := e.Seen == a.spentIn

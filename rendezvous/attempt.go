@@ -8,7 +8,7 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// attempt is what counts of the newest epoch: how far its workers have come, and the price of its end.
+// attempt is the newest epoch in the account: how far its workers have come, and the price of its end.
 type attempt struct {
 	cost     cost
 	progress job.Progress
@@ -20,7 +20,7 @@ type attempt struct {
 type cost struct {
 	charge bool // it spends one of MaxRestarts
 	count  bool // in Streak and all that is like it
-	final  bool // the run fails, whatever its remaining budget
+	final  bool // the run fails, even with a budget left
 	hold   bool // the run is paused
 	node   string
 	rank   int // of the first failure; -1: none

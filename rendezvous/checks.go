@@ -220,7 +220,7 @@ func (c *checks) barName(name string, why *job.Cause) {
 	c.out.repeat(func(n *node) bool { return n.Name == name })
 }
 
-// evict goes on without n, whose world is broken, if that is decided about it.
+// evict goes on without n, a node of a broken world, if that is decided about it.
 func (c *checks) evict(n *node, d Decision, why job.Cause) {
 	q := d.consequence()
 	if !q.leave || n.state != pending {

@@ -19,7 +19,7 @@ const (
 // consequence is the effect of a Decision on the run.
 type consequence struct {
 	charge bool // it spends one of MaxRestarts
-	final  bool // the run fails, whatever is left of its budget
+	final  bool // the run fails, even with a budget left
 	hold   bool // the run is paused
 	leave  bool // the world goes on without the node
 	bar    bool // no node of that name gets workers

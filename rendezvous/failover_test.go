@@ -184,8 +184,8 @@ func TestSilenceThatSealsNothing(t *testing.T) {
 	require.Equal(t, "a", s.order())
 }
 
-// A member that was given up gives up its vote, too, before it asks for a place again. It is told to wait then, and stops
-// its workers without another request.
+// A member that was given up gives up its vote, too, before it asks for a place again. It is told to wait then, and
+// stops its workers without another request.
 func TestMembersThatComeBackHaveNoVote(t *testing.T) {
 	s := servedBy(t, "b", "c", "d", "e")
 	place := *s.runs["e"].Place

@@ -30,14 +30,7 @@ func (r *Round) join(now time.Time, e Join) error {
 		return err
 	}
 	if r.epoch.fresh() && len(r.members.nodes) == 0 {
-		r.epoch.formingAt = now
-		if *r.params != (Params{}) && r.memory.kept != nil {
-			opener := e // a pointer to e would have every Join allocated
-			r.memory.opener = &opener
-		} else {
-			*r.params = e.Params.WithDefaults()
-			r.orders.open(e, r.params.Hold)
-		}
+		r.memory.first(now, e)
 	}
 	if r.params.MaxRestarts == Unlimited {
 		r.params.MaxRestarts = e.Params.MaxRestarts

@@ -79,7 +79,8 @@ const (
 	maxKeptLosses = 16
 )
 
-// Kept is the state with which a later Round of the run has to begin. The caller must not write to what it refers to.
+// Kept is the state with which a later Round of the run has to begin. The caller must not write to anything that it
+// refers to.
 func (r *Round) Kept() Kept {
 	o, e := r.orders, r.epoch
 	k := Kept{

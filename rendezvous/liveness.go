@@ -43,7 +43,7 @@ type liveness struct {
 // nodeTimeout is how long a node may be silent; an older launcher sends no NodeTimeout.
 func (p Params) nodeTimeout() time.Duration { return cmp.Or(p.NodeTimeout, defaultNodeTimeout) }
 
-// apply books what has become of a node's connection, and returns the node if that makes it a lost one, and why.
+// apply books a change of a node's connection, and returns the node if that makes it a lost one, and why.
 func (l *liveness) apply(now time.Time, ev Event) (lost *node, why string) {
 	switch e := ev.(type) {
 	case Detach:

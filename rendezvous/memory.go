@@ -35,7 +35,7 @@ type Resume struct {
 	Beside    bool `json:"beside,omitempty"` // as Failing.Beside
 }
 
-// memory rebuilds what an earlier daemon has known, from what the nodes of its world bring.
+// memory rebuilds the knowledge of an earlier daemon from the reports of the nodes of its world.
 type memory struct {
 	params  *Params
 	members *members
@@ -65,8 +65,8 @@ type rebuild struct {
 	stopped  []*node   // have ended their workers already, by a directive of the old daemon
 	restart  *Order    // to be carried out when the world is rebuilt
 	names    string    // of those that are missing, as far as they are known
-	broken   KeptBreak // what the earlier daemon knew
-	followed bool      // a later epoch has been sealed, but has no workers: what this one has cost is booked
+	broken   KeptBreak // as the earlier daemon knew it
+	followed bool      // a later epoch has been sealed, but has no workers: the price of this one is booked
 }
 
 // learn takes the state that a restarted daemon has lost from a newcomer. A spare that knows of a world announces
@@ -153,6 +153,17 @@ func (m *memory) giveUp(now time.Time) {
 		m.out.note(job.EventResumed, "", fmt.Sprintf("%d of the %d nodes of the newest world have not come back%s",
 			len(missing), w.Size, listed(missing)))
 	}
+}
+
+// first takes the settings of a run's first node; those that are kept count until the nodes of that time are given up.
+func (m *memory) first(now time.Time, e Join) {
+	m.epoch.formingAt = now
+	if *m.params != (Params{}) && m.kept != nil {
+		m.opener = &e
+		return
+	}
+	*m.params = e.Params.WithDefaults()
+	m.orders.open(e, m.params.Hold)
 }
 
 // open takes over the settings of the node that has opened the run anew.

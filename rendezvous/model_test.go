@@ -16,8 +16,8 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// model is a run with all that takes part in it: launchers that obey as dlrover-run does, daemons that come and go, what
-// they have kept, and a network. It executes commands, one a line:
+// model is a run with all that takes part in it: launchers that obey as dlrover-run does, daemons that come and go, all
+// that they have kept, and a network. It executes commands, one a line:
 //
 //	run OPTION...           begins it; the options are those of options, such as min=1 max=3 gate
 //	start ID [OPTION...]    a launcher starts and joins: name=N rank=R slots=S old (of a version that can nothing)

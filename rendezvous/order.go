@@ -30,7 +30,7 @@ func (o Order) cause() *job.Cause {
 	return c
 }
 
-// cost is what the end of an epoch by o costs.
+// cost is the price of an end of an epoch by o.
 func (o Order) cost() cost {
 	return cost{charge: o.Charge, count: o.Charge, node: o.Node, rank: -1}
 }

@@ -77,7 +77,7 @@ func (o *orders) release(in job.EpochID) { o.hold, o.unheldIn = nil, in }
 // ended reports whether an order in an epoch has ended what a node knows that has seen another one.
 func ended(in, seen job.EpochID) bool { return in != (job.EpochID{}) && !seen.Newer(in) }
 
-// finish drops what a run that has ended has no use for.
+// finish drops all that a run that has ended has no use for.
 func (o *orders) finish() {
 	o.paused, o.hold, o.command, o.commandIn, o.onResume, o.restart = nil, nil, nil, nil, nil, nil
 	o.unheldIn = job.EpochID{}

@@ -1,5 +1,5 @@
-// Package rendezvous decides which launchers of a run form a world, with which ranks, and what each of them has to do
-// next.
+// Package rendezvous decides which launchers of a run form a world, with which ranks, and the next duty of each of
+// them.
 //
 // Round is a pure state machine: it never reads a clock, never blocks and starts no goroutine. The shell around it
 // (rendezvous/api) feeds it events with their times, carries out the actions it returns, and calls Step with a Tick at

@@ -236,15 +236,6 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	if secret.Token != "" && !c.Bool("metrics-open") {
 		cfg.Metrics = d.metrics.handler()
 	}
-	if d.marks != nil {
-		cfg.Suspect, cfg.Avoid = d.marks.Suspect, d.marks.Avoid
-		cfg.Cleared, cfg.Global["nodes"] = d.marks.Cleared, d.marks.Handler()
-	}
-	if t != nil && t.election != nil {
-		cfg.Global["standby"] = t.standby()
-		d.metrics.watchElection(t)
-		d.holds = t.holds()
-	}
 	if err := d.open(cfg, t); err != nil {
 		d.closeMarks()
 		d.leaveData()
@@ -266,6 +257,15 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 
 // open makes the service, with the runs that earlier leaders have kept.
 func (d *daemon) open(cfg service.Config, t *tenure) (err error) {
+	if d.marks != nil {
+		cfg.Suspect, cfg.Avoid = d.marks.Suspect, d.marks.Avoid
+		cfg.Cleared, cfg.Global["nodes"] = d.marks.Cleared, d.marks.Handler()
+	}
+	if t != nil && t.election != nil {
+		cfg.Global["standby"] = t.standby()
+		d.metrics.watchElection(t)
+		d.holds = t.holds()
+	}
 	if t != nil {
 		if d.keeper, err = t.keeper(d.log); err != nil {
 			return err
