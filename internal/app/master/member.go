@@ -255,7 +255,7 @@ func (b *beside) follow(ctx context.Context) {
 			continue
 		}
 		select {
-		case b.news <- member.News{Leader: l.Addr, Term: uint64(l.Term)}:
+		case b.news <- member.News{Leader: l.Addr, Term: uint64(l.Term), Beats: true}:
 		case <-ctx.Done():
 		}
 	}

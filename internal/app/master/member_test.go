@@ -17,7 +17,7 @@ func TestHelperRepeatsTheLeader(t *testing.T) {
 	r, w := io.Pipe()
 	defer r.Close()
 	go b.tell(t.Context(), w)
-	leads := member.News{Leader: "a:1", Term: 7}
+	leads := member.News{Leader: "a:1", Term: 7, Beats: true}
 	note := member.News{Note: &rendezvous.Note{Text: "x"}}
 	b.news <- leads
 	b.news <- note

@@ -16,11 +16,11 @@ const Argument = "_member"
 // Prefix is where runs have their keys in etcd, unless the user names another place.
 const Prefix = "/dlrover/runs"
 
-// Beat is the time after which the helper repeats who leads. A launcher that has heard that once ends a helper which is
-// silent for Silence: it is frozen, and would tell no later leader.
+// Beat is the time after which the helper repeats who leads. A launcher ends one that is silent for Silence: it is
+// frozen, and would tell no later leader. The next one is there before the other nodes go on without this one.
 const (
-	Beat    = 3 * time.Second
-	Silence = 5 * Beat
+	Beat    = time.Second
+	Silence = 6 * Beat
 )
 
 // Etcd is the etcd of an election, and how to get in. Files are paths.
@@ -62,6 +62,7 @@ type News struct {
 	Token  string           `json:"token,omitempty"`  // first, when etcd has answered
 	Leader string           `json:"leader,omitempty"` // HOST:PORT of the one that serves, whenever that is another one
 	Term   uint64           `json:"term,omitempty"`   // the leader's
+	Beats  bool             `json:"beats,omitempty"`  // with Leader: it is repeated; helpers of older versions do not
 	Note   *rendezvous.Note `json:"note,omitempty"`   // of the run, from the one that serves
 	Error  string           `json:"error,omitempty"`  // last: the helper ends
 }

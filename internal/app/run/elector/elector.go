@@ -215,8 +215,7 @@ func (e *Elector) hear(stdin io.Writer, stdout io.Reader) error {
 		e.kill()
 	})
 	defer silent.Stop()
-	beats, leader := false, member.News{}
-	for in := json.NewDecoder(stdout); ; {
+	for in, beats := json.NewDecoder(stdout), false; ; {
 		var n member.News
 		if err := in.Decode(&n); err != nil {
 			if frozen.Load() {
@@ -224,10 +223,7 @@ func (e *Elector) hear(stdin io.Writer, stdout io.Reader) error {
 			}
 			return nil
 		}
-		if n.Leader != "" {
-			beats, leader = beats || n == leader, n // a helper of an older version does not repeat itself
-		}
-		if beats {
+		if beats = beats || n.Beats; beats {
 			silent.Reset(e.silence)
 		}
 		switch {

@@ -46,8 +46,8 @@ func TestFrozenHelper(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "helper")
 	script := "#!/bin/sh\nread config\n" +
-		"say() { echo '{\"leader\":\"'$1'\",\"term\":1}'; }\n" +
-		"if mkdir " + dir + "/second 2>/dev/null; then say a:1; say a:1; kill -STOP $$; fi\n" +
+		"say() { echo '{\"leader\":\"'$1'\",\"term\":1'$2'}'; }\n" +
+		"if mkdir " + dir + "/second 2>/dev/null; then say a:1 ',\"beats\":true'; kill -STOP $$; fi\n" +
 		"say b:1\nexec cat\n"
 	require.NoError(t, os.WriteFile(program, []byte(script), 0o700))
 	e := New(Config{
