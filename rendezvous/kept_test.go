@@ -242,31 +242,6 @@ func TestKeptWorldThatDoesNotComeBack(t *testing.T) {
 	})
 }
 
-// A node that was lost before is not waited for once all others are back.
-func TestKeptLossIsNotWaitedFor(t *testing.T) {
-	s := world(t, Params{Min: 2, Max: 3}, "a", "b", "c")
-	s.vanish("c")
-	s.pass(BrokenGrace)
-	require.Equal(t, forming, s.r.epoch.phase)
-	v := s.succession() // a and b have not heard that they shall stop
-	v.comeBack("a", "b")
-	v.obey()
-	require.Equal(t, "a b", v.order())
-	require.True(t, v.r.epoch.id.Newer(s.r.epoch.id))
-}
-
-// While the newest world gets its workers, nobody brings it along.
-func TestKeptWorldWithoutWorkers(t *testing.T) {
-	s := newSim(t, Params{Min: 2, Max: 2})
-	s.join("a", "b")
-	require.Equal(t, releasing, s.r.epoch.phase)
-	v := s.succession()
-	v.comeBack("b", "a")
-	v.obey()
-	require.Len(t, v.runs, 2, "nobody is waited for")
-	require.True(t, v.r.epoch.id.Newer(s.r.epoch.id))
-}
-
 func TestLargeKeptWorld(t *testing.T) {
 	ids := nodes(maxKeptNames + 1)
 	s := newSim(t, Params{Min: len(ids), Max: len(ids)})
@@ -279,23 +254,6 @@ func TestLargeKeptWorld(t *testing.T) {
 	v.comeBack(ids...)
 	v.obey()
 	require.Len(t, v.runs, len(ids), "all are back, and nobody is waited for")
-}
-
-// An earlier world's workers do not run on beside those of a later one.
-func TestOutdatedWorldIsNotAdopted(t *testing.T) {
-	s := world(t, Params{Min: 1, Max: 3}, "a", "b")
-	b := s.runs["b"]
-	s.vanish("b")
-	s.pass(BrokenGrace)
-	s.obey()
-	require.Equal(t, "a", s.order())
-	v := s.succession()
-	v.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: v.p, Seen: b.EpochID,
-		Resume: &Resume{EpochID: b.EpochID, Place: *b.Place}})
-	require.Equal(t, job.Wait, v.dirs["b"].Kind)
-	v.comeBack("a")
-	require.Equal(t, s.r.epoch.id, v.r.epoch.id)
-	require.Contains(t, v.runs, "a")
 }
 
 func TestKeptOrders(t *testing.T) {
@@ -314,16 +272,6 @@ func TestKeptOrders(t *testing.T) {
 		v.must(Order{Kind: OrderResume})
 		v.obey()
 		require.Equal(t, "x y", v.order())
-	})
-	t.Run("pause that nobody has heard of", func(t *testing.T) {
-		s := world(t, p, "a", "b")
-		heard := map[string]Directive{"a": s.dirs["a"], "b": s.dirs["b"]}
-		runs := map[string]Directive{"a": s.runs["a"], "b": s.runs["b"]}
-		s.must(Order{Kind: OrderPause, Text: "lunch"})
-		s.dirs, s.runs = heard, runs
-		v := s.succession()
-		v.comeBack("a", "b")
-		require.Equal(t, "a:stop b:stop", v.kinds())
 	})
 	t.Run("pause that has ended since", func(t *testing.T) {
 		s := world(t, p, "a", "b")
@@ -377,20 +325,6 @@ func TestKeptOrders(t *testing.T) {
 		v.pass(resumeWindow)
 		v.obey()
 		require.True(t, v.runs["b"].Hold)
-	})
-	t.Run("restart that nobody has heard of", func(t *testing.T) {
-		s := world(t, p, "a", "b")
-		heard := map[string]Directive{"a": s.dirs["a"], "b": s.dirs["b"]}
-		runs := map[string]Directive{"a": s.runs["a"], "b": s.runs["b"]}
-		s.must(Order{Kind: OrderRestart, Charge: true, Cause: job.CauseHang, Text: "it hangs"})
-		s.dirs, s.runs = heard, runs
-		v := s.succession()
-		v.comeBack("a", "b")
-		require.Equal(t, "a:stop b:stop", v.kinds())
-		require.Equal(t, "it hangs", v.dirs["a"].Cause.Text)
-		v.obey()
-		require.Equal(t, 1, v.runs["a"].Place.RestartCount)
-		require.Nil(t, v.r.Kept().Restart)
 	})
 	t.Run("bars", func(t *testing.T) {
 		s := world(t, p, "a", "b")
