@@ -16,8 +16,8 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// model is a run with all that takes part in it: launchers that obey as dlrover-run does, daemons that come and go, all
-// that they have kept, and a network. It executes commands, one a line:
+// model is a run with all that takes part in it: launchers that obey as dlrover-run does, daemons that come and go,
+// what they keep, and a network. It executes commands, one a line:
 //
 //	run OPTION...           begins it; the options are those of options, such as min=1 max=3 gate
 //	start ID [OPTION...]    a launcher starts and joins: name=N rank=R slots=S old (of a version that can nothing)
@@ -30,8 +30,9 @@ import (
 //	delay ID, arrive ID     its next request stays on the way until it arrives; it is sent again meanwhile
 //	repeat ID               its newest request arrives once more
 //	order KIND [NAME]       an order that is carried out, or refused; charged: a restart that counts
-//	daemon HOW [SKEW]       another one: after an ended one has kept all, after a killed one without the newest 100 ms, or
-//	                        empty of all memory; beside one that was deposed and does not know; its clock may be askew
+//	daemon HOW [SKEW]       another one: after an ended one has kept all, after a killed one without the newest
+//	                        100 ms, or empty of all memory; beside one that was deposed and does not know; its
+//	                        clock may be askew
 //	pass D, jump D          time passes; the daemon sleeps meanwhile
 type model struct {
 	t     rapid.TB
