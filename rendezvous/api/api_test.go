@@ -339,6 +339,23 @@ func TestHubBoundsItsRuns(t *testing.T) {
 	require.ErrorIs(t, h.Join(t.Context(), "one more", joinOf("a", p)), errTooManyRuns)
 }
 
+// An address that begins runs without end leaves room for others.
+func TestRunsOfOneAddressAreBounded(t *testing.T) {
+	h := NewHub(HubConfig{})
+	defer h.Close()
+	join := func(run, from string) error {
+		j := joinOf("a", rendezvous.Params{Min: 1, Max: 1})
+		j.Node.Peer = from
+		return h.Join(t.Context(), run, j)
+	}
+	for i := range runsOfOne {
+		require.NoError(t, join(fmt.Sprint(i), "10.0.0.1"))
+	}
+	require.ErrorIs(t, join("one more", "10.0.0.1"), errTooManyRuns)
+	require.NoError(t, join("0", "10.0.0.1"), "it is there")
+	require.NoError(t, join("another", "10.0.0.2"))
+}
+
 // obedient is a launcher that does what it is told and has no workers.
 func obedient(ctx context.Context, s *Session, runs chan<- rendezvous.Directive) error {
 	for {

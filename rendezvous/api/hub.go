@@ -143,13 +143,31 @@ func (h *Hub) find(id string, absent func(id string) error) (*run, error) {
 	return h.runs.Find(id, absent)
 }
 
-// open returns a run, a new one if need be.
-func (h *Hub) open(id string) (*run, error) {
+// runsOfOne is how many runs nodes at one address may begin: half of the room is for other addresses.
+const runsOfOne = runhost.MaxRuns / 2
+
+// open returns a run, a new one if need be. Its first node is at the address from, "" for unknown.
+func (h *Hub) open(id, from string) (*run, error) {
 	create := h.runs.Get(id) == nil
 	if h.cfg.Keep > 0 || create {
 		h.prune(time.Now(), create && h.runs.Len() >= runhost.MaxRuns)
 	}
-	return h.runs.Open(id, func() *run { return h.newRun(id, nil) })
+	if create && from != "" && h.runs.Len() >= runsOfOne {
+		begun := 0
+		for _, r := range h.runs.All() {
+			if r.from == from {
+				begun++
+			}
+		}
+		if begun >= runsOfOne {
+			return nil, fmt.Errorf("%w: %d that %s has begun, and half of the room is for others", errTooManyRuns, begun, from)
+		}
+	}
+	return h.runs.Open(id, func() *run {
+		r := h.newRun(id, nil)
+		r.from = from
+		return r
+	})
 }
 
 // prune forgets runs, once a minute at most unless it is urgent.
@@ -216,7 +234,7 @@ func (h *Hub) member(id string) (*run, error) {
 
 // Join implements Service.
 func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
-	r, err := h.open(id)
+	r, err := h.open(id, ev.Node.Peer)
 	if err != nil {
 		return err
 	}
@@ -399,7 +417,7 @@ func (h *Hub) Annotate(id string, event job.Event, node, text string) error {
 // or 64 by all of its run. It may precede the first join: the run then begins with the line, and is kept for ten
 // minutes for its nodes. errTooManyRuns and ErrClosed are the errors.
 func (h *Hub) Told(id string, event job.Event, node, text string) error {
-	r, err := h.open(id)
+	r, err := h.open(id, "")
 	if err != nil {
 		return err
 	}

@@ -353,7 +353,7 @@ func TestReportsKeepNoConnection(t *testing.T) {
 func TestRefusalKeepsAnOrderThatWasFaster(t *testing.T) {
 	h := NewHub(HubConfig{})
 	defer h.Close()
-	r, err := h.open("r")
+	r, err := h.open("r", "")
 	require.NoError(t, err)
 	require.NoError(t, h.Order("r", rendezvous.Order{Kind: rendezvous.OrderPause}))
 	h.forgetUnused(r)

@@ -14,6 +14,7 @@ import (
 type run struct {
 	runhost.Run
 	id    string
+	from  string // the address of the node that has begun it, "" for unknown
 	cfg   *HubConfig
 	line  *timeline
 	round *rendezvous.Round
