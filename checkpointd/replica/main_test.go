@@ -165,10 +165,14 @@ type node struct {
 	log    *logText
 }
 
-func serve(t testing.TB, token string) *node {
+func serve(t testing.TB, token string) *node { return serveAny(t, token, nil) }
+
+// serveAny takes any of the tokens that accepted returns, unless it is nil.
+func serveAny(t testing.TB, token string, accepted func() []string) *node {
 	t.Helper()
 	n := &node{memory: newMemory(t), log: &logText{}}
 	n.server = NewServer(token, n.memory, slog.New(slog.NewTextHandler(n.log, nil)))
+	n.server.Accepted = accepted
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	n.addr = ln.Addr().String()

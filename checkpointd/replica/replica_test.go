@@ -445,8 +445,7 @@ func TestTokens(t *testing.T) {
 		})
 	}
 	t.Run("one of two, while it changes", func(t *testing.T) {
-		partner := serve(t, token)
-		partner.server.Accepted = func() []string { return []string{token, token + "2"} }
+		partner := serveAny(t, token, func() []string { return []string{token, token + "2"} })
 		for _, sent := range []string{token, token + "2"} {
 			require.NoError(t, (&Client{Token: "old", Sent: func() string { return sent }}).Push(t.Context(), partner.addr, p))
 		}

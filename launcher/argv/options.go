@@ -316,7 +316,7 @@ func logOptions() []Option {
 		{Name: "metrics-addr", Meta: "HOST:PORT", Category: logSection, Extra: true,
 			Usage: "address that serves Prometheus metrics, with the job token unless it is on loopback, and /healthz " +
 				"(default: none)"},
-		{Name: "metrics-open", Kind: Flag, Category: logSection, Extra: true,
+		{Name: "open-metrics", Kind: Flag, Category: logSection, Extra: true,
 			Usage: "serve the metrics of --metrics-addr to everyone, without the job token"},
 		{Name: "tensorboard", Meta: "LOGDIR[:[HOST:]PORT]", Category: logSection, Extra: true,
 			Usage: "run TensorBoard on the first node while the job runs, at localhost:6006 unless another address is given"},

@@ -84,7 +84,7 @@ func app(stdout io.Writer) *cli.App {
 				Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 			&cli.BoolFlag{Name: "insecure", Category: "Options",
 				Usage: "serve every user, even at a network address, without a job token"},
-			&cli.BoolFlag{Name: "metrics-open", Category: "Options",
+			&cli.BoolFlag{Name: "open-metrics", Category: "Options",
 				Usage: "serve /metrics to everyone, without the job token"},
 			&cli.StringFlag{Name: "topology-file", Category: "Options",
 				Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; it " +
@@ -233,7 +233,7 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 		TopologyFile: c.String("topology-file"), Observe: d.observe,
 		Global: map[string]http.Handler{}, Extra: d.extra(t), Log: d.log, Agents: agents, Keep: keep,
 	}
-	if secret.Token != "" && !c.Bool("metrics-open") {
+	if secret.Token != "" && !c.Bool("open-metrics") {
 		cfg.Metrics = d.metrics.handler()
 	}
 	if err := d.open(cfg, t); err != nil {

@@ -87,7 +87,7 @@ func TestStrangersTakeLittleMemory(t *testing.T) {
 		"half a header":             {"GET /metrics HTTP/1.1\r\nHost: " + strings.Repeat("x", 14<<10), little},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, _, at, end := served(t, "--python-agents=open", "--metrics-open")
+			_, _, at, end := served(t, "--python-agents=open", "--open-metrics")
 			defer end()
 			at = strings.TrimPrefix(at, "http://")
 			agent := pyproto.NewClient(pyproto.ClientConfig{Addr: at, Caller: pyproto.Caller{NodeType: "worker"}})

@@ -11,7 +11,7 @@ func metricsFeature() row {
 	return row{
 		name: "metrics",
 		settings: func(o *options, _ *settings) error {
-			addr, open = o.String("metrics-addr"), o.Bool("metrics-open")
+			addr, open = o.String("metrics-addr"), o.Bool("open-metrics")
 			return nil
 		},
 		open: func(j *nodeJob) (*feature.Opened, error) {

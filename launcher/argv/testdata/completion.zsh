@@ -96,7 +96,7 @@ _arguments -s -S -A '-*' \
   '*--log-rule=[NAME\:REGEX\[\:OPTION\]...\: watch the workers'\'' lines that match; may be repeated. every=300s and first=900s find missing lines; below=N, above=N and nan find bad numbers; further options\: times=N, ranks=0-3,8, action=report|restart|stop]:RULE: ' \
   '*--log-rules=[file with a --log-rule on each line; # begins a comment]:PATH:_files' \
   '*--metrics-addr=[address that serves Prometheus metrics, with the job token unless it is on loopback, and /healthz (default\: none)]:HOST\:PORT: ' \
-  '*--metrics-open[serve the metrics of --metrics-addr to everyone, without the job token]' \
+  '*--open-metrics[serve the metrics of --metrics-addr to everyone, without the job token]' \
   '*--tensorboard=[run TensorBoard on the first node while the job runs, at localhost\:6006 unless another address is given]:LOGDIR\[\:\[HOST\:\]PORT\]: ' \
   '*--accelerator=[kind of accelerator\: nvidia.com/gpu, ascend-npu, mthreads.com/gpu, metax-tech.com/gpu or cpu (default\: nvidia.com/gpu)]:NAME:(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu cpu)' \
   '*--network-check[before training, all nodes check their devices and test the network in pairs; a faulty node is left out]' \

@@ -79,7 +79,7 @@ func guarded(next http.Handler, accepts func(token string) bool) http.Handler {
 			next.ServeHTTP(w, req)
 			return
 		}
-		http.Error(w, "metrics need the job token: Authorization: Bearer TOKEN, or --metrics-open", http.StatusUnauthorized)
+		http.Error(w, "metrics need the job token: Authorization: Bearer TOKEN, or --open-metrics", http.StatusUnauthorized)
 	})
 }
 
