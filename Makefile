@@ -11,6 +11,7 @@ CHAOS_ROUNDS ?= 500
 HA_ROUNDS ?= 200
 SOAK_COUNT ?= 10
 HISTORIES ?= 20000
+SIMULATED_NODES ?= 100000
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
 FRAMEWORKS ?= $(HOME)/.cache/dlrover-run/frameworks
 DLROVER   ?= $(HOME)/.cache/dlrover-run/dlrover-packages
@@ -24,7 +25,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha test race lint audit docs fuzz histories bench chaos ha-chaos soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube image clean torch
+.PHONY: help build gpucheck demo demo-ha test race lint audit docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -85,6 +86,9 @@ chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves che
 
 ha-chaos: torch ## the master that serves is lost HA_ROUNDS (200) times at random moments of a PyTorch job
 	HA_ROUNDS=$(HA_ROUNDS) go test -count=1 -timeout 180m -v -run TestLeadersAreLost ./internal/app/run
+
+simulate: ## ten minutes of a run of SIMULATED_NODES (100,000) under failures of all kinds, on a virtual clock: 10 minutes, 8 GB
+	SIMULATED_NODES=$(SIMULATED_NODES) go test -count=1 -timeout 2h -v -run TestStorms ./rendezvous/simulate
 
 soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a row
 	$(GOTEST) -- -count=$(SOAK_COUNT) -timeout 5h -failfast ./internal/app/run
