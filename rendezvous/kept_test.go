@@ -122,6 +122,39 @@ func TestKeptBreak(t *testing.T) {
 	require.Nil(t, v.r.Kept().Broken)
 }
 
+// A daemon is lost between the seal that a failure has led to and the start of its workers: the next one does not charge
+// for that failure again, whoever knows of the seal.
+func TestFailureIsChargedOnce(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, "a", "b")
+	before := s.r.epoch.id
+	s.fail("b", RestartCharged)
+	for s.r.epoch.phase != releasing {
+		s.obeyOne("a")
+		s.obeyOne("b")
+	}
+	require.Equal(t, 1, s.r.account.restarts)
+	for name, v := range map[string]*revived{"the store": s.succession(), "a node": s.revive()} {
+		t.Run(name, func(t *testing.T) {
+			for rank, id := range []string{"a", "b"} {
+				place := job.Place{GroupRank: rank, GroupWorldSize: 2, RankBase: rank, WorldSize: 2}
+				j := Join{Node: v.old.r.members.nodes[id].Node, Params: v.p, Stopped: before, Seen: before,
+					Resume: &Resume{EpochID: before, Place: place}}
+				if id == "b" {
+					j.Resume.Decision = RestartCharged
+				}
+				if d := v.old.dirs[id]; name == "a node" && id == "a" {
+					j.Restarts, j.Seen = d.Restarts, d.EpochID
+				}
+				v.must(j)
+				v.must(Attach{ID: id})
+			}
+			v.obey()
+			require.Equal(t, "a b", v.order())
+			require.Equal(t, 1, v.runs["a"].Place.RestartCount)
+		})
+	}
+}
+
 func TestKeptWorldThatDoesNotComeBack(t *testing.T) {
 	s := world(t, Params{Min: 2, Max: 3, MaxRestarts: 3}, "a", "b", "c")
 	s.fail("a", RestartCharged)

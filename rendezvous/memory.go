@@ -241,6 +241,9 @@ func (m *memory) adopt(now time.Time, n *node, join Join) bool {
 	w.world[e.Place.GroupRank] = n
 	w.missing--
 	w.followed = w.followed || join.Seen.Newer(e.EpochID)
+	if m.kept != nil && m.kept.Epoch.Newer(e.EpochID) { // nobody may have heard of it
+		w.followed, m.account.restarts = true, max(m.account.restarts, m.kept.Restarts)
+	}
 	m.members.become(n, member)
 	n.rank, n.rankBase = e.Place.GroupRank, e.Place.RankBase
 	m.out.direct(n, Directive{Kind: job.Run, Place: &e.Place})
