@@ -20,6 +20,7 @@ import (
 
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/checkpointd/shm/shmtest"
+	"dlrover-run/internal/secure"
 	"dlrover-run/internal/testkit"
 )
 
@@ -165,14 +166,14 @@ type node struct {
 	log    *logText
 }
 
-func serve(t testing.TB, token string) *node { return serveAny(t, token, nil) }
+func serve(t testing.TB, token string) *node { return serveWith(t, token, nil, nil) }
 
-// serveAny takes any of the tokens that accepted returns, unless it is nil.
-func serveAny(t testing.TB, token string, accepted func() []string) *node {
+// serveWith takes any of the tokens that accepted returns, unless it is nil, over the TLS.
+func serveWith(t testing.TB, token string, accepted func() []string, l *secure.Layer) *node {
 	t.Helper()
 	n := &node{memory: newMemory(t), log: &logText{}}
 	n.server = NewServer(token, n.memory, slog.New(slog.NewTextHandler(n.log, nil)))
-	n.server.Accepted = accepted
+	n.server.Accepted, n.server.TLS = accepted, l
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	n.addr = ln.Addr().String()

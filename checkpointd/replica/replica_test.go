@@ -445,7 +445,7 @@ func TestTokens(t *testing.T) {
 		})
 	}
 	t.Run("one of two, while it changes", func(t *testing.T) {
-		partner := serveAny(t, token, func() []string { return []string{token, token + "2"} })
+		partner := serveWith(t, token, func() []string { return []string{token, token + "2"} }, nil)
 		for _, sent := range []string{token, token + "2"} {
 			require.NoError(t, (&Client{Token: "old", Sent: func() string { return sent }}).Push(t.Context(), partner.addr, p))
 		}
