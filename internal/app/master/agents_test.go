@@ -13,6 +13,7 @@ import (
 
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/freeports"
+	"dlrover-run/internal/testkit"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -78,6 +79,8 @@ func TestWithoutAgentsNobodySpeaksTheirProtocol(t *testing.T) {
 func TestAgentsNeedAUIDOrAWord(t *testing.T) {
 	t.Setenv("JOB_UID", "")
 	t.Setenv("DLROVER_TOKEN", "0123456789abcdef0123456789abcdef")
+	ca := testkit.NewAuthority(t, "ours")
+	cert, key := ca.Issue(t.TempDir(), nil, "localhost")
 	for _, c := range []struct {
 		want string
 		args []string
@@ -86,6 +89,8 @@ func TestAgentsNeedAUIDOrAWord(t *testing.T) {
 		{"give --job-uid", []string{"--listen=127.0.0.1:1", "--insecure", "--python-agents=true"}},
 		{"need no value, or open", []string{"--python-agents=all"}},
 		{"give --python-agents", []string{"--python-run=x"}},
+		{"agents of DLRover speak no TLS", []string{"--python-agents=open", "--tls-cert=" + cert, "--tls-key=" + key}},
+		{"--tls-ca alone is for clients", []string{"--tls-ca=" + ca.CA}},
 		{"give --python-agents", []string{"--python-agents=false", "--job-uid=x"}},
 		{"--python-run=\"a\\nb\"", []string{"--listen=127.0.0.1:0", "--python-agents=open", "--python-run=a\nb"}},
 	} {
