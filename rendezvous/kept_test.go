@@ -123,7 +123,7 @@ func TestKeptBreak(t *testing.T) {
 }
 
 // A daemon is lost between the seal that a failure has led to and the start of its workers: the next one does not charge
-// for that failure again, whoever knows of the seal.
+// for that failure again, if a node or the store knows of the seal.
 func TestFailureIsChargedOnce(t *testing.T) {
 	s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, "a", "b")
 	before := s.r.epoch.id
