@@ -122,8 +122,8 @@ func TestKeptBreak(t *testing.T) {
 	require.Nil(t, v.r.Kept().Broken)
 }
 
-// A daemon is lost between the seal that a failure has led to and the start of its workers: the next one does not charge
-// for that failure again, if a node or the store knows of the seal.
+// A daemon is lost between the seal that a failure has led to and the start of its workers: the next one does not
+// charge for that failure again, if a node or the store knows of the seal.
 func TestFailureIsChargedOnce(t *testing.T) {
 	s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, "a", "b")
 	before := s.r.epoch.id

@@ -68,8 +68,9 @@ func (v *Voter) Runs(epoch job.EpochID, w *rendezvous.Failover) {
 	v.parted = v.parted && w == nil && epoch == v.stopped
 }
 
-// Parts takes the vote from a launcher that asks for a place in another world. stopped is the newest epoch whose workers
-// it has ended. The vote is back after that if no server has taken such a request, or if there is a newer world.
+// Parts takes the vote from a launcher that asks for a place in another world. stopped is the newest epoch whose
+// workers it has ended. The vote is back after that if no server has taken such a request, or if there is a newer
+// world.
 func (v *Voter) Parts(stopped job.EpochID) (asked func(taken bool)) {
 	plan := v.plan
 	v.stopped = stopped

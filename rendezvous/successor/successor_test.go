@@ -392,7 +392,8 @@ func TestVoteWithoutCandidacy(t *testing.T) {
 	require.True(t, tally.Count(v).Serves)
 }
 
-// A directive without a Failover is of a server that took the world over: that of that world stays, and the vote is back.
+// A directive without a Failover is of a server that took the world over: that of that world stays, and the vote is
+// back.
 func TestFailoversOfEpochs(t *testing.T) {
 	v := Voter{ID: "a"}
 	e := job.EpochID{Term: 1, Round: 1}
