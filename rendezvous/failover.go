@@ -122,6 +122,7 @@ func (w *Failover) names(id string) bool {
 type away struct {
 	id, name string
 	silent   bool // it may live
+	early    bool // it went while the world was rebuilt, and so has no place in it
 }
 
 // cameBack books that a node of the name has joined: the one that was silent has ended, or has given up its vote.
@@ -145,7 +146,7 @@ func (s *sealer) outvoted() bool {
 	absent, silent := s.absent()
 	ofDead := e.adopted && server.OfDead
 	if ofDead {
-		absent-- // the dead server has no vote
+		absent, silent = absent-1, silent-1 // the dead server has no vote
 	}
 	if absent <= most || silent == 0 {
 		return false
@@ -166,7 +167,14 @@ func (s *sealer) absent() (absent, silent int) {
 	unknown := s.epoch.size - len(s.epoch.world)
 	absent, silent = unknown, unknown
 	for _, a := range s.epoch.away {
-		if s.members.nodes[a.id] == nil {
+		n := s.members.nodes[a.id]
+		if a.early && n != nil && s.epoch.seated(n) {
+			continue // it was back in time
+		}
+		if a.early {
+			absent, silent = absent-1, silent-1 // it is one of the unknown
+		}
+		if n == nil {
 			absent++
 		}
 		if a.silent {

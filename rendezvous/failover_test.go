@@ -227,6 +227,26 @@ func TestElectedServerNeedsMembers(t *testing.T) {
 	}
 }
 
+// Members that die while the elected server waits for the others are not silent.
+func TestDeathsWhileAWorldIsRebuilt(t *testing.T) {
+	for _, dead := range [][]string{{"c", "d", "e"}, {"c", "d"}} {
+		v := servedBy(t, "b", "c", "d", "e").revive()
+		v.r.cfg.Server = &Server{ID: "b", Term: 7, Elected: true, OfDead: true}
+		v.r.memory.elected = true
+		v.comeBack("b", "c", "d")
+		v.vanish("c", "d")
+		if len(dead) == 3 {
+			v.comeBack("e")
+			v.vanish("e")
+		}
+		v.pass(resumeWindow)
+		v.obey()
+		v.pass(time.Minute)
+		v.obey()
+		require.Equal(t, len(dead) == 3, len(v.runs) == 1, "e may live unless it is dead, too: %v", v.runs)
+	}
+}
+
 // A dead server that was no member of its world has no vote that is missing.
 func TestDeadServerWithoutAPlace(t *testing.T) {
 	s := served(t, Params{Min: 1, Max: 8, LastCall: time.Second, MaxRestarts: 9})

@@ -72,13 +72,14 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 		note.Rank = n.rank
 	}
 	r.shortage.keepBar(n)
-	if r.epoch.votes && r.epoch.seated(n) && !n.idle() {
-		r.epoch.away = append(r.epoch.away, away{n.ID, n.Name, silent && n.mute()})
+	rebuilds := r.memory.rebuild != nil
+	if r.epoch.votes && (rebuilds || r.epoch.seated(n)) && !n.idle() {
+		r.epoch.away = append(r.epoch.away, away{n.ID, n.Name, silent && n.mute(), rebuilds})
 	}
 	if n.idle() || n.state == succeeded || n.state == leaving || r.epoch.phase == finished {
 		return // it has no work to do; the world does not need it any more
 	}
-	if r.memory.rebuild != nil {
+	if rebuilds {
 		r.memory.rebuild.forgo(now, n)
 		return
 	}
