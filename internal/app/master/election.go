@@ -288,8 +288,8 @@ func (e *election) deposeTheDead(ctx context.Context) error {
 	deposed := map[string]time.Time{} // by address: the next leader may fail as well
 	for leader, ok := <-leaders; ok; {
 		following, stop := context.WithCancel(ctx)
-		end := make(chan error, 1)
-		go func() { end <- e.follow(following, leader) }()
+		end, followed := make(chan error, 1), leader
+		go func() { end <- e.follow(following, followed) }()
 		select {
 		case leader, ok = <-leaders:
 			stop()

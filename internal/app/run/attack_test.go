@@ -71,7 +71,7 @@ func (c *crowd) follow(s *api.Session) {
 		case job.Run:
 			c.epoch.Store(&d.EpochID)
 			c.released.Add(1)
-			if d.Place.GroupWorldSize != len(c.sessions) && c.params.Max != d.Place.GroupWorldSize {
+			if d.Place.GroupWorldSize != c.params.Max {
 				err = fmt.Errorf("a world of %d", d.Place.GroupWorldSize)
 			}
 		case job.Stop:
