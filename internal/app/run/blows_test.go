@@ -297,6 +297,7 @@ func TestBlows(t *testing.T) {
 	}{
 		{"kill -9 of the leader", (*site).killLeader},
 		{"SIGSTOP of the leader", (*site).freezeLeader},
+		{"host of the leader silent", (*site).silenceHost},
 		{"leader cut from etcd", (*site).cutFromEtcd},
 		{"masters cut from each other", (*site).cutFromMasters},
 		{"leader cut from the nodes", (*site).cutFromNodes},
@@ -333,6 +334,18 @@ func (s *site) freezeLeader(what string, leader int) {
 	next := s.next(what, leader)
 	s.masters[leader].signal(syscall.SIGCONT) // while its lease would not be over yet
 	s.stays(what, next, 3*time.Second)
+}
+
+func (s *site) silenceHost(what string, leader int) {
+	s.fromEtcd(leader)
+	for i := range s.masters {
+		if i != leader {
+			s.apart(firstMaster+leader, firstMaster+i)
+		}
+	}
+	s.apart(firstMaster+leader, firstNode)
+	s.apart(firstMaster+leader, firstNode+1)
+	s.next(what, leader)
 }
 
 func (s *site) cutFromEtcd(what string, leader int) {
