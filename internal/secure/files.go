@@ -134,8 +134,8 @@ type peers struct {
 	own   *tls.Certificate // nil: this program has none
 }
 
-// server returns why a server is not trusted. Its certificate is for the host that was dialed, or for a name that this
-// program's own has: all nodes of a job may share one certificate, whatever their addresses.
+// server returns why a server is not trusted. Its certificate names the dialed host, or shares a name with this
+// program's own certificate: all nodes of a job may have the same one, at any address.
 func (p peers) server(addr string, s tls.ConnectionState) error {
 	leaf := s.PeerCertificates[0]
 	if err := p.signed(s, x509.ExtKeyUsageServerAuth); err != nil {

@@ -347,7 +347,7 @@ func lostNot(lost <-chan struct{}) error {
 	}
 }
 
-// late are the transactions of a client, of which some seem to fail, and are carried out later.
+// late is a client whose transactions sometimes seem to fail, and are carried out later.
 type late struct {
 	clientv3.KV
 	next  int // so many

@@ -213,7 +213,7 @@ func TestAttackersBesideAJob(t *testing.T) {
 	}
 }
 
-// linger keeps n connections open from an address of its own, each of which sends first, and reads the answers or not.
+// linger keeps n connections open from an address of its own. Each sends first, and reads the answers or not.
 // One that is closed is opened again a second later: attackers have the same two processors as the job. stop returns
 // how many were opened.
 func linger(t *testing.T, addr string, n int, first string, reads bool) (stop func() int64) {

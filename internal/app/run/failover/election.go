@@ -20,7 +20,7 @@ const (
 	askTimeout  = time.Second            // for the answer to a vote
 	dialTimeout = time.Second            // to find out whether a launcher is dead
 	dialPause   = 25 * time.Millisecond  // between two refusals: the port of a process that starts may open meanwhile
-	lookPause   = 500 * time.Millisecond // between two looks for a launcher that does not know who was elected
+	lookPause   = 500 * time.Millisecond // between two tries to tell a launcher of the election
 
 	standPatience = 3 * time.Second        // with a deputy that does not stand yet
 	standPause    = 100 * time.Millisecond // between two questions to it
