@@ -28,6 +28,7 @@ type epoch struct {
 
 	world []*node // members by group rank; lost ones stay until the next seal
 	size  int     // of the world when it was sealed; some may not have come back to a later daemon
+	other bool    // an earlier daemon had sealed it
 	votes bool    // its members may elect another server
 	away  []away  // members that have gone; if tied, those of the world before
 	tied  bool    // no other server may be elected while one of them is silent
@@ -88,7 +89,7 @@ func (e *epoch) next(now time.Time, ranked []*node) {
 		e.id.Epoch = 0
 	}
 	e.phase, e.sealedAt, e.held = releasing, now, false
-	e.size, e.votes = len(ranked), false
+	e.size, e.other, e.votes = len(ranked), false, false
 	if !e.tied {
 		e.away = nil
 	}

@@ -144,7 +144,7 @@ func (s *sealer) outvoted() bool {
 		return false
 	}
 	absent, silent := s.absent()
-	ofDead := e.adopted && server.OfDead
+	ofDead := e.other && server.OfDead
 	if ofDead {
 		absent, silent = absent-1, silent-1 // the dead server has no vote
 	}

@@ -247,6 +247,20 @@ func TestDeathsWhileAWorldIsRebuilt(t *testing.T) {
 	}
 }
 
+// In a world that the elected server has sealed itself, every vote counts, also after a launcher has come that knows a
+// later term.
+func TestWorldOfAnElectedServer(t *testing.T) {
+	s := servedBy(t, "b", "c", "d", "e")
+	s.r.cfg.Server.Elected, s.r.cfg.Server.OfDead = true, true
+	later := job.EpochID{Term: s.r.epoch.id.Term + 1, Round: 1}
+	s.must(Join{Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 1}, Params: s.p, Seen: later})
+	require.True(t, s.r.epoch.adopted)
+	s.hush("c", "d", "e")
+	s.pass(time.Minute)
+	s.obey()
+	require.Empty(t, s.runs)
+}
+
 // A dead server that was no member of its world has no vote that is missing.
 func TestDeadServerWithoutAPlace(t *testing.T) {
 	s := served(t, Params{Min: 1, Max: 8, LastCall: time.Second, MaxRestarts: 9})

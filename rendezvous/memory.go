@@ -292,7 +292,7 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 	size := e.Place.GroupWorldSize
 	m.rebuild, m.holdAt = &rebuild{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}, time.Time{}
 	m.epoch.id, m.epoch.workers, m.epoch.held = e.EpochID, e.Place.WorldSize, e.Hold
-	m.epoch.size, m.epoch.votes = size, m.elected
+	m.epoch.size, m.epoch.other, m.epoch.votes = size, true, m.elected
 	m.account.restarts = max(m.account.restarts, e.Place.RestartCount)
 	m.out.seq = max(m.out.seq, m.epoch.id.Term)
 	m.orders.restoreHold(e.Hold, e.EpochID)
