@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/table"
 	"dlrover-run/rendezvous"
@@ -77,7 +78,7 @@ func conditions(s api.RunStatus, state string) []condition {
 	}
 	list := []condition{
 		{Type: "Initialized", Status: truth(s.Round > 0)},
-		{Type: "Running", Status: truth(s.Outcome == "" && workers(s.Status) > 0)},
+		{Type: "Running", Status: truth(s.Outcome == "" && describe.Workers(s.Status) > 0)},
 		{Type: "ReplicaFailure", Status: truth(failed(s.Cause) && state != "Succeeded")},
 		{Type: "Completed", Status: truth(state == "Succeeded")},
 		{Type: "Failed", Status: truth(state == "Failed")},
@@ -97,7 +98,7 @@ func phaseText(s api.RunStatus) string {
 	if len(s.Nodes) == 0 {
 		return "no node is here"
 	}
-	return phase(s.Status)
+	return describe.Phase(s.Status)
 }
 
 func truth(b bool) string {

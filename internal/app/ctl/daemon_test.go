@@ -267,18 +267,6 @@ func TestCheckpointsOfARun(t *testing.T) {
 	var s map[string]map[string]any
 	_ = json.Unmarshal([]byte(d.ok("status", "job", "--json")), &s)
 	require.InDelta(t, 119, s["checkpoint"]["memory_step"], 0)
-
-	now := time.Unix(1700000000, 0)
-	old := &checkpoint{
-		MemoryStep: 120, MemoryAt: now.Add(-12 * time.Second), DiskStep: 100, DiskAt: now.Add(-200 * time.Second),
-	}
-	require.Equal(t, "step 120 in memory, 12s old; step 100 on disk, 3m20s old", old.describe(now))
-	require.Equal(t, "none in memory; none on disk", (&checkpoint{}).describe(now))
-	for d, want := range map[time.Duration]string{
-		-time.Second: "0s", 59 * time.Second: "59s", time.Hour: "1h0m", 50 * time.Hour: "2d2h",
-	} {
-		require.Equal(t, want, age(d))
-	}
 }
 
 func TestVerdict(t *testing.T) {

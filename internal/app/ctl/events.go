@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api"
@@ -112,21 +113,6 @@ func (c *call) printEvents(es api.Events) {
 		}
 		fmt.Fprintf(c.stdout, "%s  %3d.%-3d %-14s  %s\n",
 			e.At.Local().Format(time.DateTime), e.Round, e.Epoch, text.EscapeLine(string(e.Event)),
-			text.EscapeLine(eventText(e)))
+			text.EscapeLine(describe.Event(e)))
 	}
-}
-
-// eventText is the text of an event, with its subject.
-func eventText(e api.Event) string {
-	text := e.Text
-	if e.Event == job.EventSeal {
-		text = fmt.Sprintf("%d nodes, %d workers", e.Nodes, e.World)
-	}
-	switch {
-	case e.Node == "":
-		return text
-	case text == "":
-		return e.Node
-	}
-	return e.Node + ": " + text
 }

@@ -11,6 +11,7 @@ import (
 	"dlrover-run/hang"
 	"dlrover-run/hang/rankset"
 	"dlrover-run/hang/serve"
+	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/table"
 	"dlrover-run/internal/text"
@@ -42,8 +43,8 @@ func describeHang(w io.Writer, run string, now time.Time, p hang.Picture) {
 		t.Row("epoch", epochText(p.Epoch))
 	}
 	if p.State != hang.StateIdle && p.State != hang.StateCollecting {
-		t.Row("suspected", fmt.Sprintf("%s ago; nodes that suspect it now: %d", age(now.Sub(p.Began)), p.Suspecting))
-		t.Row("last progress", age(now.Sub(p.Since))+" ago")
+		t.Row("suspected", fmt.Sprintf("%s ago; nodes that suspect it now: %d", describe.Age(now.Sub(p.Began)), p.Suspecting))
+		t.Row("last progress", describe.Age(now.Sub(p.Since))+" ago")
 	}
 	if p.Verdict.Line != "" && p.State != hang.StateDecided && p.State != hang.StateIdle {
 		t.Row("so far", p.Verdict.Line)
@@ -107,9 +108,9 @@ func listSuspicions(w io.Writer, p hang.Picture) {
 	for _, s := range p.Suspicions {
 		why := s.Why
 		if s.Starved >= time.Second {
-			why += fmt.Sprintf(" (its observer did not run for %s)", age(s.Starved))
+			why += fmt.Sprintf(" (its observer did not run for %s)", describe.Age(s.Starved))
 		}
-		t.Row(strconv.Itoa(s.Rank), s.Node, age(s.Age), "up to "+age(s.Limit), why)
+		t.Row(strconv.Itoa(s.Rank), s.Node, describe.Age(s.Age), "up to "+describe.Age(s.Limit), why)
 	}
 	_ = t.Flush()
 }

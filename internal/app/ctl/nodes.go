@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/nodehealth"
 	"dlrover-run/internal/table"
@@ -39,7 +40,7 @@ func nodeRows(s api.RunStatus, now time.Time) []nodeRow {
 		r := nodeRow{Name: n.Name, Status: states[replicaState(s.Status, n)], Chief: n.GroupRank == chief, GPU: n.Devices,
 			Node: cmp.Or(n.Machine, n.Name)}
 		if !n.Since.IsZero() {
-			r.Age = age(now.Sub(n.Since))
+			r.Age = describe.Age(now.Sub(n.Since))
 		}
 		rows = append(rows, r)
 	}
@@ -126,12 +127,12 @@ func machineRow(t table.Table, now time.Time, n nodehealth.Node, action string) 
 		if n.Mark.Evidence != "" {
 			why += ": " + n.Mark.Evidence
 		}
-		since, until = age(now.Sub(n.Mark.Since)), "when cleared"
+		since, until = describe.Age(now.Sub(n.Mark.Since)), "when cleared"
 		if !n.Mark.Until.IsZero() {
-			until = "in " + age(n.Mark.Until.Sub(now))
+			until = "in " + describe.Age(n.Mark.Until.Sub(now))
 		}
 	case n.Held != nil:
-		mark, since = "held back", age(now.Sub(n.Held.Since))
+		mark, since = "held back", describe.Age(now.Sub(n.Held.Since))
 		why = n.Held.Why + "; " + string(n.Held.Kind) + ": " + n.Held.Evidence
 	case n.Suspect:
 		mark = "suspect"
@@ -145,7 +146,7 @@ func newest(n nodehealth.Node) string {
 		return ""
 	}
 	f := n.Findings[0]
-	return fmt.Sprintf("%s ago: %s: %s", age(time.Duration(f.Age*float64(time.Second))), f.Kind, f.Text)
+	return fmt.Sprintf("%s ago: %s: %s", describe.Age(time.Duration(f.Age*float64(time.Second))), f.Kind, f.Text)
 }
 
 // noMachines explains the error of a daemon that keeps no records of machines.

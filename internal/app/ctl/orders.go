@@ -11,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher/argv"
@@ -159,5 +160,5 @@ func (d *daemon) present(ctx context.Context) string {
 	if err != nil {
 		return ""
 	}
-	return " (it is now: " + phase(s.Status) + ")"
+	return " (it is now: " + describe.Phase(s.Status) + ")"
 }

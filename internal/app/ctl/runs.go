@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strconv"
 
+	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/table"
-	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
 
@@ -30,23 +30,8 @@ func (c *call) listRuns() error {
 		if r.Outcome != "" {
 			nodes = len(r.Ended)
 		}
-		t.Row(r.Run, strconv.Itoa(nodes), size(r.Params), strconv.Itoa(workers(r.Status)),
-			strconv.Itoa(r.Round), strconv.Itoa(r.Epoch), restarts(r.Status), phase(r.Status))
+		t.Row(r.Run, strconv.Itoa(nodes), describe.Size(r.Params), strconv.Itoa(describe.Workers(r.Status)),
+			strconv.Itoa(r.Round), strconv.Itoa(r.Epoch), describe.Restarts(r.Status), describe.Phase(r.Status))
 	}
 	return t.Flush()
-}
-
-// size is the value of --nnodes.
-func size(p rendezvous.Params) string {
-	switch {
-	case p.Max == 0: // no node is here that knows it
-		return "-"
-	case p.Min == p.Max:
-		return strconv.Itoa(p.Min)
-	}
-	return fmt.Sprintf("%d to %d", p.Min, p.Max)
-}
-
-func restarts(s rendezvous.Status) string {
-	return fmt.Sprintf("%d of %d", s.Restarts, s.Params.MaxRestarts)
 }
