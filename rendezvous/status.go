@@ -122,7 +122,7 @@ func (r *Round) Status() Status {
 		Phase: string(e.phase), Round: e.id.Round, Epoch: e.id.Epoch, Params: *r.params, Restarts: r.account.restarts,
 		Members: len(r.members.nodes) - idle, Waiting: idle, WorldSize: e.workers,
 		Outcome: string(e.outcome), Cause: e.cause, EndedAt: e.finishedAt,
-		Paused: o.paused, Bars: o.barred(), Hold: o.hold, Command: o.command,
+		Paused: o.paused, Bars: o.barred(), Hold: o.hold, Command: o.command, Missing: e.missing(r.members), Due: dues(r),
 	}
 	if !e.fresh() {
 		s.Budget = r.account.status(e.id)
