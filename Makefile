@@ -25,7 +25,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha test race lint audit docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube image clean torch
+.PHONY: help build gpucheck demo demo-ha test race lint audit docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -178,6 +178,12 @@ e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes, and masters that elect on
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) $(GOTEST) -- -count=1 -timeout 10m -run TestKubernetes \
 	  -skip TestKubernetes/Masters ./internal/app/kube
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) go test -count=1 -timeout 10m -v -run TestKubernetes/Masters ./internal/app/kube
+
+e2e-page: build ## the page of dlrover-master in Debian's Chromium
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { \
+	  echo "chromium is missing; as root: apt-get install chromium"; exit 1; }; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium; }
+	cd internal/app/page/browser && go test -count=1 -timeout 10m ./...
 
 $(KUBE)/kube-apiserver-%:
 	cd internal/app/kube/apiserver && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ .

@@ -37,10 +37,30 @@ func checkMedia(req *http.Request) error {
 	return fmt.Errorf("%w: %.100q; need application/json (curl: -H 'Content-Type: application/json')", errMedia, said)
 }
 
+// visitors lets browsers of this user through where there is no token. Where there is one, the page asks for it.
+func (s *server) visitors(page http.Handler) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		err := certified(req)
+		if err == nil && s.cfg.Token == "" {
+			if err = s.checkHost(req, "same-origin"); err == nil {
+				err = s.checkUser(req)
+			}
+		}
+		if err == nil && s.cfg.Standby != nil {
+			err = s.cfg.Standby()
+		}
+		if err != nil {
+			turnAway(w, err)
+			return
+		}
+		page.ServeHTTP(w, req)
+	}
+}
+
 // checkHost refuses names that others may have given to an address of this host. It is for requests without a token,
-// which no page has.
-func (s *server) checkHost(req *http.Request) error {
-	if site := req.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" {
+// which no page has but our own: its requests come from the site own.
+func (s *server) checkHost(req *http.Request, own string) error {
+	if site := req.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" && site != own {
 		return fmt.Errorf("%w: it has Sec-Fetch-Site, %.20q", errPage, site)
 	}
 	local, ok := req.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)

@@ -48,6 +48,9 @@ type ServerConfig struct {
 	Global map[string]http.Handler
 	// Metrics serves /metrics with the token checked; nil: Extra may serve it without.
 	Metrics http.Handler
+	// Page serves browsers, below /ui/. It checks tokens itself; without one only browsers of the same user, on this host,
+	// get there. Nil serves none.
+	Page http.Handler
 	// Extra serves paths outside the API; nil serves nothing.
 	Extra http.Handler
 }
@@ -114,6 +117,9 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	top.HandleFunc("GET /healthz", brief(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }))
 	if cfg.Metrics != nil {
 		top.HandleFunc("GET /metrics", brief(s.guard(cfg.Metrics)))
+	}
+	if cfg.Page != nil {
+		top.HandleFunc("/ui/", s.visitors(cfg.Page))
 	}
 	if cfg.Extra != nil {
 		top.HandleFunc("/", brief(cfg.Extra.ServeHTTP))
@@ -292,7 +298,7 @@ func writeAnswer(w http.ResponseWriter, v any, err error) {
 
 func (s *server) checkToken(req *http.Request) error {
 	if s.cfg.Token == "" {
-		if err := s.checkHost(req); err != nil {
+		if err := s.checkHost(req, "none"); err != nil {
 			return err
 		}
 		return s.checkUser(req)

@@ -97,7 +97,8 @@ func TestEveryCommandPrintsJSON(t *testing.T) {
 		require.Contains(t, names(untried[name].Flags), "json", name)
 	}
 	for _, line := range []string{
-		"runs", "status job", "nodes job", "nodes", "events job", "hang job", "check checked", "log-level job debug",
+		"runs", "open job", "status job", "nodes job", "nodes", "events job", "hang job", "check checked",
+		"log-level job debug",
 		"bar job n9", "unbar job n9", "restart job", "pause job", "resume job", "pause job", "start job",
 		"drain job gpu-01", "stop job", "verdict job", "bundle job --path=" + t.TempDir(), "forget over",
 		"stacks --path=" + dumped(t), "node mark n1 --reason=x", "node clear n1", "logs job --master=" + printingDaemon(t),

@@ -71,6 +71,8 @@ func views() []row {
 			options: []cli.Flag{stacksPathOption()}, about: stacksAbout, without: (*program).stacksHere},
 		{name: "bundle", arguments: "RUN", usage: "archive stacks, recorders, events and ends of logs", do: (*call).bundle,
 			options: []cli.Flag{bundlePathOption()}},
+		{name: "open", arguments: "[RUN]", usage: "print a link to the page of the run, or of all runs", do: (*call).openPage,
+			about: openAbout},
 		{name: "check", arguments: "RUN", usage: "show the results of node checks", do: (*call).showCheck,
 			options: checkOptions()},
 		{name: "forget", arguments: "RUN", usage: "drop a run that has ended, so that a new one can use its name",

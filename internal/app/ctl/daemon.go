@@ -43,6 +43,8 @@ type call struct {
 type daemon struct {
 	client *api.Client
 	addr   string
+	scheme string // of the page
+	token  string
 	run    string
 }
 
@@ -73,7 +75,11 @@ func (p *program) call(args *cli.Context, f func(*call) error) error {
 	if err != nil {
 		return err
 	}
-	d := &daemon{client: api.NewClient(addr, secret.Token).Over(layer), addr: addr, run: args.Args().First()}
+	d := &daemon{client: api.NewClient(addr, secret.Token).Over(layer), addr: addr, scheme: "http", token: secret.Sent(),
+		run: args.Args().First()}
+	if layer != nil {
+		d.scheme = "https"
+	}
 	d.client.TokenFrom(secret.Sent)
 	defer d.client.Close()
 	c := &call{program: p, Context: args.Context, args: args, daemon: d}

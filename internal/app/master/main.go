@@ -21,6 +21,7 @@ import (
 
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/member"
+	"dlrover-run/internal/app/page"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/conns"
@@ -236,6 +237,7 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	if secret.Token != "" && !c.Bool("open-metrics") {
 		cfg.Metrics = d.metrics.handler()
 	}
+	cfg.Page = d.page(secret, layer != nil)
 	if err := d.open(cfg, t); err != nil {
 		d.closeMarks()
 		d.leaveData()
@@ -346,6 +348,20 @@ func (d *daemon) extra(t *tenure) http.Handler {
 	mux.Handle("GET /metrics", d.metrics.handler())
 	mux.HandleFunc("GET /readyz", marks.Ready(func() error { return d.ready(t) }))
 	return mux
+}
+
+// page makes the page for browsers.
+func (d *daemon) page(secret token.Job, tls bool) func(*service.Service) http.Handler {
+	return func(s *service.Service) http.Handler {
+		cfg := page.Config{Service: s, TLS: tls, Log: d.log}
+		if secret.Token != "" {
+			cfg.Tokens = secret.Accepted
+		}
+		if d.marks != nil {
+			cfg.Machines = d.marks.List
+		}
+		return page.New(cfg)
+	}
 }
 
 func (d *daemon) observe(run string, n rendezvous.Note) {

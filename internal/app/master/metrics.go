@@ -40,9 +40,9 @@ func newMetrics() *metrics {
 
 func (m *metrics) note(n rendezvous.Note) { m.events.WithLabelValues(string(n.Event)).Inc() }
 
-// page is the metrics as text, which is made once in pageTime at most: a reader that is slow, or one of many, takes no
+// exposed is the metrics as text, made once in pageTime at most: a reader that is slow, or one of many, takes no
 // memory of its own.
-type page struct {
+type exposed struct {
 	reg prometheus.Gatherer
 
 	mu   sync.Mutex
@@ -52,10 +52,10 @@ type page struct {
 
 const pageTime = time.Second
 
-func (m *metrics) handler() http.Handler { return &page{reg: m.reg} }
+func (m *metrics) handler() http.Handler { return &exposed{reg: m.reg} }
 
 // ServeHTTP implements http.Handler.
-func (p *page) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+func (p *exposed) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	text, err := p.fresh(time.Now())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -67,7 +67,7 @@ func (p *page) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 
 var textFormat = expfmt.NewFormat(expfmt.TypeTextPlain)
 
-func (p *page) fresh(now time.Time) ([]byte, error) {
+func (p *exposed) fresh(now time.Time) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.text != nil && now.Sub(p.at) < pageTime {

@@ -18,7 +18,7 @@ import (
 // Two requests within a second get the same bytes.
 func TestThePageOfMetricsIsShared(t *testing.T) {
 	m := newMetrics()
-	p, now := &page{reg: m.reg}, time.Now()
+	p, now := &exposed{reg: m.reg}, time.Now()
 	first, err := p.fresh(now)
 	require.NoError(t, err)
 	m.note(rendezvous.Note{Event: "join"})

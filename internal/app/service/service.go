@@ -64,6 +64,8 @@ type Config struct {
 	Global map[string]http.Handler
 	// Metrics serves /metrics with the token, and Extra paths outside /v1 without it; nil serves nothing.
 	Metrics, Extra http.Handler
+	// Page makes the handler for browsers, below /ui/; nil: none are served.
+	Page func(*Service) http.Handler
 	// Agents makes the handler for DLRover's agents, over HTTP/1.1 and HTTP/2, and a function that ends it; nil: they are
 	// not served.
 	Agents func(*Service) (handler http.Handler, end func())
@@ -115,11 +117,15 @@ func New(cfg Config) (*Service, error) {
 	if cfg.Agents != nil {
 		s.agents, s.noAgents = cfg.Agents(s)
 	}
+	var page http.Handler
+	if cfg.Page != nil {
+		page = cfg.Page(s)
+	}
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
 			Token: cfg.Token, Accepted: cfg.Accepted, Insecure: cfg.Insecure, Name: cfg.Name, Extra: cfg.Extra,
 			Metrics: cfg.Metrics, Python: s.agents, Global: cfg.Global, Peers: cfg.Peers, PeerCalls: peerCalls(),
-			Standby: cfg.Standby, Mounts: s.mounts(),
+			Standby: cfg.Standby, Mounts: s.mounts(), Page: page,
 		})
 	})
 	s.server = api.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -142,8 +148,9 @@ func New(cfg Config) (*Service, error) {
 func (s *Service) mounts() map[string]http.Handler {
 	all := map[string]http.Handler{
 		"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
-		"streams": s.Streams.Handler(),
-		"verdict": api.Answer(s.verdict), "failures": api.Answer(s.failures), "findings": api.Take(s.Found),
+		"streams":  s.Streams.Handler(),
+		"verdict":  api.Answer(func(req *http.Request) (any, error) { return s.Verdict(req.PathValue("run")) }),
+		"failures": api.Answer(s.failures), "findings": api.Take(s.Found),
 	}
 	if s.cfg.Vote != nil {
 		all[api.Vote] = s.cfg.Vote

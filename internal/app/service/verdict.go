@@ -1,8 +1,6 @@
 package service
 
 import (
-	"net/http"
-
 	"dlrover-run/hang"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
@@ -86,18 +84,18 @@ func (s *Service) Judge(run string, e rendezvous.EpochEvidence) (Verdict, bool) 
 	return v, tells(e)
 }
 
-// verdict answers with the Verdict of a run, or with nothing before an epoch has ended.
-func (s *Service) verdict(req *http.Request) (any, error) {
-	epochs, err := s.Hub.Evidences(req.PathValue("run"))
+// Verdict is that of the newest epoch of a run whose end is informative; ErrNothingNew: none has ended.
+func (s *Service) Verdict(run string) (Verdict, error) {
+	epochs, err := s.Hub.Evidences(run)
 	if err != nil {
-		return nil, err
+		return Verdict{}, err
 	}
 	v, ok := judge(epochs)
 	if !ok {
-		return nil, api.ErrNothingNew
+		return Verdict{}, api.ErrNothingNew
 	}
 	if v.Rule == verdict.WasHung {
-		v.blame(s.hangOf(req.PathValue("run"), v.epoch))
+		v.blame(s.hangOf(run, v.epoch))
 	}
 	return v, nil
 }

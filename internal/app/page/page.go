@@ -1,0 +1,218 @@
+// Package page serves the page of a rendezvous to browsers, below /ui/: all runs, and for each what stands still, why,
+// and what happens next. It reads the same service as the API; its numbers are for people.
+//
+// The server writes HTML that needs no script. A script then asks for the changed part of the page whenever the run's
+// timeline grows. Nothing is loaded from anywhere else.
+package page
+
+import (
+	"bytes"
+	"compress/gzip"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/app/service"
+	"dlrover-run/rendezvous"
+)
+
+// Config is what a Page shows, and to whom.
+type Config struct {
+	Service *service.Service
+	// Tokens are the job tokens that are right now; nil: there are none, and every request that comes is admitted.
+	Tokens func() []string
+	// TLS: browsers send the cookie over TLS alone.
+	TLS bool
+	// Machines are those with findings or marks; nil: none are known.
+	Machines func() marks.Known
+	Log      *slog.Logger
+}
+
+// Page is an http.Handler for paths below /ui/. It has no goroutines of its own.
+type Page struct {
+	cfg     Config
+	mux     *http.ServeMux
+	tickets tickets
+	streams chan struct{} // one place for each open stream
+}
+
+// Bounds of what visitors take.
+const (
+	maxStreams = 64
+	maxBody    = 64 << 10
+	writeTime  = 10 * time.Second
+)
+
+// policy lets a page load from its own server alone, and be part of no other page.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+//go:embed templates/*.html
+var templates embed.FS
+
+//go:embed assets
+var assets embed.FS
+
+var parsed = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("").Funcs(template.FuncMap{"stamp": stamp}).ParseFS(templates, "templates/*.html"))
+})
+
+// New returns a Page.
+func New(cfg Config) *Page {
+	p := &Page{cfg: cfg, mux: http.NewServeMux(), streams: make(chan struct{}, maxStreams)}
+	p.mux.HandleFunc("GET /ui/login", p.login)
+	p.mux.HandleFunc("POST /ui/login", p.login)
+	p.mux.HandleFunc("GET /ui/assets/{name}", asset)
+	p.mux.HandleFunc("GET /ui/{$}", p.admit(p.runs))
+	p.mux.HandleFunc("GET /ui/nodes", p.admit(p.machines))
+	p.mux.HandleFunc("GET /ui/runs/{run}", p.admit(p.run))
+	p.mux.HandleFunc("GET /ui/runs/{run}/live", p.admit(p.live))
+	p.mux.HandleFunc("POST /ui/runs/{run}/orders", p.admit(p.order))
+	return p
+}
+
+// ServeHTTP implements http.Handler.
+func (p *Page) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", policy)
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(writeTime))
+		req.Body = http.MaxBytesReader(w, req.Body, maxBody)
+	}
+	p.mux.ServeHTTP(w, req)
+}
+
+// admit lets only visitors with the token through. A browser is shown the form, a script gets a status.
+func (p *Page) admit(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		switch {
+		case p.admitted(req):
+			next(w, req)
+		case req.Method == http.MethodGet && !isPart(req) && !strings.HasSuffix(req.URL.Path, "/live"):
+			w.WriteHeader(http.StatusUnauthorized)
+			p.write(w, "login", loginView{Next: inside(req.URL.RequestURI())})
+		default:
+			http.Error(w, "log in again", http.StatusUnauthorized)
+		}
+	}
+}
+
+// isPart: the script asks for the changing part of a page alone.
+func isPart(req *http.Request) bool { return req.URL.Query().Has("part") }
+
+// show writes a page, or its changing part.
+func (p *Page) show(w http.ResponseWriter, req *http.Request, name string, view any) {
+	if !isPart(req) {
+		p.writeTo(w, req, name, view)
+		return
+	}
+	p.writeTo(w, req, name+"-part", view)
+}
+
+func (p *Page) write(w http.ResponseWriter, name string, view any) { p.writeTo(w, nil, name, view) }
+
+// writeTo compresses for browsers that take it: a run of 10,000 nodes has megabytes.
+func (p *Page) writeTo(w http.ResponseWriter, req *http.Request, name string, view any) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTime))
+	var b bytes.Buffer
+	if err := parsed().ExecuteTemplate(&b, name, view); err != nil {
+		p.cfg.Log.Error("the page cannot be made", "page", name, "err", err)
+		http.Error(w, "the page cannot be made; the log of the daemon says why", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	if req == nil || !strings.Contains(req.Header.Get("Accept-Encoding"), "gzip") {
+		_, _ = w.Write(b.Bytes()) // the browser may be gone
+		return
+	}
+	w.Header().Set("Content-Encoding", "gzip")
+	z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // the level is valid
+	_, _ = z.Write(b.Bytes())
+	_ = z.Close()
+}
+
+// asset serves a script or style, for which a browser asks each time: they are few and small.
+func asset(w http.ResponseWriter, req *http.Request) {
+	data, err := fs.ReadFile(assets, "assets/"+path.Base(req.PathValue("name")))
+	if err != nil {
+		http.NotFound(w, req)
+		return
+	}
+	kinds := map[string]string{".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+		".svg": "image/svg+xml"}
+	w.Header().Set("Content-Type", kinds[path.Ext(req.PathValue("name"))])
+	w.Header().Set("Cache-Control", "no-cache")
+	_, _ = w.Write(data) // the browser may be gone
+}
+
+// runs shows all runs.
+func (p *Page) runs(w http.ResponseWriter, req *http.Request) {
+	p.show(w, req, "runs", runsView(p.cfg.Service.Hub.Runs(false), time.Now()))
+}
+
+// run shows one run.
+func (p *Page) run(w http.ResponseWriter, req *http.Request) {
+	f, err := p.factsOf(req.PathValue("run"))
+	if err != nil {
+		w.WriteHeader(http.StatusNotFound)
+		p.write(w, "lost", lostView{Run: req.PathValue("run"), Why: err.Error()})
+		return
+	}
+	p.show(w, req, "run", runView(f))
+}
+
+type lostView struct{ Run, Why string }
+
+// machines shows machines with findings or marks, across runs.
+func (p *Page) machines(w http.ResponseWriter, req *http.Request) {
+	var known marks.Known
+	if p.cfg.Machines != nil {
+		known = p.cfg.Machines()
+	}
+	p.show(w, req, "machines", machinesView(known, p.cfg.Machines != nil, time.Now()))
+}
+
+// stamp is a time for a browser, which shows it in the visitor's zone.
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
+
+// orderHeader comes with orders from the script. No form, and no script of another page, can send it.
+const orderHeader = "X-Dlrover-Page"
+
+// order passes on what a visitor has pressed.
+func (p *Page) order(w http.ResponseWriter, req *http.Request) {
+	if req.Header.Get(orderHeader) == "" || !sameOrigin(req) {
+		http.Error(w, "orders come from the page's own script", http.StatusForbidden)
+		return
+	}
+	var o struct {
+		Kind rendezvous.OrderKind `json:"kind"`
+		Node string               `json:"node"`
+	}
+	err := json.NewDecoder(req.Body).Decode(&o)
+	if err == nil && !pressable(o.Kind) {
+		err = fmt.Errorf("%q is not an order of the page", o.Kind)
+	}
+	if err == nil {
+		err = p.cfg.Service.Hub.Order(req.PathValue("run"), rendezvous.Order{
+			Kind: o.Kind, Node: o.Node, Cause: "operator", Text: "ordered on the page"})
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+	p.cfg.Log.Info("an order was given on the page", "run_id", req.PathValue("run"), "kind", o.Kind, "node", o.Node,
+		"from", req.RemoteAddr)
+	w.WriteHeader(http.StatusNoContent)
+}
