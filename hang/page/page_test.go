@@ -123,6 +123,19 @@ func TestRingsThatAreReplacedMeanwhile(t *testing.T) {
 	require.Equal(t, 300*time.Second, p.Spans[len(p.Spans)-1].To)
 }
 
+// A span is written in two stores.
+func TestSpansThatAreHalfWritten(t *testing.T) {
+	b := full(0, 3)
+	for _, c := range [][]byte{
+		set(b, 2816+16, uint64(10*time.Second/time.Microsecond)<<8),
+		set(set(b, 2816+16, 0), 2816+24, 0),
+	} {
+		p, err := page.Read(c)
+		require.NoError(t, err)
+		require.Equal(t, []hang.Span{{From: 2 * time.Second, To: 3 * time.Second}}, p.Spans)
+	}
+}
+
 func FuzzReadPage(f *testing.F) {
 	f.Add(pagetest.Bytes(somePage()))
 	f.Add(full(300, 300))
