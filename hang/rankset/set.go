@@ -27,19 +27,12 @@ func Of(ranks ...int) (s Set) {
 // Add costs nothing worth mentioning where ranks are in ascending order.
 func (s *Set) Add(rank int) {
 	runs := *s
-	if n := len(runs); n > 0 && rank >= runs[n-1].First {
-		switch last := &runs[n-1]; {
-		case rank <= last.Last:
-			return
-		case rank == last.Last+1:
-			last.Last = rank
-			return
-		}
-		*s = append(runs, Run{rank, rank})
+	if n := len(runs); n == 0 || rank > runs[n-1].Last {
+		s.addRun(Run{rank, rank})
 		return
 	}
 	i := s.search(rank)
-	if i < len(runs) && runs[i].First <= rank {
+	if runs[i].First <= rank {
 		return
 	}
 	*s = slices.Insert(runs, i, Run{rank, rank})
