@@ -125,8 +125,8 @@ func (s lagSums) mean(rate, looks float64) (mean, sigma float64) {
 
 // add takes a look. With the last one of a window it returns the rank that was behind, or -1, and by how much.
 func (l *lags) add(workers []hang.Sample) (rank int, share float64, full bool) {
-	g, ok := common(workers)
-	if !ok || !l.same(g, workers) {
+	g := common(workers)
+	if !l.same(g, workers) {
 		l.reset(g, workers)
 		return 0, 0, false
 	}
@@ -139,33 +139,25 @@ func (l *lags) add(workers []hang.Sample) (rank int, share float64, full bool) {
 	return rank, share, true
 }
 
-// common is a group in which all workers are, 0 if there are not two of them.
-func common(workers []hang.Sample) (group uint64, ok bool) {
-	if len(workers) < 2 || workers[0].Page == nil {
-		return 0, false
+// common is a group in which all workers are, 0 if there is none: then nobody is behind.
+func common(workers []hang.Sample) (group uint64) {
+	if len(workers) == 0 || workers[0].Page == nil {
+		return 0
 	}
 	for _, g := range workers[0].Page.Groups {
 		if !slices.ContainsFunc(workers, func(s hang.Sample) bool {
 			_, in := s.Page.Group(g.ID)
 			return !in
 		}) {
-			return g.ID, true
+			return g.ID
 		}
 	}
-	return 0, false
+	return 0
 }
 
 // same reports whether it is the group and the workers of the window.
 func (l *lags) same(group uint64, workers []hang.Sample) bool {
-	if group != l.group || len(workers) != len(l.ranks) {
-		return false
-	}
-	for i := range workers {
-		if workers[i].Rank != l.ranks[i] {
-			return false
-		}
-	}
-	return true
+	return group == l.group && slices.EqualFunc(workers, l.ranks, func(s hang.Sample, rank int) bool { return s.Rank == rank })
 }
 
 func (l *lags) reset(group uint64, workers []hang.Sample) {
@@ -215,6 +207,9 @@ func (s *lagSums) add(x, y float64) {
 
 // last is the rank that is behind all others for certain, and how far it is behind the foremost.
 func (l *lags) last() (rank int, share float64) {
+	if len(l.sums) < 2 {
+		return -1, 0
+	}
 	means, looks := make([]float64, len(l.sums)), float64(l.looks)
 	for i, s := range l.sums {
 		means[i], _ = s.mean(l.pace, looks)

@@ -156,10 +156,87 @@ func TestSlowerStepsHaveABegin(t *testing.T) {
 	require.Greater(t, named, jobs*3/4)
 }
 
+// Steps are slow for two windows, as in an evaluation, and again; or there is nothing yet to compare them with.
+func TestStepsAreSlowForAWhile(t *testing.T) {
+	c := newCrew(seedOf(t), time.Second, 0, 0)
+	for range 3 {
+		c.run(20 * time.Minute)
+		c.late[1] = 340 * time.Millisecond
+		c.run(2 * time.Minute)
+		c.late[1] = 0
+		c.run(time.Minute)
+		_, found := c.s.Found()
+		require.False(t, found)
+	}
+	c = newCrew(seedOf(t), time.Second, 0, 0)
+	c.run(time.Minute)
+	c.late[1] = 340 * time.Millisecond
+	c.run(20 * time.Minute)
+	f, _ := c.s.Found()
+	require.Zero(t, f.Before)
+}
+
+// A rank that is far behind twice in a window, by its number or for its time, is not behind in most steps.
+func TestRareLagsAreNoStraggler(t *testing.T) {
+	type lag struct {
+		collectives uint64
+		time        time.Duration
+	}
+	for _, rare := range []lag{{10, 0}, {0, 10 * time.Second}} {
+		var s Finder
+		for look := range 1200 {
+			workers := make([]hang.Sample, 3)
+			for r := range workers {
+				at, seq := time.Duration(look)*time.Second, uint64(100+look)
+				if r == 1 && look%60 == 30 {
+					at, seq = at+rare.time, seq-rare.collectives
+				}
+				workers[r] = hang.Sample{Worker: hang.Worker{Rank: r},
+					Page: &hang.Page{Heartbeat: at, Groups: []hang.GroupState{{ID: 1, Seq: seq}}}}
+			}
+			s.Look(time.Duration(look)*time.Second, workers)
+		}
+		_, found := s.Found()
+		require.False(t, found)
+	}
+}
+
+// The numbers of one group are not compared with those of another.
+func TestGroupsThatAreMadeAnew(t *testing.T) {
+	c := newCrew(seedOf(t), 100*time.Millisecond, 0, 0, 0, 0)
+	for id := range uint64(20) {
+		c.count += 1e6
+		for _, s := range c.samples {
+			s.Page.Groups[0] = hang.GroupState{ID: 1 + id, Seq: c.count}
+		}
+		c.run(100 * time.Second)
+		_, found := c.s.Found()
+		require.False(t, found)
+	}
+}
+
+func TestStragglerWhoseGroupIsGone(t *testing.T) {
+	c := newCrew(seedOf(t), time.Second, 0, 0, time.Second/2)
+	c.run(10 * time.Minute)
+	_, found := c.s.Found()
+	require.True(t, found)
+	for i := range c.samples {
+		c.samples[i].Page = &hang.Page{}
+	}
+	for i := range 300 {
+		c.s.Look(c.now+time.Duration(i)*time.Second, c.samples)
+	}
+	f, found := c.s.Found()
+	require.False(t, found, "%+v", f)
+}
+
 func TestStragglerWithoutPages(t *testing.T) {
 	var s Finder
 	for i := range 300 {
 		s.Look(time.Duration(i)*time.Second, []hang.Sample{{Worker: hang.Worker{Rank: 1}}, {Worker: hang.Worker{Rank: 2}}})
+	}
+	for i := range 300 {
+		s.Look(time.Duration(300+i)*time.Second, []hang.Sample{{Page: &hang.Page{}}})
 	}
 	_, found := s.Found()
 	require.False(t, found)
