@@ -117,6 +117,9 @@ func TestTheUsersLimitWins(t *testing.T) {
 	l := newLookout(DetectorConfig{Limit: 3 * time.Second})
 	after, _ := l.untilSuspected(time.Hour, nil)
 	require.InDelta(t, 3, after.Seconds(), 1)
+	l = newLookout(DetectorConfig{Limit: 45 * time.Second})
+	after, _ = l.untilSuspected(time.Hour, func() { l.s.Proc.TreeCPU += time.Second })
+	require.InDelta(t, 45, after.Seconds(), 1, "a compiler runs before the first steps")
 }
 
 // Before the first steps a worker may rest for a minute, and longer while it is at work.
@@ -247,6 +250,11 @@ func TestStoreWaitsSuspectWhoIsMissing(t *testing.T) {
 	require.Empty(t, d.Look(4, nil, wait("mine", time.Minute)))
 	patient := NewDetector(DetectorConfig{Limit: time.Minute})
 	require.Empty(t, patient.Look(1, workers, wait("default_pg/0/0/rank_2", 59*time.Second)))
+	for look := range time.Duration(80) {
+		found = patient.Look(look*time.Second, workers, wait("default_pg/0/0/rank_4", time.Hour))
+		require.Len(t, found, 1, "it is suspected once")
+	}
+	require.Equal(t, "its main thread is at rest", found[0].Why)
 }
 
 // A process that has got the pid of another one, or its rank, begins anew; one that has ended is not suspected.

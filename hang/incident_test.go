@@ -836,6 +836,16 @@ func TestFruitlessRestarts(t *testing.T) {
 	}
 }
 
+// Without pages nobody knows the steps, and a long time without a hang counts.
+func TestRestartsFromOutsideHelpAfterLong(t *testing.T) {
+	for life, want := range map[time.Duration]Action{time.Second: ActStop, longEpoch: ActRestart} {
+		s := newStage(t, ActRestart, 2)
+		s.pageless, s.runs = true, -1
+		s.restartOften(4, func(int) uint64 { return 0 }, life)
+		require.Equal(t, want, s.actions()[3], life)
+	}
+}
+
 // replace has another process judge the present epoch, which has what this one has kept.
 func (s *stage) replace() {
 	s.t.Helper()
@@ -944,6 +954,8 @@ func TestFlapping(t *testing.T) {
 func TestOldEpochs(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
 	s.hangs()
+	s.step(Begin{World: s.world})
+	require.Equal(t, 2, s.c.Picture(false).Suspecting, "it is the same epoch")
 	s.begin(1, 2)
 	s.pass(time.Minute, -1)
 	require.Equal(t, []askKind{AskEvidence}, s.whats(), "it has ended with its epoch")
@@ -1009,4 +1021,54 @@ func TestPictureIsBounded(t *testing.T) {
 	require.Len(t, p.Slow, maxListed)
 	require.Empty(t, p.Evidence)
 	require.Empty(t, p.World.Nodes)
+	for i := range 200 {
+		s.hear(i, Report{Ask: s.asks[0].Seq, RAS: "ras", Store: make([]StoreWait, 2)})
+	}
+	p = s.c.Picture(true)
+	require.Len(t, p.RAS, maxRAS)
+	require.Len(t, p.Store, maxStoreWaits)
+}
+
+// A user may ask for an incident that there is not, and a node that there is not may report.
+func TestNothingIsKnownOfNobody(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	require.Zero(t, s.c.File())
+	require.Zero(t, s.c.Held())
+	require.Zero(t, s.c.Pending(0))
+	s.hangs()
+	require.NotZero(t, s.c.File())
+	for _, node := range []int{-1, 2} {
+		require.Zero(t, s.c.Pending(node))
+		s.hear(node, Report{Ask: s.asks[0].Seq, Suspicions: []Suspicion{{}}})
+	}
+	require.Zero(t, s.c.Held())
+	require.Equal(t, 2, s.c.Picture(false).Suspecting)
+	s.pass(6*time.Second, 0)
+	require.Positive(t, s.c.Held())
+	s.step(Over{s.world.Epoch})
+	require.Zero(t, s.c.Pending(0))
+}
+
+func TestTheOldestSuspicionIsNamed(t *testing.T) {
+	s := newStage(t, ActReport, 1)
+	old := Suspicion{Rank: 1, Age: 40 * time.Second, Why: "w"}
+	s.hear(0, Report{Suspicions: []Suspicion{{Rank: 0, Age: 11 * time.Second}, old}})
+	require.Equal(t, "rank 1 (node 0 n0) has made no progress for 40 s: w", s.notes[0].Text)
+}
+
+// The second look shows that the same rank may take longer.
+func TestWhatMayTakeLongerIsNotTold(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	s.verdict = func() Verdict {
+		v := behind(2)
+		if len(s.judged) > 1 {
+			v.Tell, v.Deadline, v.Phase = 10*time.Minute, 10*time.Minute, PhaseCheckpoint
+		}
+		return v
+	}
+	s.hangs()
+	s.pass(9*time.Minute, 0)
+	require.NotContains(t, s.whats(), TellVerdict)
+	s.pass(time.Minute, 0)
+	require.Contains(t, s.whats(), TellVerdict)
 }

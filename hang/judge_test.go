@@ -249,6 +249,13 @@ func TestWhoIsBehindIsNamed(t *testing.T) {
 			High, soon, spin, "rank 2 computing in spin"},
 		{"one asleep, one saves", newScene(2).behind(1, inLoader()).behind(0, inUser("save_checkpoint")).writes(0),
 			KindBehind, "1", High, soon, soon, "rank 1"},
+		{"one asleep, one may wait for it", newScene(2).behind(2, inLoader()).behind(1, inUser("step")).edit(1,
+			func(_ int, x *Sample) { x.Proc.WChan = "futex_wait_queue" }), KindBehind, "2", High, soon, soon, "rank 2"},
+		{"another process has its place", newScene(2).behind(2, inLoader()).edit(2, func(i int, x *Sample) {
+			if i > 0 {
+				x.PID, x.Proc.CPU = 999, time.Hour
+			}
+		}), KindBehind, "2", High, soon, soon, "asleep in load_batch"},
 		{"ended", newScene(2).edit(2, func(i int, x *Sample) {
 			if i > 0 {
 				x.Proc = Proc{}
@@ -264,6 +271,8 @@ func TestWhoIsBehindIsNamed(t *testing.T) {
 			"(uncertain: nothing is known of ranks 4-5)"},
 		{"a hook below backward", newScene(2).all2(inBackward).behind(2, py(Frame{"hook", "/job/train.py", 3},
 			Frame{"backward", site + "autograd/__init__.py", 197})), KindBehind, "2", High, soon, soon, "asleep in hook"},
+		{"in native code", newScene(2).behind(2, &Stacks{Threads: []Thread{{Main: true, Native: []Frame{{Func: "poll"}}}}}),
+			KindBehind, "2", High, soon, soon, "asleep in poll; ranks 0-1,3 wait"},
 		{"long steps", newScene(2).behind(2, inLoader()).paced(10 * time.Second), KindBehind, "2", High, 60 * time.Second,
 			60 * time.Second, "rank 2"},
 	})
@@ -403,8 +412,14 @@ func TestMismatch(t *testing.T) {
 		{"half of them", other(newScene(2), 2, 3), KindMismatch, "0-1", Low, soon, soon, "no collective has the majority"},
 		{"recorded", recorded(newScene(2)), KindMismatch, "2", High, soon, soon, "wait in all_reduce #246"},
 		{"outside", other(newScene(2), 2).outside(), KindMismatch, "2", Low, soon, soon, ""},
+		{"one is unknown", other(newScene(3), 2).without(5), KindMismatch, "2", Low, soon, soon,
+			"(uncertain: nothing is known of ranks 5)"},
+		{"on devices", other(newScene(2).nccl(), 2), KindMismatch, "2", Low, soon, soon,
+			"operations on devices may be waited for later"},
 	})
 }
+
+func (s *scene) nccl() *scene { return s.all(func(r int) { s.ev[r].Groups[0].Backend = "nccl" }) }
 
 func onDeviceStacks() *Stacks {
 	return py(Frame{"synchronize", site + "cuda/__init__.py", 1162}, Frame{"train", "/job/train.py", 9})
@@ -552,6 +567,8 @@ func TestStore(t *testing.T) {
 		s.store = []StoreWait{wait}
 		return s
 	}
+	unseen := func(s *scene, rank int) *scene { s.ev[rank].Stacks = inUser("connect"); return s }
+	keyed := func(s *scene, key string) *scene { s.store[0].Key = key; return s }
 	check(t, []ruling{
 		{"asleep", before(0, 1, 3), KindMissing, "2", High, namedByStore, namedByStore,
 			"rank 2 (node 1 gpu-01) has not come to " +
@@ -563,6 +580,13 @@ func TestStore(t *testing.T) {
 		{"one downloads, one sleeps", before(0, 3).writes(2), KindMissing, "1", Low, namedByStore, namedByStore,
 			"the key that is waited for is that of rank 2"},
 		{"one is unknown", before(0, 1, 3).without(2), KindNone, "", "", 0, 0, ""},
+		{"looks for something", before(0, 1, 3).works(2, workWakes), KindMissing, "2", Low, namedByStore, long, "polling"},
+		{"one waits without a word on its stack", unseen(before(0, 1, 3), 1), KindMissing, "2", High, namedByStore,
+			namedByStore, "ranks 0-1,3 wait for that"},
+		{"the key names nobody", keyed(before(0), "mine"), KindMissing, "1-3", Low, namedByStore, namedByStore,
+			"names nobody"},
+		{"the key names nobody, most wait", keyed(before(0, 1, 3), "mine"), KindMissing, "2", High, namedByStore,
+			namedByStore, ""},
 	})
 }
 
@@ -588,6 +612,7 @@ func TestGroups(t *testing.T) {
 			"rank 2"},
 		{"behind in a chain", grid().chain(), KindBehind, "3", High, soon, soon, "rank 3"},
 		{"a circle", grid().circle(), KindDeadlock, "0-3", Low, soon, time.Minute, "waiting for each other"},
+		{"a circle, and one that waits for it", circleOfTwo(), KindDeadlock, "0-1", Low, soon, time.Minute, "ranks 0-1"},
 		{"a group that does not go on", grid().deaf(), KindComm, "", High, soon, time.Minute, "ranks 0-1 hung"},
 		{"a pipeline", pipeline(), KindBehind, "0", Low, soon, soon, "rank 0"},
 	})
@@ -631,6 +656,22 @@ func (s *scene) chain() *scene {
 
 // circle: 0 waits for 1 in tensor, 1 for 3 in data, 3 for 2 in tensor, 2 for 0 in data.
 func (s *scene) circle() *scene { return s.wait(0, 1).wait(1, 2).wait(3, 1).wait(2, 2) }
+
+// circleOfTwo: 0 and 1 wait for each other in two groups of theirs, and 2 waits for 0 in a third one.
+func circleOfTwo() *scene {
+	s := newScene(2)
+	for waits, ranks := range [][]int{{0, 1}, {0, 1}, {0, 2}} {
+		g := Group{ID: uint64(10 + waits), Ranks: rankset.Of(ranks...).String()}
+		for _, r := range ranks {
+			s.ev[r].Groups = append(s.ev[r].Groups, g)
+			s.edit(r, func(_ int, x *Sample) {
+				x.Page.Groups = append(x.Page.Groups, GroupState{ID: g.ID, Seq: 50, Since: now0 - time.Second})
+			})
+		}
+		s.wait(waits, len(s.ev[waits].Groups)-1)
+	}
+	return s
+}
 
 // deaf: 0 and 1 are both in their tensor group's collective, and 2 and 3 wait for them in their data groups.
 func (s *scene) deaf() *scene { return s.wait(0, 1).wait(1, 1).wait(2, 2).wait(3, 2) }
@@ -694,6 +735,8 @@ func TestRanksElsewhere(t *testing.T) {
 	require.Contains(t, v.Line, "ranks 0-1 hung for 16 s: all of them wait in all_reduce #246; a rank elsewhere, "+
 		"the network, a device or a library is stuck (uncertain: nothing is known of 4 ranks elsewhere)")
 
+	v = judge(newScene(2).behind(2, inUser("spin")).spins(2))
+	require.Contains(t, v.Line, "(uncertain: it may be at work, and nothing is known of 4 ranks elsewhere)")
 	v = judge(newScene(2).behind(1, inLoader()).outside())
 	require.Equal(t, "1", v.SuspectRanks().String())
 	require.Contains(t, v.Line, "nothing is known of 4 ranks elsewhere")

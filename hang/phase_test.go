@@ -90,11 +90,38 @@ func TestWhatAThreadWaitsIn(t *testing.T) {
 			{"_try_get_data", old + "utils/data/dataloader.py", 1120}, user}},
 		{"", []Frame{{"hook", "/job/train.py", 3}, {"backward", old + "autograd/__init__.py", 197}, user}},
 		{"", []Frame{{"forward", old + "nn/parallel/distributed.py", 1040}, user}},
+		{"a collective", []Frame{{"wait", pip + "torch/distributed/_functional_collectives.py", 1}, user}},
+		{"a collective", []Frame{{"wait_tensor", pip + "torch/distributed/_functional_collectives.py", 1}, user}},
+		{"", []Frame{{"prefetch", pip + "torch/distributed/fsdp/_runtime_utils.py", 1}, user, {"barrier", c1, 3152}}},
 		{"", []Frame{user}},
 		{"", nil},
 	} {
 		w, sure := waitOf(py(c.frames...))
 		require.Equal(t, c.op, w.op, "%v", c.frames)
 		require.Equal(t, c.op != "", sure)
+		require.Equal(t, c.op != "", py(c.frames...).Waits())
+	}
+}
+
+// The main thread may be at work for another one that waits. That of a process without Python waits for nothing.
+func TestAThreadThatWaitsIsNotTheMainOne(t *testing.T) {
+	s := inUser("train")
+	s.Threads = append(s.Threads, Thread{Native: []Frame{{Func: "c10d::TCPStore::get"}}}, *inAllGather().Main())
+	w, sure := waitOf(s)
+	require.Equal(t, "all_gather", w.op)
+	require.False(t, sure)
+	require.False(t, s.Waits())
+}
+
+// What is called by the interpreter is on Python's stack.
+func TestWhatNativeCodeWaitsIn(t *testing.T) {
+	eval, store := Frame{Func: "_PyEval_EvalFrameDefault"}, Frame{Func: "c10d::TCPStore::get"}
+	for want, frames := range map[wait][]Frame{
+		{op: "init_process_group", store: true}: {{Func: "poll"}, store, eval},
+		{op: "a collective"}:                    {{File: "/x/libnccl.so.2"}, {File: "/usr/lib/libpython3.11.so.1.0"}},
+		{op: onDevice}:                          {{File: "/usr/lib/libcuda.so.1"}},
+		{}:                                      {{Func: "poll"}, eval, store},
+	} {
+		require.Equal(t, want, waitOfThread(&Thread{Native: frames}))
 	}
 }

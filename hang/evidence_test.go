@@ -1,0 +1,118 @@
+package hang
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A look at pages alone shows neither stacks nor what comes with them.
+func TestAFurtherLookAddsToTheEvidence(t *testing.T) {
+	look := func(i int) []Sample { return []Sample{{At: time.Duration(i) * time.Second}} }
+	first := Evidence{Samples: look(1), Stacks: &Stacks{}, Groups: []Group{{ID: 1}}, Sockets: []string{"a:1"},
+		Flight: &Flight{}, Log: "log", Exception: "ValueError", Error: "late"}
+	e := first
+	e.add(Evidence{Samples: look(2)})
+	want := first
+	want.Samples, want.Error = append(look(1), look(2)...), ""
+	require.Equal(t, want, e)
+
+	second := Evidence{Samples: look(3), Stacks: &Stacks{Interpreter: "CPython"}, Groups: []Group{{ID: 2}},
+		Sockets: []string{"b:1"}, Flight: &Flight{Entries: []FlightEntry{{}}}, Log: "end", Error: "no stacks"}
+	e.add(second)
+	second.Samples = append(want.Samples, look(3)...)
+	require.Equal(t, second, e)
+
+	for i := range 2 * maxSamples {
+		e.add(Evidence{Samples: look(4 + i)})
+	}
+	require.Len(t, e.Samples, maxSamples)
+	require.Equal(t, look(1)[0], e.Samples[0], "the first one shows the most progress")
+	require.Equal(t, look(3 + 2*maxSamples)[0], e.newest())
+}
+
+// Of every field that takes room.
+func TestSizeOfEvidence(t *testing.T) {
+	size := func(e Evidence) int { return e.Size() }
+	sample := size(Evidence{Samples: make([]Sample, 1)})
+	page := size(Evidence{Samples: []Sample{{Page: &Page{}}}})
+	for name, c := range map[string][2]int{
+		"a sample":     {size(Evidence{}), sample},
+		"a page":       {sample, page},
+		"a group":      {page, size(Evidence{Samples: []Sample{{Page: &Page{Groups: make([]GroupState, 1)}}}})},
+		"a step":       {page, size(Evidence{Samples: []Sample{{Page: &Page{StepTimes: make([]time.Duration, 1)}}}})},
+		"a phase":      {page, size(Evidence{Samples: []Sample{{Page: &Page{Spans: make([]Span, 1)}}}})},
+		"a collective": {size(Evidence{}), size(Evidence{Flight: &Flight{Entries: make([]FlightEntry, 1)}})},
+		"output":       {size(Evidence{Log: "l"}), size(Evidence{Log: "line"})},
+		"an error":     {size(Evidence{}), size(Evidence{Error: "e", Exception: "e"})},
+	} {
+		require.Greater(t, c[1], c[0], name)
+	}
+}
+
+func TestStateOfEvidence(t *testing.T) {
+	_, known := (&Evidence{}).State()
+	require.False(t, known)
+	state, known := (&Evidence{Samples: []Sample{{Proc: Proc{State: 'S'}}, {Proc: Proc{State: 'T'}}}}).State()
+	require.True(t, known)
+	require.Equal(t, "T (stopped)", StateName(state))
+	for state, name := range map[byte]string{0: "gone", 'R': "R (running)", 'D': "D (disk sleep)", 'Y': "Y", 0xff: "ÿ"} {
+		require.Equal(t, name, StateName(state))
+	}
+}
+
+// Another process in its place has made progress.
+func TestProgressOfAWorker(t *testing.T) {
+	page := func(steps uint64) *Page { return &Page{Steps: steps} }
+	a := Sample{Worker: Worker{PID: 7, Start: 1}, Page: page(3)}
+	for name, c := range map[string]struct {
+		change func(*Sample)
+		want   bool
+	}{
+		"nothing":                             {func(*Sample) {}, false},
+		"a step":                              {func(b *Sample) { b.Page = page(4) }, true},
+		"its page is gone":                    {func(b *Sample) { b.Page = nil }, false},
+		"work of its main thread":             {func(b *Sample) { b.Page, b.Proc.Switches = nil, 900 }, true},
+		"work, but no step":                   {func(b *Sample) { b.Proc.Switches = 900 }, false},
+		"another pid":                         {func(b *Sample) { b.PID = 8 }, true},
+		"the same pid, but it is another one": {func(b *Sample) { b.Start = 2 }, true},
+	} {
+		b := a
+		c.change(&b)
+		require.Equal(t, c.want, Progressed(a, b), name)
+	}
+}
+
+func TestSourceOfAFrame(t *testing.T) {
+	for want, f := range map[string]Frame{"data.py:12": {File: "data.py", Line: 12}, "libc.so.6": {File: "libc.so.6"},
+		"??:12": {Line: 12}, "": {Func: "f"}} {
+		require.Equal(t, want, f.Source())
+	}
+}
+
+func TestInnermostFrameWithAName(t *testing.T) {
+	libc, poll := Frame{Func: "[libc.so.6]"}, Frame{Func: "poll"}
+	require.Equal(t, poll, Innermost([]Frame{{}, libc, poll, {Func: "main"}}))
+	require.Equal(t, libc, Innermost([]Frame{libc, {}}))
+	require.Equal(t, Frame{}, Innermost(nil))
+}
+
+func TestSummariesOfManyNodes(t *testing.T) {
+	for nodes, want := range map[int]time.Duration{
+		0: 0, 1: 0, 2: SummaryEvery, 1000: SummaryEvery, 10_000: 10 * SummaryEvery,
+	} {
+		require.Equal(t, want, Summaries(nodes), nodes)
+	}
+}
+
+func TestWhatANodeMakesOfAnAsk(t *testing.T) {
+	heard := Ask{Seq: 5, Judge: 1}
+	require.True(t, (&Ask{Seq: 6, Judge: 1}).Follows(&heard))
+	require.False(t, (&Ask{Seq: 5, Judge: 1}).Follows(&heard), "it is the same")
+	require.True(t, (&Ask{Seq: 2, Judge: 2}).Follows(&heard), "another judge counts anew")
+	for _, ask := range []Ask{{Decided: true}, {Action: ActRestart}, {Action: ActStop}} {
+		require.True(t, ask.Counts())
+	}
+	require.False(t, (&Ask{Action: ActReport}).Counts())
+}
