@@ -422,16 +422,55 @@ func TestACollectiveThatFailsNamesNobody(t *testing.T) {
 	s.commFails = true
 	s.run()
 	s.states(t, nil)
-	require.Contains(t, s.check.Picture().Summary, "the collective of 4 nodes failed")
+	require.Contains(t, s.check.Picture().Summary, "the collective of 4 nodes failed: node0: failed")
+
+	s = full(1, 4)
+	s.check.cfg.Spec.Comm = true
+	s.commBus = 125 * commShare * 0.9
+	s.run()
+	s.states(t, nil)
+	require.Regexp(t, `the collective of 4 nodes reached 675 Mbit/s, pairs reach \d+`, s.check.Picture().Summary)
+
+	s = full(1, 4)
+	s.check.cfg.Spec.Comm = true
+	s.until(t, inComm)
+	s.nodes[2].dead = true
+	s.drain()
+	s.states(t, nil)
+	require.Contains(t, s.check.Picture().Summary, "the collective of 4 nodes was not done in time by 1")
+}
+
+// until plays a check up to one of its phases.
+func (s *sim) until(t *testing.T, p phase) {
+	s.begin()
+	for s.check.phase != p {
+		require.True(t, s.step())
+	}
+}
+
+// What is said of an earlier test, or for the second time, changes nothing.
+func TestOldWordsAboutPyTorchAreDropped(t *testing.T) {
+	s := full(1, 4)
+	s.check.cfg.Spec.Comm = true
+	s.until(t, inCompute)
+	s.give(Report{"n0", Result{Test: "old", Class: Failed}})
+	for s.check.phase != inComm {
+		require.True(t, s.step())
+	}
+	require.Empty(t, s.check.Step(s.now, Ready{ID: "n0", Test: "old"}))
+	for !s.check.comm.told {
+		require.True(t, s.step())
+	}
+	require.Empty(t, s.check.Step(s.now, Ready{ID: "n0", Test: s.check.comm.test}))
+	s.drain()
+	s.states(t, nil)
+	require.NotContains(t, s.check.Picture().Summary, "failed")
 }
 
 func TestALeaverEndsTheCollective(t *testing.T) {
 	s := full(1, 4)
 	s.check.cfg.Spec.Comm = true
-	s.begin()
-	for s.check.phase != inComm {
-		require.True(t, s.step())
-	}
+	s.until(t, inComm)
 	begun := s.took()
 	s.at(time.Second, Gone{s.nodes[2].id})
 	s.drain()
@@ -449,10 +488,7 @@ func TestTorchThatFailsToComputeIsTheNodesFault(t *testing.T) {
 
 func TestTorchThatNeverAnswersIsTheNodesFault(t *testing.T) {
 	s := full(1, 5)
-	s.begin()
-	for s.check.phase != inCompute {
-		require.True(t, s.step())
-	}
+	s.until(t, inCompute)
 	s.queue = s.queue[:4]
 	s.drain()
 	failed := 0

@@ -208,6 +208,71 @@ func TestStrangersAndRepeatedReportsAreDropped(t *testing.T) {
 	require.Equal(t, before, s.check.Picture())
 }
 
+// The end that dials cannot have measured before it was told to dial, and each end reports once.
+func TestEarlyAndSecondReportsAreDropped(t *testing.T) {
+	s := newSim(1, 4)
+	s.began = func(test string, _, b int) {
+		s.at(simLatency/2, Report{s.nodes[b].id, Result{Test: test, Class: Failed}})
+	}
+	for _, x := range s.nodes {
+		x.got = func(r *Result, y *simNode) {
+			t := s.check.roster.byID[y.id].test
+			if other := t.ends[1].n.ID; other != y.id { // it has reported already
+				took := 3 * time.Second
+				if t.quick {
+					took = 1200 * time.Millisecond
+				}
+				s.at(took, Report{other, Result{Test: r.Test, Class: Failed}})
+			}
+		}
+	}
+	s.run()
+	s.states(t, nil)
+	require.NotEmpty(t, s.check.Picture().Pairs)
+	for _, p := range s.check.Picture().Pairs {
+		require.Equal(t, OK, p.Class)
+	}
+}
+
+func TestALossyPathIsNamed(t *testing.T) {
+	s := newSim(1, 6)
+	s.nodes[5].sent = func(r *Result, y *simNode) {
+		if y.i == 2 {
+			r.Flows[0].Retrans = 0.02
+		}
+	}
+	s.run()
+	s.states(t, map[int]State{2: StatePath, 5: StatePath})
+	require.Contains(t, s.nodes[2].verdict.Reason, "a path is not: node2 > node5: 0.02 of the segments lost")
+}
+
+func TestWhatReaches(t *testing.T) {
+	for _, v := range []Verdict{{State: StateOK}, {State: StateSlow}, {State: StatePath, Partners: 1}} {
+		require.True(t, v.Reaches(), v)
+	}
+	for _, v := range []Verdict{{}, {State: StatePath}, {State: StateFaulty, Partners: 3}, {State: StateNotTested},
+		{State: StateUnreachable}, {State: StateIsland}, {State: StateLeaf}, {State: StateUndecided}} {
+		require.False(t, v.Reaches(), v)
+	}
+}
+
+// A report is refused if a figure is beyond its bound, so every figure has one.
+func TestEveryFigureHasABound(t *testing.T) {
+	f := Flow{Segments: 5, Retrans: 6, P50: 7, MTU: 8}
+	most := map[float64]float64{}
+	for _, b := range f.Bounds() {
+		require.NotEmpty(t, b.Name)
+		most[b.Value] = b.Most
+	}
+	require.Equal(t, map[float64]float64{5: 1e12, 6: 1, 7: 1e12, 8: 1e12}, most)
+}
+
+func TestAnAliasIsNoID(t *testing.T) {
+	require.Equal(t, Alias("a"), Alias("a"))
+	require.NotEqual(t, Alias("a"), Alias("b"))
+	require.Len(t, Alias("a"), 24)
+}
+
 func TestTimeDoesNotGoBack(t *testing.T) {
 	c := New(Config{Spec: simSpec()})
 	c.Step(simBegin, Expect{IDs: []string{"a"}})

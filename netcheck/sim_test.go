@@ -32,6 +32,7 @@ type sim struct {
 	helpers   int // the last so many nodes
 
 	commFails bool
+	commBus   float64                     // of the collective, in 10^6 byte/s
 	before    int                         // tests of earlier checks
 	began     func(test string, a, b int) // of every test; nil
 	ended     func(test string)
@@ -99,7 +100,7 @@ func simSpec() Spec { return Spec{Level: LevelHost, TTL: DefaultTTL, Timeout: De
 // newSim is n healthy nodes.
 func newSim(seed uint64, n int) *sim {
 	s := &sim{rng: rand.New(rand.NewPCG(seed, 7)), byID: map[string]*simNode{},
-		now: simBegin, start: simBegin, failTime: 2500 * time.Millisecond, noise: 0.03}
+		now: simBegin, start: simBegin, failTime: 2500 * time.Millisecond, noise: 0.03, commBus: 100}
 	for i := range n {
 		x := &simNode{i: i, id: fmt.Sprintf("n%d", i), tx: 1, rx: 1, class: Unreachable, matmul: 1}
 		x.node = Node{ID: x.id, Name: fmt.Sprintf("node%d", i), NICs: []NIC{{Name: "eth0", Mbps: 1000, MTU: 1500}}}
