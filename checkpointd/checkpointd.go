@@ -107,6 +107,14 @@ type World struct {
 // Key names the epoch in messages between daemons.
 func (w World) Key() string { return fmt.Sprintf("%d.%d.%d", w.Term, w.Round, w.Epoch) }
 
+// round names the round to the coordinator of several nodes; "": there is none.
+func (w World) round() string {
+	if w.GroupWorldSize < 2 {
+		return ""
+	}
+	return fmt.Sprintf("%d.%d", w.Term, w.Round)
+}
+
 // String returns the format of ParseWorld.
 func (w World) String() string {
 	return fmt.Sprintf("%d,%d,%d,%d,%d,%d,%d,%d", w.Term, w.Round, w.Epoch, w.GroupRank, w.GroupWorldSize, w.RankBase,
@@ -142,6 +150,7 @@ type Daemon struct {
 	launchers   *launchers
 	coords      coordinators
 	takenOver   chan struct{} // closed when the saves of an earlier daemon have been taken over
+	worlds      chan struct{} // gets one when there is another epoch
 
 	mu     sync.Mutex
 	served chan struct{} // closed when Serve has ended; nil before it
@@ -173,7 +182,7 @@ func New(cfg Config) (*Daemon, error) {
 func assemble(cfg Config) *Daemon {
 	log, path, life, count := cfg.Logger, cfg.Dir.Path(), newLifetime(), &counters{}
 	d := &Daemon{cfg: cfg, log: log, life: life, count: count, segs: newSegments(cfg.Dir, log), saves: newSaves(life),
-		epochs: newEpochs(), takenOver: make(chan struct{}), conns: map[net.Conn]struct{}{},
+		epochs: newEpochs(), takenOver: make(chan struct{}), worlds: make(chan struct{}, 1), conns: map[net.Conn]struct{}{},
 		coords: coordinators{coordinator.Local(0), cfg.Remote}}
 	if cfg.Remote == nil {
 		d.coords.shared = coordinator.Files(cfg.FS)
@@ -272,6 +281,10 @@ func (d *Daemon) SetWorld(w World) {
 	d.epochs.set(w)
 	d.recovery.reset()
 	d.life.notify()
+	select {
+	case d.worlds <- struct{}{}:
+	default:
+	}
 	d.copies.setWorld(w)
 	d.segs.rescan() // for saves of the earlier workers
 }

@@ -420,3 +420,19 @@ func talk(path string, uid int) (string, error) {
 	}
 	return string(buf[:max(n, 0)]), err
 }
+
+// A daemon tells the master of its place as soon as a world of several nodes begins, before anything is saved, so that
+// its end is noticed.
+func TestDaemonsAttend(t *testing.T) {
+	hub, attends := coordinator.NewHub(), make(chan context.Context, 8)
+	hub.Connection = func(ctx context.Context) context.Context { attends <- ctx; return nil }
+	n := nodesOf(t, hub, 1)[0]
+	for round := range 2 {
+		n.join(round, round, 2)
+		select {
+		case <-attends:
+		case <-time.After(8 * time.Second): // the next report of ages is due after ten
+			t.Fatal("it reports its place with the ages alone")
+		}
+	}
+}

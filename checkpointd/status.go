@@ -74,7 +74,8 @@ func agesOf(durable map[int]SegmentStatus, segs []SegmentStatus) []coordinator.A
 	return slices.SortedFunc(maps.Values(ranks), func(a, b coordinator.Age) int { return a.Rank - b.Rank })
 }
 
-// reportAges reports the ages to the master now and then.
+// reportAges reports the ages to the master now and then. In a world of several nodes the first report says that this
+// daemon is there.
 func (d *Daemon) reportAges() {
 	if d.cfg.Remote == nil {
 		return
@@ -84,13 +85,15 @@ func (d *Daemon) reportAges() {
 	for {
 		select {
 		case <-t.C:
-			if st := d.Status(); len(st.Ranks) > 0 {
-				ctx, cancel := context.WithTimeout(d.life.ctx, agesEvery)
-				_ = d.cfg.Remote.Ages(ctx, st.World.GroupRank, st.Ranks) // repeated soon
-				cancel()
-			}
+		case <-d.worlds:
+			t.Reset(agesEvery)
 		case <-d.life.ctx.Done():
 			return
+		}
+		if st := d.Status(); len(st.Ranks) > 0 || st.World.round() != "" {
+			ctx, cancel := context.WithTimeout(d.life.ctx, agesEvery)
+			_ = d.cfg.Remote.Ages(ctx, st.World.round(), st.World.GroupRank, st.Ranks) // repeated soon
+			cancel()
 		}
 	}
 }

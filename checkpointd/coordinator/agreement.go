@@ -44,7 +44,7 @@ func (h agreeEvent) step(st *state, now time.Time) ([]topic, error) {
 	if err == nil {
 		err = a.arrive(h.Key, h.Nodes, now)
 	}
-	if err == nil && !a.open {
+	if err == nil && !a.open && !st.gone(seat{a.of[0], h.Node}) {
 		err = st.hold(a, h)
 	}
 	if err != nil {

@@ -62,8 +62,16 @@ func evictFor[M interface{ asBarrier() *barrier }](st *state, all map[string]M) 
 	return nil
 }
 
-// next returns the time when patience runs out next; zero if no node waits. Pass a tick to step then.
-func (st *state) next() time.Time { return soonest(st.exchanges, soonest(st.agreements, time.Time{})) }
+// next returns the time when patience, or a grace, runs out next; zero if no node waits. Pass a tick to step then.
+func (st *state) next() time.Time {
+	next := soonest(st.exchanges, soonest(st.agreements, time.Time{}))
+	for _, due := range st.lost {
+		if next.IsZero() || due.Before(next) {
+			next = due
+		}
+	}
+	return next
+}
 
 func soonest[M interface{ asBarrier() *barrier }](all map[string]M, next time.Time) time.Time {
 	for _, x := range all {
@@ -74,8 +82,9 @@ func soonest[M interface{ asBarrier() *barrier }](all map[string]M, next time.Ti
 	return next
 }
 
-// expire opens the barriers whose patience has run out.
+// expire gives up the dead, and opens the barriers whose patience has run out.
 func (st *state) expire(now time.Time) (topics []topic) {
+	topics = st.endGraces(now)
 	for key, a := range st.agreements {
 		if !a.open && !now.Before(a.due) {
 			st.agree(a)

@@ -159,8 +159,8 @@ func plain(cs []Copy) []Copy {
 	return out
 }
 
-func (c *client) Ages(ctx context.Context, node int, ages []Age) error {
-	if err := c.call(ctx, "ages", func() any { return agesBody{node, ages} }, &struct{}{}); err != nil {
+func (c *client) Ages(ctx context.Context, of string, node int, ages []Age) error {
+	if err := c.call(ctx, "ages", func() any { return agesBody{of, node, ages} }, &struct{}{}); err != nil {
 		return fmt.Errorf("report the ages of checkpoints: %w", err)
 	}
 	return nil

@@ -9,7 +9,7 @@
 // A save is a two-phase commit, and the leader (the writer of shard 0) decides. A node that has posted Prepared must
 // keep its temporary files until a Post returns ErrAborted: the leader may be past the intent.
 //
-// This package starts no goroutines. It has timers: one for each run, and those of Hub.Lost.
+// This package starts no goroutines of its own. It has a timer for each run.
 package coordinator
 
 import (
@@ -158,8 +158,9 @@ type Coordinator interface {
 	// from the first. Later calls return at once with the nodes known by then, and replace the node's own data. The result
 	// is in order of nodes. A coordinator that has lost its memory may not know all of them.
 	Peers(ctx context.Context, key string, self Peer, nodes int, patience time.Duration) ([]Peer, error)
-	// Ages replaces the ages of the given ranks.
-	Ages(ctx context.Context, node int, ages []Age) error
+	// Ages replaces the ages of the given ranks. of is the round of the node, "term.round": where the coordinator sees
+	// connections, it knows from then on whether the node's daemon is there. "" says nothing about that.
+	Ages(ctx context.Context, of string, node int, ages []Age) error
 }
 
 func (s Save) check() error {

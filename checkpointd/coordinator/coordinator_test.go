@@ -295,7 +295,7 @@ var contract = map[string]func(world){
 		ps, err := w.coordinators[0].Peers(w.t.Context(), "k", self, 1, time.Minute)
 		require.NoError(w.t, err)
 		require.Equal(w.t, []Peer{self}, ps)
-		require.NoError(w.t, w.coordinators[0].Ages(w.t.Context(), 0, []Age{{Rank: 1, MemoryStep: 3}}))
+		require.NoError(w.t, w.coordinators[0].Ages(w.t.Context(), "", 0, []Age{{Rank: 1, MemoryStep: 3}}))
 	},
 }
 

@@ -48,7 +48,7 @@ func (c fileCoordinator) Peers(_ context.Context, _ string, self Peer, _ int, _ 
 	return []Peer{self}, nil
 }
 
-func (c fileCoordinator) Ages(context.Context, int, []Age) error { return nil }
+func (c fileCoordinator) Ages(context.Context, string, int, []Age) error { return nil }
 
 func (c fileCoordinator) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
 	if err := r.check(); err != nil {

@@ -119,10 +119,11 @@ func (h *Hub) reports(ctx context.Context, run string, body []byte) (any, error)
 
 func (h *Hub) agree(ctx context.Context, run string, body []byte) (any, error) {
 	r, b, err := open(h, run, body, func(b agreeBody) event { return b.agreeEvent })
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case b.NoWait:
+	}
+	h.attend(ctx, r, seat{roundAndEpoch(b.Key)[0], b.Node})
+	if b.NoWait {
 		return agreeAnswer{}, r.apply(b.agreeEvent)
 	}
 	return r.agree(ctx, b.agreeEvent)
@@ -150,11 +151,12 @@ func (h *Hub) peers(ctx context.Context, run string, body []byte) (any, error) {
 	return r.peers(ctx, b.peersEvent)
 }
 
-func (h *Hub) ages(_ context.Context, run string, body []byte) (any, error) {
+func (h *Hub) ages(ctx context.Context, run string, body []byte) (any, error) {
 	r, b, err := open(h, run, body, func(b agesBody) event { return b })
 	if err != nil {
 		return nil, err
 	}
+	h.attend(ctx, r, seat{b.Of, b.Node})
 	return struct{}{}, r.apply(b)
 }
 

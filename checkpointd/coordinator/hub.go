@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 	"maps"
@@ -14,6 +15,10 @@ import (
 // Hub keeps the coordinators of all runs of a master. It has no memory on disk: when it starts empty, the daemons
 // repeat everything.
 type Hub struct {
+	// Connection returns a context that ends with the connection of a request, from the request's own. Nil, or a nil
+	// context: that is not known. It is to be set before the first request.
+	Connection func(context.Context) context.Context
+
 	term string // names this Hub, so that clients notice another one
 
 	switches atomic.Pointer[map[string]string]
@@ -43,19 +48,26 @@ func (h *Hub) switchOf(host string) string {
 // Close ends every held request. Clients treat the hub as one that is away, and keep trying.
 func (h *Hub) Close() { h.runs.Close() }
 
-// lostGrace is the time that the daemon of a dead launcher needs to notice the death and to announce its holdings.
-const lostGrace = time.Second
-
-// Lost reports that a node, by its number in the world of a round, is dead. Agreements of the round stop waiting for it
-// after lostGrace, in which a daemon that outlives its launcher can still announce itself. Do not call it for a node
-// that has merely left: its daemon still takes part when its workers have ended. Lost does not block, and does nothing
-// on a hub that is closed or full.
+// Lost reports that the launcher of a node is dead, by the node's number in the world of a round. Agreements of the
+// round stop waiting for the node as soon as its daemon is gone, too. Do not call it for a node that has merely left:
+// its daemon still takes part when its workers have ended. Lost does not block, and does nothing on a hub that is
+// closed or full.
 func (h *Hub) Lost(run string, term uint64, round, node int) {
-	time.AfterFunc(lostGrace, func() {
+	time.AfterFunc(0, func() {
 		if r, err := h.run(run); err == nil {
-			_ = r.apply(Participation{Of: fmt.Sprintf("%d.%d", term, round), Node: node}) // else patience does it
+			_ = r.apply(lostEvent{seat{fmt.Sprintf("%d.%d", term, round), node}}) // else patience does it
 		}
 	})
+}
+
+// attend records that the daemon of a node speaks over the connection of a request.
+func (h *Hub) attend(ctx context.Context, r *run, at seat) {
+	if h.Connection == nil || at.of == "" {
+		return
+	}
+	if conn := h.Connection(ctx); conn != nil {
+		r.attend(conn, at)
+	}
 }
 
 // summary describes a run; an unknown one is empty.

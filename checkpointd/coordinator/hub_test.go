@@ -82,7 +82,7 @@ func TestHubRestarts(t *testing.T) {
 				w := newWire(t)
 				x := newWorld(t, [2]Coordinator{w.client(), w.client()})
 				for _, b := range x.coordinators { // both know the first hub
-					require.NoError(t, b.Ages(t.Context(), 0, nil))
+					require.NoError(t, b.Ages(t.Context(), "", 0, nil))
 				}
 				reached := func(step int) {
 					synctest.Wait()
@@ -107,7 +107,7 @@ func TestHubRestarts(t *testing.T) {
 				x.now(Published, 0)
 				require.NoError(t, (<-follower).err)
 				reached(6)
-				require.NoError(t, x.coordinators[0].Ages(t.Context(), 0,
+				require.NoError(t, x.coordinators[0].Ages(t.Context(), "", 0,
 					nil)) // any later message of the leader
 				x.now(Placed, 1)
 			})
@@ -124,7 +124,7 @@ func TestNewHubLearnsOfFailures(t *testing.T) {
 		leader := x.post(Prepared, 0)
 		synctest.Wait()
 		x.waits(leader)
-		require.NoError(t, x.coordinators[1].Ages(t.Context(), 1, nil))
+		require.NoError(t, x.coordinators[1].Ages(t.Context(), "", 1, nil))
 		require.ErrorIs(t, (<-leader).err, ErrAborted)
 	})
 }
@@ -139,7 +139,7 @@ func TestNewHubKeepsAnAgreement(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, Plan{Save: "old", Dir: "/d", Step: 1, Mine: []int{0}, Leader: true}, p)
 		w.restart(0)
-		require.NoError(t, a.Ages(t.Context(), 0, nil))
+		require.NoError(t, a.Ages(t.Context(), "", 0, nil))
 		p, ok, err = b.Agree(t.Context(), "k", 1, 2,
 			[]Holding{holding("new", 9, 9, 0, 1), holding("old", 1, 1, 0, 1)}, time.Second)
 		require.NoError(t, err)
@@ -169,7 +169,7 @@ func TestClientOutlastsAnOutage(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		done := make(chan error)
-		go func() { done <- b.Ages(ctx, 0, []Age{{Rank: 1}}) }()
+		go func() { done <- b.Ages(ctx, "", 0, []Age{{Rank: 1}}) }()
 		time.Sleep(10 * time.Minute)
 		w.away.Store(false)
 		back := time.Now()
@@ -179,7 +179,7 @@ func TestClientOutlastsAnOutage(t *testing.T) {
 		w.away.Store(true)
 		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		err := b.Ages(ctx, 0, nil)
+		err := b.Ages(ctx, "", 0, nil)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, "connection refused")
 	})
@@ -294,7 +294,7 @@ func TestNewHubLearnsOfPeers(t *testing.T) {
 		require.Equal(t, <-found, <-found)
 		w.restart(time.Second)
 		begin := time.Now()
-		require.NoError(t, bs[0].Ages(t.Context(), 0, nil))
+		require.NoError(t, bs[0].Ages(t.Context(), "", 0, nil))
 		require.Zero(t, time.Since(begin), "it does not wait for the others")
 		moved := Peer{Node: 1, Addr: "10.0.0.1:9"}
 		ps, err := w.client().Peers(t.Context(), "e", moved, 2, time.Minute) // a new daemon
@@ -317,13 +317,13 @@ func TestPeersAreRememberedWhileTheEpochRuns(t *testing.T) {
 				require.NoError(t, err)
 				for i := range 2 * maxReplays {
 					time.Sleep(forgetAfter / maxReplays)
-					require.NoError(t, b.Ages(t.Context(), 0, []Age{{Rank: 0}}))
+					require.NoError(t, b.Ages(t.Context(), "", 0, []Age{{Rank: 0}}))
 					_, err := b.Post(t.Context(), report(Save{ID: fmt.Sprint(i), Step: 1, Shards: 1}, Published, 0))
 					require.NoError(t, err)
 				}
 				if restart {
 					w.restart(time.Second)
-					require.NoError(t, b.Ages(t.Context(), 0, nil))
+					require.NoError(t, b.Ages(t.Context(), "", 0, nil))
 				}
 				begin := time.Now()
 				ps, err := w.client().Peers(t.Context(), "e", Peer{Node: 1, Addr: "10.0.0.1:2"}, 2,
@@ -414,7 +414,7 @@ func TestNewHubLearnsParticipation(t *testing.T) {
 		a, b := w.client(), w.client()
 		require.NoError(t, b.Announce(t.Context(), Participation{Of: "7.2.0", Node: 1}))
 		w.restart(time.Second)
-		require.NoError(t, b.Ages(t.Context(), 1, nil))
+		require.NoError(t, b.Ages(t.Context(), "", 1, nil))
 		begin := time.Now()
 		_, ok, err := a.Agree(t.Context(), "breakpoint.7.2.0.abc", 0, 2, []Holding{holding("s", 5, 5, 0, 1)},
 			time.Minute)
@@ -515,7 +515,7 @@ func TestPeersLearnTheirSwitch(t *testing.T) {
 func TestSummary(t *testing.T) {
 	w := newWire(t)
 	x := newWorld(t, [2]Coordinator{w.client(), w.client()})
-	require.NoError(t, x.coordinators[0].Ages(t.Context(), 0,
+	require.NoError(t, x.coordinators[0].Ages(t.Context(), "", 0,
 		[]Age{{Rank: 3, MemoryStep: 9}, {Rank: 1, MemoryStep: 8}}))
 	x.now(Failed, 1)
 	sum := w.hub.Load().Summary("r")
@@ -540,7 +540,7 @@ func TestHubForgetsRuns(t *testing.T) {
 		x.now(Failed, 1)
 		time.Sleep(forgetAfter + time.Minute)
 		other := Client("http://hub", "other", nil, &http.Client{Transport: w})
-		require.NoError(t, other.Ages(t.Context(), 0, []Age{{}}))
+		require.NoError(t, other.Ages(t.Context(), "", 0, []Age{{}}))
 		require.Equal(t, []string{"other"}, w.hub.Load().Runs())
 	})
 }
@@ -551,7 +551,7 @@ func TestHubBoundsItsRuns(t *testing.T) {
 		_, err := w.hub.Load().run(fmt.Sprint(i))
 		require.NoError(t, err)
 	}
-	require.ErrorIs(t, w.client().Ages(t.Context(), 0, nil), ErrLimit)
+	require.ErrorIs(t, w.client().Ages(t.Context(), "", 0, nil), ErrLimit)
 }
 
 func TestBadRequests(t *testing.T) {
@@ -627,7 +627,7 @@ func TestClientAgainstAnotherService(t *testing.T) {
 			transport := &http.Transport{}
 			defer transport.CloseIdleConnections()
 			b := Client(s.URL, "r", func() string { return "t" }, &http.Client{Transport: transport})
-			require.ErrorContains(t, b.Ages(t.Context(), 0, nil), c.want)
+			require.ErrorContains(t, b.Ages(t.Context(), "", 0, nil), c.want)
 		})
 	}
 }
@@ -645,7 +645,7 @@ func TestMove(t *testing.T) {
 	b := Client(frozen.URL, "r", nil, nil)
 	defer b.(*client).hc.CloseIdleConnections()
 	done := make(chan error, 1)
-	go func() { done <- b.Ages(t.Context(), 0, nil) }()
+	go func() { done <- b.Ages(t.Context(), "", 0, nil) }()
 	b.(Mover).Move(s.Listener.Addr().String())
 	require.NoError(t, <-done)
 }

@@ -51,6 +51,6 @@ func (c *local) Peers(_ context.Context, _ string, self Peer, _ int, _ time.Dura
 	return []Peer{self}, nil
 }
 
-func (c *local) Ages(_ context.Context, node int, ages []Age) error {
-	return c.run.apply(agesEvent{node, ages})
+func (c *local) Ages(_ context.Context, of string, node int, ages []Age) error {
+	return c.run.apply(agesEvent{of, node, ages})
 }

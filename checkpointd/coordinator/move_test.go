@@ -29,7 +29,7 @@ func TestClientMoves(t *testing.T) {
 		}))
 		c := Client(old.URL, "r", nil, nil)
 		done := make(chan error, 1)
-		go func() { done <- c.Ages(t.Context(), 0, []Age{{Rank: 1}}) }()
+		go func() { done <- c.Ages(t.Context(), "", 0, []Age{{Rank: 1}}) }()
 		<-asked
 		select {
 		case err := <-done:
@@ -58,7 +58,7 @@ func TestClientLeavesStandby(t *testing.T) {
 		}))
 		c := Client(next.URL+","+serves.Listener.Addr().String(), "r", nil, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		require.NoError(t, c.Ages(ctx, 0, []Age{{Rank: 1}}), code)
+		require.NoError(t, c.Ages(ctx, "", 0, []Age{{Rank: 1}}), code)
 		cancel()
 		c.(*client).hc.CloseIdleConnections()
 		next.Close()

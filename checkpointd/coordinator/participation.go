@@ -22,6 +22,11 @@ type participants struct {
 	keys map[int][]string
 }
 
+func (r *participants) said(node int) bool {
+	_, said := r.keys[node]
+	return said
+}
+
 func (s Participation) check() error {
 	long := func(key string) bool { return len(key) > maxKey }
 	switch {

@@ -22,6 +22,7 @@ type run struct {
 	runhost.Run
 	state   *state
 	waiting map[topic]*waiters
+	conns   map[context.Context]seat // of the daemons, each for the node that has spoken last
 }
 
 // waiters share one channel, so that an event costs one step for each of them and nothing for other requests.
@@ -30,7 +31,9 @@ type waiters struct {
 	n    int
 }
 
-func newRun() *run { return &run{state: newState(), waiting: map[topic]*waiters{}} }
+func newRun() *run {
+	return &run{state: newState(), waiting: map[topic]*waiters{}, conns: map[context.Context]seat{}}
+}
 
 // ask steps ev in until answer returns true, at most for hold.
 func (r *run) ask(ctx context.Context, ev event, t topic, answer func(*state) (bool, error)) error {
@@ -153,6 +156,7 @@ func (r *run) Idle(now time.Time) bool {
 
 // Closed implements runhost.Machine. It ends every request.
 func (r *run) Closed() {
+	clear(r.conns)
 	for t, w := range r.waiting {
 		close(w.news)
 		delete(r.waiting, t)

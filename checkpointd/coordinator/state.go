@@ -18,14 +18,17 @@ type state struct {
 	exchanges    map[string]*exchange
 	ages         map[int]age
 	participants map[string]*participants // by round or epoch
-	bytes        int64                    // of entries, holdings and peers
+	attendees    map[seat]attendee
+	lost         map[seat]time.Time // nodes whose launcher is dead: when they are given up
+	bytes        int64              // of entries, holdings and peers
 	swept        time.Time
 }
 
 // newState returns a state that knows nothing.
 func newState() *state {
 	return &state{saves: map[string]*save{}, agreements: map[string]*agreement{}, exchanges: map[string]*exchange{},
-		ages: map[int]age{}, participants: map[string]*participants{}}
+		ages: map[int]age{}, participants: map[string]*participants{}, attendees: map[seat]attendee{},
+		lost: map[seat]time.Time{}}
 }
 
 // topic is something that waiting nodes want to know.
@@ -47,7 +50,8 @@ const (
 	peersKnown
 )
 
-// event is an input of step: reportEvent, agreeEvent, peersEvent, agesEvent, Participation or tick.
+// event is an input of step: reportEvent, agreeEvent, peersEvent, agesEvent, Participation, attendEvent, lostEvent or
+// tick.
 type event interface {
 	check() error
 	step(st *state, now time.Time) ([]topic, error)
@@ -93,11 +97,13 @@ func (st *state) sweep(now time.Time) {
 	forget(st, st.agreements, old)
 	forget(st, st.exchanges, old)
 	forget(st, st.participants, old)
+	st.forgetAttendees(old)
 }
 
 // empty reports whether there is nothing to remember.
 func (st *state) empty() bool {
-	return len(st.saves)+len(st.agreements)+len(st.exchanges)+len(st.ages)+len(st.participants) == 0
+	return len(st.saves)+len(st.agreements)+len(st.exchanges)+len(st.ages)+len(st.participants)+len(st.attendees)+
+		len(st.lost) == 0
 }
 
 // reserve takes n bytes more (or fewer) from the run's budget.

@@ -24,7 +24,7 @@ func TestStateForgetsTheSilent(t *testing.T) {
 	step(0, reportEvent{report(s, Prepared, 1)})
 	step(0, agreeEvent{Key: "k", Nodes: 2, Holdings: []Holding{holding("a", 1, 1, 0, 1)}, Patience: time.Hour})
 	step(0, peersEvent{Key: "k", Nodes: 2})
-	step(0, agesEvent{0, []Age{{Rank: 1}}})
+	step(0, agesEvent{"", 0, []Age{{Rank: 1}}})
 	step(0, Participation{"7.1", 3, []string{"k"}})
 	require.Positive(t, st.bytes)
 	step(forgetAfter-time.Second, reportEvent{report(s, Prepared, 1)}) // its daemon still waits

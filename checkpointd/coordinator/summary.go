@@ -10,8 +10,9 @@ import (
 
 // agesEvent replaces the ages of the given ranks.
 type agesEvent struct {
-	Node int   `json:"node"`
-	Ages []Age `json:"ages"`
+	Of   string `json:"of,omitempty"`
+	Node int    `json:"node"`
+	Ages []Age  `json:"ages"`
 }
 
 type age struct {
@@ -21,6 +22,11 @@ type age struct {
 }
 
 func (a agesEvent) check() error {
+	if a.Of != "" {
+		if err := (seat{a.Of, a.Node}).check(); err != nil {
+			return err
+		}
+	}
 	for _, x := range a.Ages {
 		if x.Rank < 0 || x.Rank >= maxShards {
 			return fmt.Errorf("%w: rank %d: need 0 to %d", errBadRequest, x.Rank, maxShards-1)

@@ -75,10 +75,51 @@ type line struct {
 	net.Conn
 	fallen atomic.Bool // its host was given up as silent
 	closed atomic.Bool // by the other end
+	over   atomic.Bool // it has ended
 	peer   atomic.Bool // its host is one of the job's
 	last   atomic.Pointer[lineWatcher]
 	home   atomic.Pointer[home] // of the last node; nil: not proven
+	life   atomic.Pointer[lineLife]
 	unread []byte
+}
+
+// lineLife ends with its line. A line has one if somebody has asked for it.
+type lineLife struct {
+	ctx context.Context
+	end context.CancelFunc
+}
+
+// Connection returns a context that ends when the connection of a request does, from the request's own: the other end
+// has closed it, or its host has fallen silent. Nil: that is not known.
+func Connection(ctx context.Context) context.Context {
+	c := lineOf(ctx)
+	if c == nil {
+		return nil
+	}
+	if c.life.Load() == nil {
+		life := &lineLife{}
+		life.ctx, life.end = context.WithCancel(context.Background())
+		if c.life.CompareAndSwap(nil, life) {
+			notice(c.Conn)
+		}
+		if c.over.Load() {
+			c.ended()
+		}
+	}
+	return c.life.Load().ctx
+}
+
+func (c *line) ended() {
+	c.over.Store(true)
+	if life := c.life.Load(); life != nil {
+		life.end()
+	}
+}
+
+// Close implements net.Conn.
+func (c *line) Close() error {
+	c.ended()
+	return c.Conn.Close()
 }
 
 // lineWatcher is the node that watched last over a line, or joined and will watch.
@@ -136,6 +177,9 @@ func (c *line) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if err == nil {
 		return n, err
+	}
+	if IsSilence(err) || isHangUp(err) {
+		c.ended()
 	}
 	s := c.last.Load()
 	switch {

@@ -1,8 +1,10 @@
 package api
 
 import (
+	"context"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"syscall"
 	"testing"
@@ -92,4 +94,52 @@ func TestUnread(t *testing.T) {
 	got, err := io.ReadAll(c)
 	require.NoError(t, err)
 	require.Equal(t, "abcd", string(got))
+}
+
+// The context of a connection ends with it, at whichever end, and is the same for all of its requests.
+func TestConnectionOfARequest(t *testing.T) {
+	ctxs := make(chan context.Context, 1)
+	h := http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) { ctxs <- Connection(req.Context()) })
+	s := NewServer(h)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go func() { _ = s.Serve(Watchful(l)) }()
+	t.Cleanup(func() { _ = s.Close() })
+	connect := func() (net.Conn, context.Context) {
+		nc, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = nc.Close() })
+		ask := func() context.Context {
+			_, err := io.WriteString(nc, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+			require.NoError(t, err)
+			return <-ctxs
+		}
+		first := ask()
+		require.NotNil(t, first)
+		require.Same(t, first, ask())
+		require.NoError(t, first.Err())
+		return nc, first
+	}
+	for range 2 {
+		nc, ctx := connect()
+		require.NoError(t, nc.Close())
+		<-ctx.Done()
+	}
+	_, ctx := connect()
+	require.NoError(t, s.Close())
+	<-ctx.Done()
+}
+
+// A host that has fallen silent ends its connection, and nobody knows the end of one that is no line.
+func TestConnectionOfASilentHost(t *testing.T) {
+	for err, want := range map[error]bool{syscall.ETIMEDOUT: true, io.EOF: true, os.ErrDeadlineExceeded: false} {
+		c := &line{Conn: ending{err: err}}
+		before := Connection(context.WithValue(t.Context(), lineKey{}, c))
+		_, _ = c.Read(nil)
+		require.Equal(t, want, before.Err() != nil, err)
+		late := &line{Conn: ending{err: err}}
+		_, _ = late.Read(nil)
+		require.Equal(t, want, Connection(context.WithValue(t.Context(), lineKey{}, late)).Err() != nil, err)
+	}
+	require.Nil(t, Connection(t.Context()))
 }

@@ -252,3 +252,22 @@ func TestASealIsLoggedByRankAHundredNodesALine(t *testing.T) {
 	logWorld(slog.New(slog.NewTextHandler(&out, nil)), "job", rendezvous.Note{Event: "break"})
 	require.Empty(t, out.String())
 }
+
+// The checkpoints' hub sees the connections of daemons end.
+func TestCheckpointsSeeConnections(t *testing.T) {
+	s, err := New(Config{Token: secret, Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	seen, connection := make(chan context.Context, 1), s.Checkpoints.Connection
+	s.Checkpoints.Connection = func(ctx context.Context) context.Context {
+		conn := connection(ctx)
+		seen <- conn
+		return conn
+	}
+	client := &http.Client{Transport: &http.Transport{}}
+	daemon := coordinator.Client("http://"+serving(t, s), "r", func() string { return secret }, client)
+	require.NoError(t, daemon.Ages(t.Context(), "7.2", 1, nil))
+	conn := <-seen
+	require.NoError(t, conn.Err())
+	client.CloseIdleConnections()
+	<-conn.Done()
+}
