@@ -48,8 +48,7 @@ type Config struct {
 	// Addr is the address of this daemon for other daemons, host without port. Token is the job's token, which they prove
 	// to know.
 	Addr, Token string
-	// Sent is the token for connections from now on, and Accepted are those that are right, where they change; nil: Token.
-	Sent     func() string
+	// Accepted are the tokens that are right, where they change: the first one is sent. Nil: Token.
 	Accepted func() []string
 	// TLS is what the daemons of the nodes speak to each other; nil: none.
 	TLS *secure.Layer

@@ -15,6 +15,7 @@ import (
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/replica"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/plainhttp"
 )
 
 // anyRank is the rank of a copy that every rank can load: each holder has the full state.
@@ -82,7 +83,10 @@ func newPeers(c *copies, nodes int) (*peers, error) {
 		port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1),
 		pending: map[origin]pendingCopy{}, copied: map[origin]pendingCopy{}, unreachable: map[int]backoff{},
 		cancelExchange: func() {},
-		client:         &replica.Client{Token: c.cfg.Token, Sent: c.cfg.Sent, TLS: c.cfg.TLS}}
+		client:         &replica.Client{Token: c.cfg.Token, TLS: c.cfg.TLS}}
+	if c.cfg.Accepted != nil {
+		p.client.Tokens = plainhttp.NewTokens(c.cfg.Accepted)
+	}
 	p.server = replica.NewServer(c.cfg.Token, replicaStore{c.segs}, c.log)
 	p.server.Accepted, p.server.TLS = c.cfg.Accepted, c.cfg.TLS
 	p.ctx, p.cancel = context.WithCancel(c.life.ctx)

@@ -43,10 +43,10 @@ var (
 // messages that no other node may know: a failure, a published save, an agreement, its own address. It repeats them to
 // a new hub.
 type client struct {
-	base  string
-	token func() string // nil: none
-	hc    *http.Client
-	among *plainhttp.Among // that hc dials; nil: hc is the caller's
+	base   string
+	tokens *plainhttp.Tokens
+	hc     *http.Client
+	among  *plainhttp.Among // that hc dials; nil: hc is the caller's
 
 	mu      sync.Mutex
 	term    string   // of the hub that knows all replays
@@ -61,10 +61,10 @@ type replay struct {
 }
 
 // Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". What
-// token returns is sent as a bearer token; nil: none. hc may be nil for a client of its own; then base may name several
+// tokens returns is sent as bearer tokens: the first, and another one if that is refused; nil: none. hc may be nil for a client of its own; then base may name several
 // addresses, separated by commas, and only the elected one listens. hc must not limit requests to less than a minute.
 // While the hub is away every method tries again, until its ctx ends.
-func Client(base, run string, token func() string, hc *http.Client) Coordinator {
+func Client(base, run string, tokens func() []string, hc *http.Client) Coordinator {
 	base = strings.TrimRight(base, "/")
 	var among *plainhttp.Among
 	if addrs, plain := strings.CutPrefix(base, "http://"); hc == nil && plain {
@@ -72,7 +72,7 @@ func Client(base, run string, token func() string, hc *http.Client) Coordinator 
 		hc, base = among.Through(nil), "http://"+among.First()
 	}
 	return &client{base: base + "/v1/runs/" + url.PathEscape(run) + "/checkpoints/",
-		token: token, hc: hc, among: among}
+		tokens: plainhttp.NewTokens(tokens), hc: hc, among: among}
 }
 
 // Mover is a Coordinator on a Hub that may be replaced by one elsewhere.
@@ -231,10 +231,7 @@ func (c *client) exchange(ctx context.Context, path string, body, reply any) (te
 		return "", fmt.Errorf("%w: checkpoint coordinator: %w", errBadRequest, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if c.token != nil && c.token() != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token())
-	}
-	resp, err := c.hc.Do(req)
+	resp, err := c.tokens.Do(c.hc, req)
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errAway, err) // a *url.Error, which names method and address
 	}

@@ -65,7 +65,7 @@ var worlds = map[string]func(*testing.T) world{
 		transport := &http.Transport{}
 		t.Cleanup(func() { hub.Close(); transport.CloseIdleConnections(); s.Close() })
 		hc := &http.Client{Transport: transport}
-		token := func() string { return "token" }
+		token := func() []string { return []string{"token"} }
 		return newWorld(t, [2]Coordinator{Client(s.URL, "a run", token, hc), Client(s.URL+"/", "a run", token, hc)})
 	},
 }

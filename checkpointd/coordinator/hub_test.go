@@ -626,7 +626,7 @@ func TestClientAgainstAnotherService(t *testing.T) {
 			defer s.Close()
 			transport := &http.Transport{}
 			defer transport.CloseIdleConnections()
-			b := Client(s.URL, "r", func() string { return "t" }, &http.Client{Transport: transport})
+			b := Client(s.URL, "r", func() []string { return []string{"t"} }, &http.Client{Transport: transport})
 			require.ErrorContains(t, b.Ages(t.Context(), "", 0, nil), c.want)
 		})
 	}

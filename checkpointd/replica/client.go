@@ -8,15 +8,16 @@ import (
 	"net"
 
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/plainhttp"
 	"dlrover-run/internal/secure"
 )
 
 // Client pushes copies to Servers, and fetches them. Safe for concurrent use; the fields are set before the first use.
 type Client struct {
 	Token string // of the job; empty only for loopback addresses
-	// Sent is the token for connections from now on, where that changes; nil: Token.
-	Sent func() string
-	TLS  *secure.Layer
+	// Tokens has the tokens that are right, where they change; nil: Token alone is.
+	Tokens *plainhttp.Tokens
+	TLS    *secure.Layer
 	// Conns is how many connections one transfer uses, at most 4; 0: two.
 	Conns int
 	// Dial opens a connection; nil: TCP.
@@ -199,8 +200,21 @@ func (cl *Client) join(t *transfer, addr, id string) (*conn, error) {
 	return c, nil
 }
 
-// dial returns a connection whose two ends have proved that they know the token.
+// dial returns a connection whose two ends have proved that they know the token. It tries another one that may be right
+// if the first is refused.
 func (cl *Client) dial(ctx context.Context, addr string) (*conn, error) {
+	if cl.Tokens == nil {
+		return cl.dialWith(ctx, addr, cl.Token)
+	}
+	token := cl.Tokens.Sent()
+	c, err := cl.dialWith(ctx, addr, token)
+	if errors.Is(err, errToken) && cl.Tokens.Refused(token) {
+		c, err = cl.dialWith(ctx, addr, cl.Tokens.Sent())
+	}
+	return c, err
+}
+
+func (cl *Client) dialWith(ctx context.Context, addr, token string) (*conn, error) {
 	dial := cl.Dial
 	if dial == nil {
 		dial = func(ctx context.Context, addr string) (net.Conn, error) {
@@ -216,10 +230,6 @@ func (cl *Client) dial(ctx context.Context, addr string) (*conn, error) {
 	if cl.Token == "" && !loopback(nc.RemoteAddr()) {
 		err = errors.New("a token is needed beyond this machine: give the job one")
 	} else {
-		token := cl.Token
-		if cl.Sent != nil {
-			token = cl.Sent()
-		}
 		err = handshake(ctx, nc, func(rw io.ReadWriter) error { return greet(rw, token) })
 	}
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/plainhttp"
 )
 
 func TestPushAndFetch(t *testing.T) {
@@ -446,9 +447,11 @@ func TestTokens(t *testing.T) {
 	}
 	t.Run("one of two, while it changes", func(t *testing.T) {
 		partner := serveWith(t, token, func() []string { return []string{token, token + "2"} }, nil)
-		for _, sent := range []string{token, token + "2"} {
-			require.NoError(t, (&Client{Token: "old", Sent: func() string { return sent }}).Push(t.Context(), partner.addr, p))
+		for _, known := range [][]string{{token}, {token + "2"}, {token + "3", token}} {
+			cl := &Client{Token: "old", Tokens: plainhttp.NewTokens(func() []string { return known })}
+			require.NoError(t, cl.Push(t.Context(), partner.addr, p), known)
 		}
+		require.Equal(t, 1, partner.log.count("handshake failed"))
 		require.ErrorIs(t, (&Client{Token: token + "3"}).Push(t.Context(), partner.addr, p), errToken)
 	})
 	t.Run("none beyond loopback", func(t *testing.T) {

@@ -31,7 +31,7 @@ const (
 // Watch is under way, and a second one while something is reported.
 type Client struct {
 	among  *plainhttp.Among
-	token  func() string
+	tokens *plainhttp.Tokens
 	tls    *secure.Layer // nil: none
 	hc     *http.Client
 	dialed func(peer net.Addr) // nil: no callback
@@ -48,7 +48,8 @@ func NewFollower(addr, token string) *Client { return newClient(plainhttp.NewRep
 func (c *Client) Follow(addr string) { c.among.Replace(addr) }
 
 func newClient(among *plainhttp.Among, token string) *Client {
-	c := &Client{among: among, token: func() string { return token }}
+	c := &Client{among: among}
+	c.TokenFrom(func() []string { return []string{token} })
 	c.hc = c.among.Through(func(t *http.Transport) {
 		t.DialContext, t.IdleConnTimeout = c.dial, 5*time.Second
 		t.WriteBufferSize, t.ReadBufferSize = 4<<10, 4<<10
@@ -56,8 +57,9 @@ func newClient(among *plainhttp.Among, token string) *Client {
 	return c
 }
 
-// TokenFrom has f called for the token of every request. It is to be called before the first one.
-func (c *Client) TokenFrom(f func() string) { c.token = f }
+// TokenFrom has f called for the tokens of every request: the first is sent, and another one if that is refused. It is
+// to be called before the first request.
+func (c *Client) TokenFrom(f func() []string) { c.tokens = plainhttp.NewTokens(f) }
 
 // Over has all connections speak TLS, and returns c. It is to be called before the first request; nil changes nothing.
 func (c *Client) Over(l *secure.Layer) *Client {
@@ -69,7 +71,7 @@ func (c *Client) Over(l *secure.Layer) *Client {
 // To returns a Client of the daemon at another host:port, with the same token and the same TLS.
 func (c *Client) To(addr string) *Client {
 	to := NewClient(addr, "").Over(c.tls)
-	to.token = c.token
+	to.tokens = c.tokens
 	return to
 }
 
@@ -162,6 +164,9 @@ func (c *Client) LeaveRequest(run string, ev rendezvous.Leave) ([]byte, error) {
 		return nil, err
 	}
 	req.Close = true
+	if token := c.tokens.Sent(); token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
 	var b bytes.Buffer
 	err = req.Write(&b)
 	return b.Bytes(), err
@@ -257,7 +262,7 @@ func (c *Client) try(
 		return err
 	}
 	req.Close = once
-	resp, err := c.hc.Do(req)
+	resp, err := c.tokens.Do(c.hc, req)
 	if err != nil {
 		return err // a *url.Error, which names method and address
 	}
@@ -272,9 +277,6 @@ func (c *Client) request(ctx context.Context, method, path string, body []byte) 
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
-	}
-	if token := c.token(); token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	return req, nil
 }

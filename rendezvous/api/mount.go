@@ -94,7 +94,7 @@ func (c *Client) Exchange(ctx context.Context, run, name, encoding string, body 
 	if body == nil {
 		req.Header.Set("Accept-Encoding", "gzip")
 	}
-	resp, err := c.hc.Do(req)
+	resp, err := c.tokens.Do(c.hc, req)
 	if err != nil || resp.Header.Get("Content-Encoding") != "gzip" {
 		return resp, err
 	}
@@ -118,7 +118,7 @@ func (c *Client) Open(ctx context.Context, run, name, protocol string) (io.ReadW
 	}
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", protocol)
-	resp, err := c.hc.Do(req)
+	resp, err := c.tokens.Do(c.hc, req)
 	if err != nil {
 		return nil, err
 	}

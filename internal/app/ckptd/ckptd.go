@@ -312,7 +312,7 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 		return cfg, err
 	}
 	secret.LogTo(cfg.Logger)
-	cfg.Token, cfg.Sent, cfg.Accepted = secret.Token, secret.Sent, secret.Accepted
+	cfg.Token, cfg.Accepted = secret.Token, secret.Accepted
 	if cfg.TLS, err = layerOf(c, cfg.Token, cfg.Logger); err != nil {
 		return cfg, err
 	}
@@ -335,7 +335,7 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 		if c.String("run") == "" {
 			return cfg, errors.New("--master needs --run, the name of the run")
 		}
-		cfg.Remote = coordinator.Client("http://"+master, c.String("run"), secret.Sent, nil)
+		cfg.Remote = coordinator.Client("http://"+master, c.String("run"), secret.Accepted, nil)
 		cfg.Remote.(coordinator.Mover).Over(cfg.TLS)
 	}
 	if cfg.Dir, err = openDir(c); err != nil { // last: an error leaves open files behind

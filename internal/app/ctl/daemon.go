@@ -80,7 +80,7 @@ func (p *program) call(args *cli.Context, f func(*call) error) error {
 	if layer != nil {
 		d.scheme = "https"
 	}
-	d.client.TokenFrom(secret.Sent)
+	d.client.TokenFrom(secret.Accepted)
 	defer d.client.Close()
 	c := &call{program: p, Context: args.Context, args: args, daemon: d}
 	return c.explain(f(c))

@@ -42,7 +42,7 @@ func (a *auth) client(addr string) *api.Client { return a.renewing(api.NewClient
 // renewing has c send what stands in the token file.
 func (a *auth) renewing(c *api.Client) *api.Client {
 	if a.job.Path() != "" {
-		c.TokenFrom(a.job.Sent)
+		c.TokenFrom(a.job.Accepted)
 	}
 	return c
 }

@@ -86,6 +86,26 @@ func TestTheTokenOfAJobChanges(t *testing.T) {
 	}
 }
 
+// A launcher, and people, whose first token is not known yet where they ask are served with the second one. With neither
+// it ends.
+func TestTheSecondTokenOfAFile(t *testing.T) {
+	t.Parallel()
+	const old, young = "old-0123456789abcdef", "young-0123456789abcdef"
+	b := newBench(t)
+	addr := b.served(b.start("dlrover-master", nil, "--listen=127.0.0.1:0", "--token-file="+b.secret("master.token", old)))
+	env := []string{"DLROVER_MASTER_ADDR=" + addr}
+	launch := func(name string, tokens ...string) *launched {
+		return b.start("dlrover-run", env, b.sh("exit 0", "--nnodes=1", "--nproc-per-node=1", "--rdzv-id="+name,
+			"--token-file="+b.secret(name, tokens...))...)
+	}
+	require.Equal(t, 0, launch("both", young, old).wait())
+	ctl := b.start("dlroverctl", env, "runs", "--token-file="+b.secret("people", young, old))
+	require.Equal(t, 0, ctl.wait(), ctl.err.String())
+	refused := launch("one", young)
+	require.NotEqual(t, 0, refused.wait())
+	require.Contains(t, refused.err.String(), "use the same token on every node")
+}
+
 // TestNothingShowsTheToken drives the programs through what they can be asked, and looks for the token in all that they
 // write: output, logs, files, answers, and /proc.
 func TestNothingShowsTheToken(t *testing.T) {

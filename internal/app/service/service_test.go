@@ -264,7 +264,7 @@ func TestCheckpointsSeeConnections(t *testing.T) {
 		return conn
 	}
 	client := &http.Client{Transport: &http.Transport{}}
-	daemon := coordinator.Client("http://"+serving(t, s), "r", func() string { return secret }, client)
+	daemon := coordinator.Client("http://"+serving(t, s), "r", func() []string { return []string{secret} }, client)
 	require.NoError(t, daemon.Ages(t.Context(), "7.2", 1, nil))
 	conn := <-seen
 	require.NoError(t, conn.Err())
