@@ -258,10 +258,10 @@ func (r *Rule) setAction(text string) (err error) {
 
 // setMax reads "2 per 1h".
 func (r *Rule) setMax(text string) error {
-	number, window, found := strings.Cut(text, " per ")
+	number, window, _ := strings.Cut(text, " per ")
 	n, errN := strconv.Atoi(strings.TrimSpace(number))
 	per, errPer := duration.Within(window, minPer, maxPer)
-	if !found || errN != nil || errPer != nil || n < 1 || n > maxMax {
+	if errN != nil || errPer != nil || n < 1 || n > maxMax {
 		return fmt.Errorf("max %q: need a number from 1 to %d and a duration from 1s to 720h, such as max 2 per 1h",
 			text, maxMax)
 	}
@@ -380,13 +380,7 @@ func formerNames() map[string]string {
 }
 
 func (e Exit) happened(ev event) bool {
-	switch ev {
-	case eventOOM:
-		return e.OOM
-	case eventHang:
-		return e.Hung
-	}
-	return false
+	return ev == eventOOM && e.OOM || ev == eventHang && e.Hung
 }
 
 // Check refuses rules that cannot be used together: the ones of one place, in their order.

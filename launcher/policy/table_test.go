@@ -59,6 +59,7 @@ func TestParseTable(t *testing.T) {
 			}, got)
 			require.Equal(t, ExitCode, table.Restart)
 			require.True(t, table.Sum)
+			require.True(t, table.Alone)
 		})
 	}
 	table, err := ParseTable("a", site)
@@ -87,6 +88,12 @@ func TestParseTable(t *testing.T) {
 	table, err = ParseTable("a", "success-rule: any\nbase: ms-operator")
 	require.NoError(t, err)
 	require.Equal(t, "any", table.Success)
+	require.True(t, table.Alone, "of a success rule that is not the base's")
+
+	table, err = ParseTable("a", `rules: [{pattern: '\Qa\', action: hold}]`)
+	require.NoError(t, err)
+	require.Equal(t, Hold, Config{Rules: table.Rules}.Decide(Exit{Code: 1, Text: `a\`}))
+	require.Contains(t, table.Rules[0].String(), `\Qa\`, "the end of it escapes nothing")
 }
 
 func TestTablesThatCannotBeRead(t *testing.T) {
@@ -217,6 +224,7 @@ func TestBuiltinTables(t *testing.T) {
 		require.Equal(t, name, table.Name)
 		require.Equal(t, success[name], table.Success)
 		require.Equal(t, name == "t9k", table.Sum)
+		require.Equal(t, name == "t9k", table.Alone)
 		c := Config{MaxRestarts: 3, Rules: table.Rules, Restart: table.Restart}
 		require.NoError(t, c.Validate())
 		require.NoError(t, Check(table.Rules))
