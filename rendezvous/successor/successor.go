@@ -149,14 +149,14 @@ type Tally struct {
 	term      uint64
 	epoch     job.EpochID
 	need      int
-	votes     map[string]bool
+	votes     map[string]struct{}
 }
 
 // Stand makes the deputy a candidate by its own vote, in an electorate of so many members. Another candidacy of before,
 // and its votes, are void.
 func (t *Tally) Stand(own Vote, electorate int) Answer {
 	if !t.serves && (!t.standing || t.epoch != own.Epoch || t.term != own.Term) {
-		*t = Tally{candidacy: t.candidacy + 1, standing: true, term: own.Term, epoch: own.Epoch, votes: map[string]bool{}}
+		*t = Tally{candidacy: t.candidacy + 1, standing: true, term: own.Term, epoch: own.Epoch, votes: map[string]struct{}{}}
 	}
 	t.need = electorate/2 + 1
 	own.Candidacy = t.candidacy
@@ -184,7 +184,7 @@ func (t *Tally) Count(v Vote) Answer {
 		return Answer{Candidacy: t.candidacy}
 	}
 	if len(t.votes) < t.need {
-		t.votes[v.ID] = true
+		t.votes[v.ID] = struct{}{}
 	}
 	t.serves = len(t.votes) >= t.need
 	return Answer{Counted: true, Serves: t.serves, Term: t.term, Candidacy: t.candidacy}

@@ -372,6 +372,7 @@ func TestSuccessorsOfSuccessors(t *testing.T) {
 		w.all[dead].dead = true
 		w.elect()
 		require.Equal(t, round+1, w.won, "after %s", dead)
+		require.Len(t, w.all["5"].voter.Deputies(), 5-round, "a dead one is none")
 	}
 	w.all["3"].dead = true
 	w.elect()
@@ -388,8 +389,43 @@ func TestVoteWithoutCandidacy(t *testing.T) {
 	require.Equal(t, Answer{Candidacy: 1}, tally.Count(v), "of another candidacy")
 	v.Candidacy = 0
 	require.True(t, tally.Count(v).Counted)
+	own := Vote{Term: 2, Epoch: job.EpochID{Term: 1, Round: 1}, ID: "1"}
+	require.Equal(t, Answer{Counted: true, Term: 2, Candidacy: 1}, tally.Stand(own, 4), "it stands already")
 	v.ID = "3"
 	require.True(t, tally.Count(v).Serves)
+	own.Term, own.Epoch.Round = 3, 2
+	require.Equal(t, Answer{Serves: true, Term: 2}, tally.Stand(own, 4))
+}
+
+// A vote in an earlier world or term, or in a candidacy that was withdrawn, does not count.
+func TestVoteOfAnotherCandidacy(t *testing.T) {
+	own := Vote{Term: 2, Epoch: job.EpochID{Term: 1, Round: 1}, ID: "1"}
+	for name, next := range map[string]Vote{
+		"a later world": {Term: 2, Epoch: job.EpochID{Term: 1, Round: 2}, ID: "1"},
+		"a later term":  {Term: 3, Epoch: job.EpochID{Term: 1, Round: 1}, ID: "1"},
+		"withdrawn":     own,
+	} {
+		var tally Tally
+		tally.Stand(own, 4)
+		tally.Count(Vote{Term: 2, Epoch: own.Epoch, ID: "2", Candidacy: 1})
+		if next == own {
+			tally.Withdraw()
+		}
+		require.Equal(t, Answer{Counted: true, Term: next.Term, Candidacy: 2}, tally.Stand(next, 4), name)
+		have, need := tally.Votes()
+		require.Equal(t, [2]int{1, 3}, [2]int{have, need}, name)
+	}
+}
+
+// A voter whose vote has not arrived is bound by it, for it may arrive later. A new candidacy of the deputy ends that.
+func TestVoteUnderWay(t *testing.T) {
+	v := Voter{ID: "a"}
+	v.Runs(job.EpochID{Term: 1, Round: 1}, &rendezvous.Failover{Term: 1, Deputies: []rendezvous.Deputy{{ID: "b"}}})
+	v.Ballot("b", 1)
+	require.False(t, v.Answered("b", Answer{Candidacy: 1}))
+	require.True(t, v.Bound())
+	require.False(t, v.Answered("b", Answer{Candidacy: 2}))
+	require.False(t, v.Bound())
 }
 
 // A directive without a Failover is of a server that took the world over: that of that world stays, and the vote is
@@ -421,6 +457,9 @@ func TestVoteOfAMemberThatHasStopped(t *testing.T) {
 	require.False(t, v.Member())
 	v.Runs(job.EpochID{Term: 1, Round: 2}, w)
 	require.True(t, v.Member())
+	v.Parts(job.EpochID{Term: 1, Round: 2})(false)
+	v.Runs(job.EpochID{Term: 1, Round: 2}, nil)
+	require.True(t, v.Member(), "no server knows that it has stopped")
 }
 
 // Two requests for a place may be under way. The vote is back only if no server has taken any.
