@@ -101,7 +101,7 @@ func (r *Round) order(now time.Time, o Order) error {
 // enforce breaks a sealed world in which someone is barred, that is paused, or that is held although the run is not any
 // more.
 func (r *Round) enforce(now time.Time) {
-	if r.epoch.collecting() {
+	if r.epoch.collecting() || r.epoch.phase == finished {
 		return
 	}
 	i := slices.IndexFunc(r.epoch.world, func(n *node) bool { return r.orders.bars[n.Name] != nil && n.state == member })

@@ -1033,6 +1033,26 @@ func TestOrdersWhileAWorldIsRebuilt(t *testing.T) {
 		v.obey()
 		require.Equal(t, "spare b", v.order())
 	})
+	t.Run("bar of a member whose run has succeeded meanwhile", func(t *testing.T) {
+		p := Params{Min: 3, Max: 3, Budget: Budget{BackoffMax: -1, Success: SuccessAny, Tolerate: true}}
+		v := world(t, p, "a", "b", "c").revive()
+		for rank, id := range []string{"a", "b", "c"} {
+			place := job.Place{GroupRank: rank, GroupWorldSize: 3, RankBase: 2 * rank, WorldSize: 6}
+			e := Join{Node: v.old.r.members.nodes[id].Node, Params: v.p, Seen: v.old.r.epoch.id,
+				Resume: &Resume{EpochID: v.old.r.epoch.id, Place: place}}
+			switch id {
+			case "a":
+				e.Resume.Ranks = []int{1}
+			case "b":
+				e.Resume.Decision, e.Resume.Tolerated = RestartCharged, true
+			case "c":
+				v.ordered(OrderBar, "c")
+			}
+			v.must(e)
+		}
+		require.Equal(t, job.Succeeded, v.r.Evidence().Outcome)
+		require.Equal(t, "a:done b:done c:done", v.kinds(), "it stays over")
+	})
 }
 
 func TestChangedTopologyCountsFromTheNextSeal(t *testing.T) {
