@@ -355,9 +355,22 @@ func TestDeadline(t *testing.T) {
 	s.runsFor(29 * time.Minute)
 	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	require.Equal(t, s.now.Add(time.Minute), s.r.Status().Budget.Deadline)
+	require.Equal(t, s.now.Add(time.Minute), s.r.Next())
 	s.runsFor(time.Minute)
 	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 	require.Equal(t, "deadline: the job has taken longer than 1h (--deadline)", s.why())
+	s.runsFor(time.Minute)
+	require.Len(t, s.notes(job.Event(job.Failed)), 1, "it ends once")
+}
+
+// The time of a run that is held from its start begins with its workers.
+func TestDeadlineOfAHeldRun(t *testing.T) {
+	p := unbounded(1, Budget{BackoffMax: -1, Deadline: time.Hour})
+	p.Hold = true
+	s := held(t, p, "a")
+	s.runsFor(2 * time.Hour)
+	require.Equal(t, running, s.r.epoch.phase)
+	require.Zero(t, s.r.Status().Budget.Deadline)
 }
 
 func TestStartDeadline(t *testing.T) {
@@ -531,6 +544,25 @@ func TestAHoldOutlivesTheDaemon(t *testing.T) {
 }
 
 // TestADaemonWithoutMemoryLearnsWhatIsSpent: it neither forgets nor counts twice.
+// Only a restart that counts waits, and one that is ordered does not.
+func TestAnOrderedRestartDoesNotWait(t *testing.T) {
+	b := Budget{BackoffLimit: -1, SameFailures: -1, BackoffMin: time.Second, BackoffMax: time.Second}
+	s := newSim(t, unbounded(1, b))
+	s.join("a")
+	s.obey()
+	for i := range 3 {
+		_, ok := s.crashes("a", RestartCharged)
+		require.True(t, ok)
+		require.Len(t, s.notes(job.EventBackOff), i, "the first restart does not wait")
+	}
+	require.Empty(t, s.r.Status().Budget.Recent, "no window counts them")
+	s.ordered(OrderRestart, "")
+	require.Zero(t, s.r.Status().Budget.BackoffUntil)
+	wait, ok := s.restarts("a")
+	require.True(t, ok)
+	require.Zero(t, wait)
+}
+
 func TestAPauseEndsTheBackOff(t *testing.T) {
 	s := newSim(t, unbounded(1, Budget{BackoffMin: time.Minute, BackoffMax: time.Minute, BackoffLimit: -1}))
 	s.join("a")

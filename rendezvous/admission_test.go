@@ -147,6 +147,31 @@ func TestReplacementTakesThePlaceOfASuspect(t *testing.T) {
 	require.NotContains(t, s.r.members.nodes, "a")
 }
 
+// A launcher whose rank another one has taken over while it was cut off ends if it has workers, and else waits for the
+// rank.
+func TestRankThatWasTakenOver(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, Static: true, MaxRestarts: 1})
+	s.joinNode(Node{ID: "a", Name: "a", Rank: 0, Slots: 2})
+	s.joinNode(Node{ID: "b", Name: "b", Rank: 1, Slots: 2})
+	s.obey()
+	old := s.runs["b"]
+	s.vanish("b")
+	s.pass(BrokenGrace)
+	s.joinNode(Node{ID: "b2", Name: "b2", Rank: 1, Slots: 2})
+	back := Join{Node: Node{ID: "b", Name: "b", Rank: 1, Slots: 2}, Params: s.p}
+	works := back
+	works.Resume = &Resume{EpochID: old.EpochID, Place: *old.Place}
+	stopped := works
+	stopped.Stopped = old.EpochID
+	require.ErrorIs(t, s.step(works), ErrTaken, "no world is sealed")
+	s.obey()
+	require.Equal(t, "a b2", s.order())
+	require.ErrorIs(t, s.step(works), ErrRefused)
+	require.ErrorContains(t, s.step(works), "b2 has taken over node rank 1")
+	require.ErrorIs(t, s.step(stopped), ErrTaken)
+	require.ErrorIs(t, s.step(back), ErrTaken)
+}
+
 // The older pod may still be connected, if only its network to the others is dead.
 func TestLaterGenerationTakesThePlace(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})

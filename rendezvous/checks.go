@@ -54,7 +54,6 @@ func (c *checks) passed(now time.Time, e Cleared) error {
 	}
 	if n.bar != nil {
 		c.members.setBar(n, nil, false)
-		n.unsure = false
 		c.out.note(job.EventCleared, n.Name, "its check has passed")
 	}
 	switch {

@@ -196,18 +196,16 @@ func (e *epoch) evidence(restarts, maxRestarts int) job.Evidence {
 // failed reports whether the epoch has ended because of a failure.
 func (e *epoch) failed() bool { return e.cause != nil && e.cause.Kind == job.CauseFailure }
 
-// tolerate books failures of n's workers that do not stop the others of the world, and reports whether none of n is
-// left.
-func (e *epoch) tolerate(n *node, f Failing, m *members) bool {
+// tolerate books failures of n's workers that do not stop the others of the world.
+func (e *epoch) tolerate(n *node, f Failing, m *members) {
 	n.failed = n.failed || f.Beside && n.rankBase > 0 // node 0 decides the run's result
 	if f.Left > 0 {
-		return false
+		return
 	}
 	m.become(n, succeeded)
 	n.failed = true
 	e.results.exhausted++
 	e.results.decision = f.Decision
-	return true
 }
 
 // complete books that all workers of n have succeeded.

@@ -49,6 +49,9 @@ func TestDeputiesAreOnHostsOnceAndFirst(t *testing.T) {
 	require.Equal(t, Deputy{ID: "c", Name: "c", Addr: "10.0.0.2:1"}, w.Deputies[0])
 	require.Equal(t, w, s.runs["a"].Failover)
 	require.True(t, w.ByMember())
+	require.Equal(t, []int{w.Voters, w.Members}, []int{w.Electorate(true), w.Electorate(false)})
+	w.Alone = true
+	require.Equal(t, w.Voters, w.Electorate(false), "silence is death")
 }
 
 func TestDeputiesAreUnderOtherSwitches(t *testing.T) {
@@ -296,6 +299,25 @@ func TestHalfThatIsBackInTime(t *testing.T) {
 	s.obey()
 	require.Len(t, s.runs, 3)
 	require.NotNil(t, s.runs["b"].Failover, "most of the old world is in this one")
+}
+
+// The members of a world that has not been released know no deputies, and so have elected nobody.
+func TestWorldThatWasNotReleased(t *testing.T) {
+	s := servedBy(t, "b", "c", "d", "e")
+	s.fail("b", RestartCharged)
+	for _, id := range []string{"a", "b", "c", "d", "e"} {
+		s.obeyOne(id)
+	}
+	require.Equal(t, releasing, s.r.epoch.phase)
+	for _, id := range []string{"c", "d", "e"} {
+		s.gone[id] = true
+		delete(s.dirs, id)
+		delete(s.runs, id)
+		s.must(Detach{ID: id, Broken: true, Silent: true})
+	}
+	s.pass(silentGrace)
+	s.obey()
+	require.Equal(t, "a b", s.order())
 }
 
 // What is known of members that have gone is not kept where nobody elects a server.

@@ -33,9 +33,8 @@ func (r *Round) failing(now time.Time, e Failing) error {
 		return nil // this epoch is ending already, and why is known
 	case e.Tolerated, e.Beside && r.account.futile(now, costOf(n, e.Decision, e.Failures)):
 		r.out.note(job.EventRankFailed, n.Name, firstText(e.Failures, n))
-		if r.epoch.tolerate(n, e, r.members) {
-			r.checkDone(now)
-		}
+		r.epoch.tolerate(n, e, r.members)
+		r.checkDone(now)
 		return nil
 	}
 	r.breakFailed(now, n, e.Decision, e.Failures)

@@ -379,6 +379,47 @@ func TestCheckOnlyEndsWithItsChecks(t *testing.T) {
 	}
 }
 
+// A pass that runs out while other nodes are checked counts for this gate.
+func TestPassThatRunsOutAtTheGate(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	s.must(Cleared{ID: "a", Until: s.now.Add(time.Second)})
+	s.pass(time.Minute)
+	s.clear("b")
+	require.Equal(t, releasing, s.r.epoch.phase)
+}
+
+// The answers that are missing may still be those of nodes that are enough.
+func TestCheckOnlyWaitsForAnswers(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 3, CheckOnly: true, GateTimeout: time.Hour})
+	s.join("a", "b", "c")
+	s.must(Barred{ID: "a", Reason: "it reaches nothing"})
+	s.pass(time.Minute)
+	s.clear("b")
+	s.pass(time.Minute)
+	s.clear("c")
+	s.obey()
+	require.Equal(t, "b c", s.order())
+}
+
+// Two nodes of which nothing is proved are asked again together: one that answers first waits for the other.
+func TestUndecidedNodesAreCheckedAgainTogether(t *testing.T) {
+	s := gated(t, Params{Min: 3, Max: 3})
+	s.join("a", "b", "c")
+	s.clear("a")
+	for range maxRechecks {
+		for _, id := range []string{"b", "c"} {
+			s.must(Barred{ID: id, Again: true})
+			s.clear("a")
+			require.Equal(t, id == "b", s.state("b") == barred)
+		}
+		require.Equal(t, []nodeState{checking, checking}, []nodeState{s.state("b"), s.state("c")})
+	}
+	s.clear("b", "c")
+	s.obey()
+	require.Equal(t, "a b c", s.order())
+}
+
 // A node that came too late to be tested with the others is tested with them before it gets workers.
 func TestLateNodeIsCheckedWithOthers(t *testing.T) {
 	for _, dead := range []bool{false, true} {
@@ -391,6 +432,7 @@ func TestLateNodeIsCheckedWithOthers(t *testing.T) {
 			s.must(Barred{ID: "c", Reason: "2 tests have failed"})
 		} else {
 			s.must(Cleared{ID: "c", Until: s.now}) // it is too late again
+			require.Equal(t, releasing, s.r.epoch.phase, "it is asked once")
 		}
 		s.obey()
 		require.Equal(t, map[bool]string{true: "a b", false: "a b c"}[dead], s.order())
@@ -669,6 +711,7 @@ func TestSecondOpinion(t *testing.T) {
 		s.vanish("d")
 		s.pass(BrokenGrace)
 		s.obey()
+		require.Equal(t, "checking 1 of 3 nodes; 2 others help", s.noted(job.EventGate))
 		require.Equal(t, "a:check b:check c:check", strings.ReplaceAll(s.kinds(), "wait", "check"))
 		require.Equal(t, gating, s.r.epoch.phase)
 		s.clear("b")

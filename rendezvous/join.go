@@ -146,6 +146,6 @@ func (r *Round) reset() {
 	next.admission.over = over
 	next.members.left = r.members.left
 	next.out.acts, next.out.told, next.out.free = r.out.acts, r.out.told, r.out.free
-	next.orders.inherit(r.orders, r.epoch.phase == finished, r.account.spent.Held)
+	next.orders.inherit(r.orders, r.account.spent.Held)
 	*r = *next
 }

@@ -170,9 +170,6 @@ func (c *checks) passes() map[string]KeptPass {
 
 // recallPass gives n the pass that it had.
 func (m *memory) recallPass(now time.Time, n *node) {
-	if m.kept == nil {
-		return
-	}
 	p, passed := m.kept.Passes[n.ID]
 	if !passed {
 		return

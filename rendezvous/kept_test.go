@@ -111,6 +111,7 @@ func TestKeptBreak(t *testing.T) {
 	s.leave("a")
 	v := s.succession()
 	require.Equal(t, s.r.Kept().Broken, v.r.Kept().Broken, "for a third one")
+	require.Equal(t, s.r.Kept().Epoch, v.r.Kept().Epoch)
 	v.comeBack("b", "c")
 	require.Equal(t, s.noted(job.EventBreak), v.noted(job.EventBreak))
 	require.Equal(t, s.r.epoch.cause, v.r.epoch.cause)
@@ -211,6 +212,23 @@ func TestKeptWorldThatDoesNotComeBack(t *testing.T) {
 		}
 		v.obey()
 		require.Len(t, v.runs, 3)
+		require.Equal(t, 1, v.runs["a"].Place.RestartCount)
+	})
+	t.Run("some agents do", func(t *testing.T) {
+		v := s.succession()
+		for _, name := range []string{"a", "c"} {
+			v.joinNode(Node{ID: name, Name: name, Rank: -1, Slots: 2, Agent: AgentDLRover})
+		}
+		v.pass(resumeWindow)
+		require.Equal(t, "1 of the 3 nodes of the newest world have not come back: b", v.noted(job.EventResumed))
+	})
+	t.Run("agents and others do", func(t *testing.T) {
+		v := s.succession()
+		for _, name := range []string{"x", "a", "b", "c"} {
+			v.joinNode(Node{ID: name, Name: name, Rank: -1, Slots: 2, Agent: AgentDLRover})
+		}
+		v.obey()
+		require.Len(t, v.runs, 3, "nobody is waited for")
 		require.Equal(t, 1, v.runs["a"].Place.RestartCount)
 	})
 	t.Run("none does before the deadline", func(t *testing.T) {
@@ -468,6 +486,16 @@ func TestKeptPasses(t *testing.T) {
 	v.obey()
 	require.Equal(t, "a b", v.order())
 	require.Empty(t, v.checked)
+
+	s.join("spare", "good")
+	s.must(Cleared{ID: "spare", Until: s.now.Add(time.Minute)})
+	s.must(Cleared{ID: "good"})
+	passes := map[string]KeptPass{"a": {Left: time.Minute}, "b": {Left: time.Minute}, // their clocks stand still
+		"spare": {Until: s.now.Add(time.Minute)}, "good": {}}
+	require.Equal(t, passes, s.r.Kept().Passes)
+	v = s.succession()
+	v.comeBack("spare", "good", "a", "b")
+	require.Equal(t, passes, v.r.Kept().Passes)
 }
 
 // Terms rise, also if the clock of the later daemon is behind.

@@ -116,7 +116,7 @@ func (l *liveness) hungUp(now time.Time, e HungUp) {
 // refused ends the wait for a launcher that is dead. Where most nodes are suspect, a middlebox may have refused.
 func (l *liveness) refused(e Refused) (lost *node, why string) {
 	n := l.members.nodes[e.ID]
-	if n == nil || n.attached > 0 || !n.broken || n.silent || l.members.inDoubt() {
+	if n == nil || !n.suspect() || n.silent || l.members.inDoubt() {
 		return nil, ""
 	}
 	return n, "its connection broke, and its launcher's port is closed"

@@ -102,6 +102,7 @@ func TestSilentHost(t *testing.T) {
 				require.Len(t, s.r.Evidence().Losses, 1)
 				require.True(t, s.r.Evidence().Losses[0].Silent)
 				require.Equal(t, last, s.r.Evidence().Losses[0].At)
+				require.Equal(t, "silent for 20s", s.noted(job.EventNodeLoss))
 			}
 			require.Contains(t, eventsOf(s), "node-loss")
 			s.obey()
@@ -155,8 +156,9 @@ func TestOnlyWhoOwesAStopMayHaveDied(t *testing.T) {
 	s.fail("a", Permanent)
 	s.obey()
 	s.ordered(OrderBar, "b")
+	s.pass(attributionWindow / 2)
 	s.must(Detach{ID: "b", Broken: true})
-	s.pass(attributionWindow)
+	s.pass(attributionWindow / 2)
 	require.Equal(t, job.Failed, s.r.Evidence().Outcome)
 	require.Contains(t, s.r.Evidence().Cause.Text, "a failed")
 }
@@ -335,6 +337,7 @@ func TestSilentNodeIsLost(t *testing.T) {
 	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	s.pass(1)
 	require.Equal(t, job.Stop, s.dirs["a"].Kind)
+	require.Equal(t, "silent for 15s", s.noted(job.EventNodeLoss))
 }
 
 func TestMostNodesSuspectDoubtsTheDaemonsOwnNetwork(t *testing.T) {

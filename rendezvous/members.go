@@ -168,7 +168,7 @@ func (m *members) gaters() (sum int) {
 func (m *members) inDoubt() bool {
 	broken := 0
 	for _, n := range m.nodes {
-		if n.attached == 0 && n.broken {
+		if n.suspect() {
 			broken++
 		}
 	}

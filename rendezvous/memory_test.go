@@ -253,6 +253,20 @@ func TestRebuiltWorldRefusesWhatDoesNotFit(t *testing.T) {
 	}
 }
 
+// A world follows that of a node, also if it is of a later term than the node says to have seen.
+func TestTermsRiseAfterAnyWorld(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1, MaxRestarts: 1})
+	id := job.EpochID{Term: s.r.epoch.term + 7, Round: 1}
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 1},
+		Resume: &Resume{EpochID: id, Place: job.Place{GroupWorldSize: 1}}})
+	s.must(Attach{ID: "a"})
+	s.obey()
+	require.Equal(t, id, s.runs["a"].EpochID)
+	s.fail("a", RestartCharged)
+	s.obey()
+	require.Greater(t, s.runs["a"].Term, id.Term)
+}
+
 func TestPlausiblePlaces(t *testing.T) {
 	require.True(t, plausible(job.Place{GroupWorldSize: 1}))
 	require.True(t, plausible(job.Place{GroupWorldSize: MaxNodes, GroupRank: MaxNodes - 1}))

@@ -63,7 +63,7 @@ func (n *node) away() bool { return n.attached == 0 && !n.broken }
 // mute: it may live, and not reach us.
 func (n *node) mute() bool { return n.attached == 0 && (!n.broken || n.silent) }
 
-// suspect: its connection broke, and it has not come back.
+// suspect: its connection broke, and it has not come back: it has no request open.
 func (n *node) suspect() bool { return n.broken }
 
 // supersededBy: a pod with the same node rank proves that a suspect is dead, and one

@@ -107,7 +107,6 @@ func (r *Round) enforce(now time.Time) {
 	i := slices.IndexFunc(r.epoch.world, func(n *node) bool { return r.orders.bars[n.Name] != nil && n.state == member })
 	if i >= 0 {
 		r.breakWorld(now, *r.orders.bars[r.epoch.world[i].Name])
-		r.epoch.elastic = true
 	}
 	if r.orders.paused != nil {
 		r.breakWorld(now, *r.orders.paused)

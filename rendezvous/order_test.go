@@ -212,6 +212,14 @@ func TestBarByName(t *testing.T) {
 		s.pass(time.Hour)
 		require.Equal(t, "a spare", s.order())
 	})
+	t.Run("unbarred before its workers have stopped", func(t *testing.T) {
+		s := world(t, p, "a", "b")
+		s.ordered(OrderBar, "b")
+		s.ordered(OrderUnbar, "b")
+		s.obey()
+		require.Equal(t, "a b", s.order())
+		require.Equal(t, [2]int{1, 1}, [2]int{s.runs["a"].Round, s.runs["a"].Epoch}, "the same nodes are one round")
+	})
 	t.Run("a failure meanwhile is not charged", func(t *testing.T) {
 		s := world(t, p, "a", "b", "spare")
 		s.fail("a", RestartCharged)

@@ -44,14 +44,10 @@ func (o *orders) open(e Join, held bool) {
 	}
 }
 
-// inherit takes over the orders of an abandoned history that outlive it. A run that was held because it has failed is
-// over when everybody has left.
-func (o *orders) inherit(old *orders, finished, failed bool) {
-	o.bars = old.bars
-	if finished {
-		return
-	}
-	o.command, o.commandIn = old.command, old.commandIn
+// inherit takes over the orders of a history that outlive it; finish leaves the bars. A run that was held because it
+// has failed is over when everybody has left.
+func (o *orders) inherit(old *orders, failed bool) {
+	o.bars, o.command, o.commandIn = old.bars, old.command, old.commandIn
 	if !failed {
 		o.paused, o.pausedIn, o.unpausedIn = old.paused, old.pausedIn, old.unpausedIn
 	}
@@ -79,8 +75,8 @@ func ended(in, seen job.EpochID) bool { return in != (job.EpochID{}) && !seen.Ne
 
 // finish drops all that a run that has ended has no use for.
 func (o *orders) finish() {
-	o.paused, o.hold, o.command, o.commandIn, o.onResume, o.restart = nil, nil, nil, nil, nil, nil
-	o.unheldIn = job.EpochID{}
+	o.paused, o.pausedIn, o.hold, o.command, o.commandIn, o.onResume, o.restart = nil, nil, nil, nil, nil, nil, nil
+	o.unpausedIn, o.unheldIn = job.EpochID{}, job.EpochID{}
 }
 
 // roomForBar forgets which names were unbarred when there is no room for another one that is barred.

@@ -39,9 +39,10 @@ func (o *outbox) direct(n *node, d Directive) {
 }
 
 // leadsTo reports whether the launcher that has ended its workers for d expects w, and learns nothing from it.
-func (d *Directive) leadsTo(w Directive) bool {
-	return d.Kind == job.Stop && d.EpochID == w.EpochID && d.Restarts == w.Restarts && d.Paused == w.Paused &&
-		d.Barred == w.Barred && d.Command == w.Command && d.Spent == w.Spent && d.Leave == w.Leave
+func (d Directive) leadsTo(w Directive) bool {
+	stopped := d.Kind == job.Stop
+	d.Seq, d.Kind, d.Cause, d.Params = w.Seq, w.Kind, w.Cause, w.Params
+	return stopped && d == w
 }
 
 // check gives n a Check. The answer to an optional one is not waited for.

@@ -261,7 +261,6 @@ func (r *Round) settle(now time.Time) {
 	at, c := r.memory.limit()
 	if r.epoch.phase != finished && len(r.members.nodes) > 0 && !at.IsZero() && !now.Before(at) {
 		r.finish(now, job.Failed, c)
-		return
 	}
 	switch r.epoch.phase {
 	case forming, gating:

@@ -199,10 +199,15 @@ func TestStaleReportsAreIgnored(t *testing.T) {
 	s.obey()
 	old := s.runs["a"]
 	s.fail("a", RestartCharged)
+	s.obeyOne("a")
+	s.must(Ready{ID: "a", EpochID: old.EpochID})
+	require.Equal(t, releasing, s.r.epoch.phase)
 	s.obey()
 	s.must(Failing{ID: "a", EpochID: old.EpochID, Decision: Permanent})
 	s.must(Success{ID: "a", EpochID: old.EpochID})
 	s.must(Ready{ID: "a", EpochID: old.EpochID})
+	s.must(Ready{ID: "a", EpochID: s.runs["a"].EpochID})
+	require.Equal(t, s.runs["a"].Seq, s.dirs["a"].Seq, "the workers run already")
 	require.Equal(t, "a", s.order())
 	require.Equal(t, running, s.r.epoch.phase)
 }
@@ -249,10 +254,12 @@ func TestAbandonedRunStartsAfresh(t *testing.T) {
 	s.obey()
 	s.fail("a", RestartCharged)
 	s.obey()
+	newest := s.dirs["a"].Seq
 	s.vanish("a")
 	s.pass(silentGrace)
 	s.p.MaxRestarts = 2
 	s.join("b")
+	require.Greater(t, s.dirs["b"].Seq, newest, "a number means one directive")
 	s.obey()
 	require.Equal(t, 0, s.runs["b"].Place.RestartCount)
 }

@@ -182,22 +182,24 @@ func TestLastCallEndsWhenNobodyComes(t *testing.T) {
 		gaps  []time.Duration // between the arrivals of nodes
 		after time.Duration   // the last one the world is sealed
 		size  int
+		text  string
 	}{
-		"two":                        {quiet, every(0, 1), 2 * time.Second, 2},
-		"milliseconds apart":         {quiet, every(time.Millisecond, 5), 2 * time.Second, 6},
-		"seconds apart":              {quiet, every(1900*time.Millisecond, 4), 2 * time.Second, 5},
-		"the second is late":         {quiet, []time.Duration{time.Minute, time.Second}, 2 * time.Second, 3},
-		"all":                        {quiet, every(time.Second, 7), 0, 8},
-		"they keep coming":           {many, every(1500*time.Millisecond, 21), 0, 21},
-		"promised, and there":        {promised, every(5*time.Second, 3), 2 * time.Second, 4},
-		"promised, and more come":    {promised, append(every(5*time.Second, 3), time.Second), 2 * time.Second, 5},
-		"promised, and one missing":  {promised, every(5*time.Second, 2), 25 * time.Second, 3},
-		"more are promised than fit": {more, every(time.Second, 3), 28 * time.Second, 4},
-		"no quiet":                   {Params{Min: 2, Max: 8, Promised: 2}, every(time.Second, 2), 29 * time.Second, 3},
+		"two":                        {quiet, every(0, 1), 2 * time.Second, 2, "or 2s after the newest node"},
+		"milliseconds apart":         {quiet, every(time.Millisecond, 5), 2 * time.Second, 6, "the newest node"},
+		"seconds apart":              {quiet, every(1900*time.Millisecond, 4), 2 * time.Second, 5, "the newest node"},
+		"the second is late":         {quiet, []time.Duration{time.Minute, time.Second}, 2 * time.Second, 3, "in 30s at"},
+		"all":                        {quiet, every(time.Second, 7), 0, 8, "2 of 2:8 nodes"},
+		"they keep coming":           {many, every(1500*time.Millisecond, 21), 0, 21, "the newest node"},
+		"promised, and there":        {promised, every(5*time.Second, 3), 2 * time.Second, 4, "the last of the 4"},
+		"promised, and more come":    {promised, append(every(5*time.Second, 3), time.Second), 2 * time.Second, 5, "last of"},
+		"promised, and one missing":  {promised, every(5*time.Second, 2), 25 * time.Second, 3, "last of the 4"},
+		"more are promised than fit": {more, every(time.Second, 3), 28 * time.Second, 4, "the last of the 8"},
+		"no quiet":                   {Params{Min: 2, Max: 8, Promised: 2}, every(time.Second, 2), 29 * time.Second, 3, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t, c.p)
 			s.join("n00")
+			defer func() { require.Contains(t, s.noted(job.EventLastCall), c.text) }()
 			for i, gap := range c.gaps {
 				s.pass(gap)
 				s.join(fmt.Sprintf("n%02d", i+1))

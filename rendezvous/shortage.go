@@ -37,8 +37,8 @@ const (
 
 // failed: a check has failed on a node that is here, or was.
 func (s *shortage) failed() bool {
-	if len(s.gone) > 0 || s.members.again+s.members.barred == 0 {
-		return len(s.gone) > 0
+	if len(s.gone) > 0 {
+		return true
 	}
 	for _, n := range s.members.nodes {
 		if n.bar != nil {

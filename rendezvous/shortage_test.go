@@ -86,7 +86,11 @@ func TestShortageBesideOneThatHasLeft(t *testing.T) {
 	s := gated(t, Params{Min: 3, Max: 3, JoinTimeout: time.Minute})
 	s.join("a", "b", "c")
 	s.must(Barred{ID: "b", Reason: "slow"})
-	s.leave("b", "c")
+	s.ordered(OrderBar, "x")
+	s.joinNode(Node{ID: "x", Name: "x", Rank: -1, Slots: 2, Can: s.can})
+	s.leave("b")
+	require.True(t, s.r.shortage.failed(), "beside one that an order bars")
+	s.leave("c", "x")
 	s.pass(time.Minute)
 	require.Equal(t, job.CauseTimeout, s.dirs["a"].Cause.Kind)
 	require.Contains(t, s.dirs["a"].Cause.Text, "b has left: slow")
@@ -126,6 +130,41 @@ func TestOnlyChecksAreTold(t *testing.T) {
 	require.Nil(t, s.r.shortage.lacking)
 	s.obey()
 	require.Equal(t, "a b", s.order())
+}
+
+// Who waits in a run that has had no world hears of another one that would complete it, once.
+func TestOtherRun(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 3})
+	require.Zero(t, s.r.Lacks(), "nobody waits")
+	s.join("a")
+	lack := s.r.Lacks()
+	require.Equal(t, Lack{1, 2, 3}, lack)
+	for o, together := range map[Lack]bool{
+		lack: true, {2, 2, 3}: true, {0, 2, 3}: false, {1, 1, 3}: false, {1, 2, 2}: false,
+	} {
+		require.Equal(t, together, lack.With(o), "%v", o)
+		require.Equal(t, together, o.With(lack), "%v", o)
+	}
+	require.False(t, Lack{1, 3, 3}.With(Lack{1, 3, 3}), "they are two")
+	for range 2 {
+		s.must(OtherRun{ID: "x"})
+	}
+	require.Len(t, s.notes(job.EventOtherRun), 1)
+	require.Contains(t, s.dirs["a"].Cause.Text, `nodes also wait in run "x"`)
+	s.ordered(OrderPause, "")
+	require.Zero(t, s.r.Lacks(), "it waits for an order")
+	s.ordered(OrderResume, "")
+	s.join("b")
+	require.Zero(t, s.r.Lacks(), "there are enough")
+	s.pass(defaultLastCall)
+	s.obey()
+	s.vanish("b")
+	s.pass(BrokenGrace)
+	s.obey()
+	require.Equal(t, forming, s.r.epoch.phase)
+	require.Zero(t, s.r.Lacks(), "it has had a world")
+	s.must(OtherRun{ID: "y"})
+	require.Len(t, s.notes(job.EventOtherRun), 1)
 }
 
 func TestNamesThatAreKeptAreBounded(t *testing.T) {

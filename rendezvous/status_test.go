@@ -71,6 +71,62 @@ func TestNextNeverNamesThePast(t *testing.T) {
 	require.Equal(t, "a b", s.order())
 }
 
+// A node without workers waits, however its check stands.
+func TestStatusCountsThoseThatWait(t *testing.T) {
+	s := gated(t, Params{Min: 4, Max: 4})
+	s.join("a", "b", "c", "d")
+	s.clear("a")
+	s.must(Barred{ID: "b"})
+	s.must(Barred{ID: "c", Again: true})
+	require.Equal(t, []nodeState{waiting, barred, barred, checking}, []nodeState{s.state("a"), s.state("b"), s.state("c"),
+		s.state("d")})
+	require.Equal(t, 4, s.r.Status().Waiting)
+	require.Zero(t, s.r.Status().Members)
+}
+
+func (s *sim) state(id string) nodeState { return s.r.members.nodes[id].state }
+
+func TestMembersCanBeLookedAtInPart(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	for m := range s.r.Members() {
+		require.Contains(t, []string{"a", "b"}, m.ID)
+		break
+	}
+}
+
+// A launcher that has ended its workers expects to wait. It is told so only together with something that it does not
+// know.
+func TestKnown(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(*sim)
+		known     bool
+	}{
+		"nothing new":   {func(*sim) {}, true},
+		"a pause":       {func(s *sim) { s.r.orders.paused = &job.Cause{Kind: job.CauseOperator, Text: "x"} }, false},
+		"a command":     {func(s *sim) { s.r.orders.command = &job.Command{Program: []string{"x"}} }, false},
+		"what is spent": {func(s *sim) { s.r.account.spent.Streak, s.r.account.sent = 7, nil }, false},
+		"the restarts":  {func(s *sim) { s.r.account.restarts++ }, false},
+		"a shortage":    {func(s *sim) { s.r.shortage.lacking = &job.Cause{Kind: job.CauseCheck, Text: "x"} }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 3})
+			s.join("a", "b")
+			s.obey()
+			s.fail("a", RestartCharged)
+			stop := s.dirs["b"].Seq
+			require.Zero(t, s.member("b").Known, "a Stop is news")
+			c.meanwhile(s)
+			s.obeyOne("b")
+			require.Equal(t, job.Wait, s.dirs["b"].Kind)
+			require.Equal(t, map[bool]uint64{true: stop}[c.known], s.member("b").Known)
+		})
+	}
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a")
+	require.Zero(t, s.member("a").Known, "it has never been told anything")
+}
+
 func TestNamed(t *testing.T) {
 	s := newSim(t, Params{Min: 5, Max: 5})
 	s.join("c")
