@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"dlrover-run/internal/testkit"
+	"dlrover-run/rendezvous/history"
 )
 
 // TestHistories plays random histories of a run. A history that breaks a rule is shrunk, and can become a file of
@@ -23,51 +24,31 @@ func anyHistory(t *rapid.T) {
 			t.Logf("the history:\n%s", strings.Join(m.lines, "\n"))
 		}
 	}()
-	m.do("run %s", strings.Join(options(t), " "))
+	options := history.Options(t)
+	m.Do("run %s", strings.Join(options, " "))
 	for range 3 { // longer than one Repeat
 		t.Repeat(m.moves())
 	}
-	m.rest()
+	m.Rest()
 	held = true
-}
-
-// options are those of a random run.
-func options(t *rapid.T) []string {
-	least := rapid.IntRange(1, 3).Draw(t, "min")
-	most := least + rapid.IntRange(0, 3).Draw(t, "more")
-	all := []string{fmt.Sprint("min=", least), fmt.Sprint("max=", most),
-		fmt.Sprint("restarts=", rapid.IntRange(0, 3).Draw(t, "restarts"))}
-	if least == 2 && most == 4 {
-		all = append(all, "unit=2")
-	}
-	if least == most && rapid.Bool().Draw(t, "static") {
-		all = append(all, "static")
-	}
-	for _, o := range []string{"gate", "hold", "always", "tolerate", "backoff", "deadline=1m", "hold-failed=20s",
-		"limit=3", "join-timeout=10s"} {
-		if rapid.IntRange(0, 5).Draw(t, o) == 5 || o == "gate" && rapid.Bool().Draw(t, "checks") {
-			all = append(all, o)
-		}
-	}
-	return all
 }
 
 // moves are what may happen next.
 func (m *model) moves() map[string]func(*rapid.T) {
 	moves := map[string]func(*rapid.T){
 		"start":  m.starts,
-		"order":  m.orders,
-		"settle": func(*rapid.T) { m.do("settle") },
+		"order":  func(t *rapid.T) { m.Do("%s", history.Order(t)) },
+		"settle": func(*rapid.T) { m.Do("settle") },
 		"pass": func(t *rapid.T) {
-			m.do("pass %s", rapid.SampledFrom([]string{"10ms", "300ms", "1500ms", "2s", "5s", "15s", "30s"}).Draw(t, "time"))
+			m.Do("pass %s", rapid.SampledFrom([]string{"10ms", "300ms", "1500ms", "2s", "5s", "15s", "30s"}).Draw(t, "time"))
 		},
-		"jump": func(t *rapid.T) { m.do("jump %s", rapid.SampledFrom([]string{"2s", "1m"}).Draw(t, "time")) },
+		"jump": func(t *rapid.T) { m.Do("jump %s", rapid.SampledFrom([]string{"2s", "1m"}).Draw(t, "time")) },
 		"daemon": func(t *rapid.T) {
 			how := rapid.SampledFrom([]string{"ended", "killed", "beside", "empty"}).Draw(t, "daemon")
 			skew := rapid.SampledFrom([]string{"0s", "0s", "1h", "-1h"}).Draw(t, "skew")
-			m.do("daemon %s %s", how, skew)
+			m.Do("daemon %s %s", how, skew)
 			if skew == "1h" {
-				m.do("pass 100ms") // else nobody knows of its terms but launchers, which may forget them
+				m.Do("pass 100ms") // else nobody knows of its terms but launchers, which may forget them
 			}
 		},
 	}
@@ -81,7 +62,7 @@ func (m *model) moves() map[string]func(*rapid.T) {
 			if len(args) > 0 {
 				line += " " + rapid.SampledFrom(args).Draw(t, "how")
 			}
-			m.do("%s", line)
+			m.Do("%s", line)
 		}
 	}
 	here := func(p *process) bool { return p.home != nil }
@@ -90,11 +71,10 @@ func (m *model) moves() map[string]func(*rapid.T) {
 	for i := range 4 { // most of what happens
 		move(fmt.Sprint("hear", i), "hear", all)
 	}
-	move("fail", "fail", works, "restart", "restart", "restart-free", "permanent", "elsewhere", "shrink", "hold")
+	move("fail", "fail", works, history.Decisions...)
 	move("succeed", "succeed", works)
 	move("step", "step", works)
-	move("check", "check", func(p *process) bool { return p.dir.Kind == "check" },
-		"pass", "pass", "10s", "alone", "broken", "undecided", "mute")
+	move("check", "check", func(p *process) bool { return p.dir.Kind == "check" }, history.Checks...)
 	move("doubt", "doubt", here)
 	for _, verb := range []string{"leaving", "leave", "kill", "cut", "mute", "delay", "repeat"} {
 		move(verb, verb, here)
@@ -104,36 +84,14 @@ func (m *model) moves() map[string]func(*rapid.T) {
 	return moves
 }
 
-// starts adds a launcher, sometimes under a name that another one has, or had.
+// starts adds a launcher.
 func (m *model) starts(t *rapid.T) {
 	if len(m.alive(func(*process) bool { return true })) > 7 {
 		t.Skip()
 	}
-	line := fmt.Sprintf("start n%d", len(m.procs))
-	if name := rapid.IntRange(0, 7).Draw(t, "name"); name < 4 {
-		line += fmt.Sprint(" name=n", name)
-	}
+	ranks := 0
 	if m.p.Static {
-		line += fmt.Sprint(" rank=", rapid.IntRange(0, m.p.Max-1).Draw(t, "rank"))
+		ranks = m.p.Max
 	}
-	line += rapid.SampledFrom([]string{"", "", "", "", " old", " slots=0"}).Draw(t, "kind")
-	m.do("%s", line)
-}
-
-func (m *model) orders(t *rapid.T) {
-	kinds := []OrderKind{OrderRestart, OrderPause, OrderResume, OrderBar, OrderUnbar, OrderDrain, OrderResume, OrderStop}
-	kind := rapid.SampledFrom(kinds).Draw(t, "order")
-	switch kind {
-	case OrderStop:
-		if rapid.IntRange(0, 9).Draw(t, "stop") < 9 {
-			t.Skip()
-		}
-	case OrderRestart:
-		m.do("order %s %s", kind, rapid.SampledFrom([]string{"", "charged"}).Draw(t, "cost"))
-		return
-	case OrderBar, OrderUnbar, OrderDrain:
-		m.do("order %s n%d", kind, rapid.IntRange(0, 5).Draw(t, "name"))
-		return
-	}
-	m.do("order %s", kind)
+	m.Do("%s", history.Start(t, "n", len(m.procs), ranks))
 }

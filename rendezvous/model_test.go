@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous/history"
 )
 
 // model is a run with all that takes part in it: launchers that obey as dlrover-run does, daemons that come and go,
@@ -44,8 +45,7 @@ type model struct {
 	terms uint64
 	ahead time.Duration // the most that the clock of a daemon has been
 	procs map[string]*process
-	seats map[string]string      // by epoch and rank: the launcher, and what it was told
-	leads map[job.EpochID]string // the launchers that were told to lead
+	rules *history.Rules
 	lines []string
 }
 
@@ -74,10 +74,8 @@ type process struct {
 
 	dir     Directive
 	last    Directive // the newest Run
-	ran     map[job.EpochID]bool
 	works   bool
-	leaving bool     // it ends its workers, and leaves when it hears
-	over    job.Kind // it was told so
+	leaving bool // it ends its workers, and leaves when it hears
 
 	sent    Event
 	delayed bool
@@ -86,12 +84,11 @@ type process struct {
 }
 
 func newModel(t rapid.TB) *model {
-	return &model{t: t, now: time.Unix(1e6, 0).UTC(), procs: map[string]*process{}, seats: map[string]string{},
-		leads: map[job.EpochID]string{}}
+	return &model{t: t, now: time.Unix(1e6, 0).UTC(), procs: map[string]*process{}}
 }
 
-// do executes a command, and holds the rules.
-func (m *model) do(format string, args ...any) {
+// Do executes a command, and holds the rules.
+func (m *model) Do(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
 	m.lines = append(m.lines, line)
 	words := strings.Fields(line)
@@ -174,39 +171,11 @@ func (m *model) tell(p *process, verb, arg string) {
 
 // begin starts the run's first daemon.
 func (m *model) begin(options []string) {
-	p := Params{Min: 1, Max: 1, GateTimeout: 20 * time.Second, Budget: Budget{BackoffMax: -1}}
-	for _, o := range options {
-		name, value, _ := strings.Cut(o, "=")
-		n, _ := strconv.Atoi(value)
-		d, _ := time.ParseDuration(value)
-		switch name {
-		case "min":
-			p.Min, p.Max = n, max(n, p.Max)
-		case "max":
-			p.Max = n
-		case "unit":
-			p.Unit = n
-		case "restarts":
-			p.MaxRestarts = n
-		case "join-timeout":
-			p.JoinTimeout = d
-		case "deadline":
-			p.Budget.Deadline = d
-		case "hold-failed":
-			p.Budget.HoldFailed, p.Budget.HoldFor = true, d
-		case "limit":
-			p.Budget.BackoffLimit = n
-		case "backoff":
-			p.Budget.BackoffMax = 0
-		default:
-			set := map[string]*bool{"gate": &p.Gate, "static": &p.Static, "hold": &p.Hold, "always": &p.Always,
-				"tolerate": &p.Budget.Tolerate}[name]
-			require.NotNil(m.t, set, "unknown option %s", o)
-			*set = true
-		}
-	}
-	m.p = p
-	require.NoError(m.t, p.WithDefaults().Validate())
+	data, err := history.Params(options)
+	require.NoError(m.t, err)
+	require.NoError(m.t, json.Unmarshal(data, &m.p))
+	require.NoError(m.t, m.p.WithDefaults().Validate())
+	m.rules = history.NewRules(m.p.Min, m.p.Max, m.p.Unit)
 	m.another("empty", 0)
 }
 
@@ -217,9 +186,7 @@ func (m *model) another(how string, skew time.Duration) {
 	}
 	if how == "empty" {
 		m.store = nil
-		for _, p := range m.procs {
-			p.over = ""
-		}
+		m.rules.Forgotten()
 	}
 	if m.store == nil {
 		skew = m.ahead // its clock alone gives it a later term
@@ -299,7 +266,7 @@ func (m *model) order(kind OrderKind, name string) {
 }
 
 func (m *model) start(id string, options []string) {
-	p := &process{started: m.now, params: m.p.WithDefaults(), ran: map[job.EpochID]bool{}}
+	p := &process{started: m.now, params: m.p.WithDefaults()}
 	p.Node = Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: []Ability{CanGate, CanLeave, CanHold, CanCommand}}
 	for _, o := range options {
 		name, value, _ := strings.Cut(o, "=")
@@ -402,7 +369,8 @@ func (m *model) deliver(p *process, d Directive) {
 	if d.Params != nil {
 		p.params = *d.Params
 	}
-	m.holdTold(p, d)
+	require.NoError(m.t, m.rules.Told(history.Told{ID: p.ID, Kind: d.Kind, EpochID: d.EpochID, Place: d.Place,
+		Restarts: d.Restarts, Cause: d.Cause, Paused: d.Paused, Barred: d.Barred}))
 	p.dir = d
 	if d.Round > 0 {
 		p.seen, p.restarts, p.spent = d.EpochID, d.Restarts, d.Spent
@@ -430,17 +398,17 @@ func (m *model) obey(p *process, d Directive) {
 	case job.Lead:
 		m.send(p, Ready{ID: p.ID, EpochID: d.EpochID, Addr: p.ID, Port: 1})
 	case job.Run:
-		p.last, p.ran[d.EpochID], p.works = d, true, !d.Hold
+		p.last, p.works = d, !d.Hold
 		p.resume = &Resume{EpochID: d.EpochID, Place: *d.Place, Hold: d.Hold}
 	case job.Stop:
 		p.stopped = d.EpochID
 		m.send(p, m.join(p))
 	case job.Done, job.Fail:
-		p.over = d.Kind
+		m.rules.Over(p.ID, d.Kind)
 		m.keep() // before the answer
 		for _, o := range m.procs {
 			if o.seen.Round > 0 && o.home == p.home { // else only the clock knows
-				o.over = d.Kind
+				m.rules.Over(o.ID, d.Kind)
 			}
 		}
 		m.leave(p, string(d.Kind))
@@ -505,7 +473,7 @@ func (m *model) checked(p *process, result string) {
 // settle has all launchers hear and obey until nothing changes.
 func (m *model) settle() {
 	for n, changed := 0, true; changed; n++ {
-		require.Less(m.t, n, 100, "the launchers never rest: %s", m.state())
+		require.Less(m.t, n, 100, "the launchers never rest: %s", m.State())
 		changed = false
 		for _, id := range sortedKeys(m.procs) {
 			changed = m.hear(m.procs[id]) || changed
@@ -513,8 +481,8 @@ func (m *model) settle() {
 	}
 }
 
-// state is what the run is like, for people.
-func (m *model) state() string {
+// State is what the run is like, for people.
+func (m *model) State() string {
 	s := m.lead.r.Status()
 	lines := []string{fmt.Sprintf("%s %d/%d, %d restarts", s.Phase, s.Round, s.Epoch, s.Restarts)}
 	if s.Outcome != "" {

@@ -1,7 +1,6 @@
 package rendezvous
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -9,54 +8,8 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// The rules that no history may break. Those of sim hold for one daemon, the others for all together.
-
-// holdTold holds what a launcher may be told.
-func (m *model) holdTold(p *process, d Directive) {
-	t := m.t
-	switch d.Kind {
-	case job.Stop, job.Bar, job.Fail:
-		require.True(t, d.Cause != nil && d.Cause.Text != "", "%s is not told why: %s", p.ID, d.Kind)
-	}
-	if p.over != "" {
-		require.Equal(t, p.over, d.Kind, "the run of %s has ended", p.ID)
-	}
-	if d.Kind != job.Run && d.Kind != job.Lead {
-		return
-	}
-	m.holdSeat(p, d)
-	if d.Kind == job.Run && d.EpochID == p.last.EpochID {
-		require.Equal(t, p.last.Place.GroupRank, d.Place.GroupRank, "%s has another place", p.ID)
-		return // confirmed
-	}
-	require.Nil(t, d.Paused, "%s gets workers in a pause", p.ID)
-	require.Nil(t, d.Barred, "%s gets workers, and is barred", p.ID)
-	require.GreaterOrEqual(t, d.Restarts, p.restarts, "%s: spent restarts come back", p.ID)
-	if d.Kind == job.Lead {
-		leads := m.leads[d.EpochID]
-		require.True(t, leads == "" || leads == p.ID, "%s and %s lead in %v", leads, p.ID, d.EpochID)
-		m.leads[d.EpochID] = p.ID
-		return
-	}
-	require.False(t, p.ran[d.EpochID], "%s runs epoch %v twice", p.ID, d.EpochID)
-	require.True(t, d.Newer(p.last.EpochID), "%s runs %v after %v", p.ID, d.EpochID, p.last.EpochID)
-}
-
-// holdSeat: a rank of an epoch has one node, and all nodes of it are told of the same world.
-func (m *model) holdSeat(p *process, d Directive) {
-	size := d.Place.GroupWorldSize
-	require.True(m.t, size >= m.p.Min && size <= m.p.Max && size%max(m.p.Unit, 1) == 0, "a world of %d", size)
-	require.True(m.t, d.Place.GroupRank >= 0 && d.Place.GroupRank < size)
-	for key, value := range map[string]string{
-		fmt.Sprint(d.EpochID, d.Place.GroupRank): p.ID,
-		fmt.Sprint(d.EpochID):                    fmt.Sprint(size, d.Place.WorldSize),
-	} {
-		if m.seats[key] == "" {
-			m.seats[key] = value
-		}
-		require.Equal(m.t, m.seats[key], value, "two worlds of %s", key)
-	}
-}
+// The rules that no history may break, besides those of what launchers are told. Those of sim hold for one daemon, the
+// others for all together.
 
 // hold holds the rules between two commands.
 func (m *model) hold() {
@@ -75,8 +28,8 @@ func (m *model) hold() {
 	}
 }
 
-// rest ends all faults: the run must reach an end, or a running world, or lack the nodes for one.
-func (m *model) rest() {
+// Rest ends all faults: the run must reach an end, or a running world, or lack the nodes for one.
+func (m *model) Rest() {
 	m.pass(time.Second, false) // for the deposed one
 	for range 4 {
 		m.settleWell() // a launcher may bring an order
