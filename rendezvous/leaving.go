@@ -28,14 +28,16 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 		text += fmt.Sprintf(" (within %s)", e.Grace.Round(time.Second/10))
 	}
 	r.out.note(job.EventLeaving, n.Name, text)
+	cause := job.Cause{Kind: job.CauseLeave, Node: n.Name,
+		Text: fmt.Sprintf("node %d (%s) is leaving: %s", n.rank, n.Name, reason)}
 	switch {
 	case n.idle():
 	case r.memory.rebuild != nil:
 		r.memory.rebuild.forgo(now, n)
+		r.out.direct(n, Directive{Kind: job.Stop, Cause: &cause}) // its Run would be no news
 	default:
 		r.epoch.lose(n, job.Loss{Reason: reason, At: now})
-		text := fmt.Sprintf("node %d (%s) is leaving: %s", n.rank, n.Name, reason)
-		r.breakWorld(now, job.Cause{Kind: job.CauseLeave, Node: n.Name, Text: text})
+		r.breakWorld(now, cause)
 	}
 	r.members.become(n, leaving)
 	return nil
