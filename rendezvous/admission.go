@@ -37,7 +37,7 @@ func (a *admission) admit(e Join) error {
 		return nil
 	}
 	if o := a.members.wisher(e.Node.Rank); o != nil && !o.supersededBy(e.Node) {
-		if e.Resume != nil && e.Stopped != e.Resume.EpochID && !a.epoch.collecting() {
+		if e.Resume != nil && e.Stopped != e.Resume.EpochID {
 			return fmt.Errorf("%w: %s has taken over node rank %d while this launcher was cut off; its workers must end",
 				ErrRefused, o.Name, e.Node.Rank)
 		}
