@@ -75,7 +75,7 @@ func (g *gate) pass(now time.Time) (size int, open bool) {
 	} else if g.members.checking == 0 {
 		g.recheck(now)
 	}
-	if sure == possible || now.Before(g.until) {
+	if now.Before(g.until) {
 		return 0, false
 	}
 	if possible < g.params.Min {
