@@ -10,6 +10,7 @@ import (
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/internal/retry"
+	"dlrover-run/internal/stable"
 )
 
 var errUnwanted = errors.New("not for this node")
@@ -47,7 +48,7 @@ func (p *peers) holders(self int, r request, have []restorable) []holder {
 		}
 		return 0
 	}
-	slices.SortStableFunc(out, func(a, b holder) int {
+	stable.Sort(out, func(a, b holder) int {
 		return cmp.Or(whole(b.copy)-whole(a.copy), len(shards[b.copy.Save])-len(shards[a.copy.Save]),
 			compareAge(b.copy, a.copy))
 	})

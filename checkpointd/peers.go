@@ -16,6 +16,7 @@ import (
 	"dlrover-run/checkpointd/replica"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/internal/plainhttp"
+	"dlrover-run/internal/stable"
 )
 
 // anyRank is the rank of a copy that every rank can load: each holder has the full state.
@@ -178,7 +179,7 @@ func mergeNodes(known, news []coordinator.Peer) []coordinator.Peer {
 	for _, peer := range slices.Concat(known, news) {
 		byNode[peer.Node] = peer
 	}
-	return slices.SortedFunc(maps.Values(byNode), func(a, b coordinator.Peer) int { return a.Node - b.Node })
+	return stable.Sorted(maps.Values(byNode), func(a, b coordinator.Peer) int { return a.Node - b.Node })
 }
 
 func (p *peers) wakePush() {

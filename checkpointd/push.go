@@ -10,6 +10,7 @@ import (
 	"dlrover-run/checkpointd/replica"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/internal/retry"
+	"dlrover-run/internal/stable"
 )
 
 // pendingCopy is a save that is to be copied.
@@ -105,7 +106,7 @@ func (p *peers) next(now time.Time) (t copyTask, due time.Time) {
 			}
 		}
 		if len(t.to) > 0 {
-			slices.SortStableFunc(t.to, func(a, b replica.Peer) int { // those that may keep us waiting come last
+			stable.Sort(t.to, func(a, b replica.Peer) int { // those that may keep us waiting come last
 				return cmp.Compare(p.unreachable[a.Node].pause, p.unreachable[b.Node].pause)
 			})
 			t.pendingCopy, t.from, t.key = a, from, p.key

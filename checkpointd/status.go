@@ -3,10 +3,10 @@ package checkpointd
 import (
 	"context"
 	"maps"
-	"slices"
 	"time"
 
 	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/internal/stable"
 )
 
 // Status is the present state of the daemon.
@@ -71,7 +71,7 @@ func agesOf(durable map[int]SegmentStatus, segs []SegmentStatus) []coordinator.A
 		}
 		ranks[s.Rank] = a
 	}
-	return slices.SortedFunc(maps.Values(ranks), func(a, b coordinator.Age) int { return a.Rank - b.Rank })
+	return stable.Sorted(maps.Values(ranks), func(a, b coordinator.Age) int { return a.Rank - b.Rank })
 }
 
 // reportAges reports the ages to the master now and then. In a world of several nodes the first report says that this

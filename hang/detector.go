@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"dlrover-run/internal/stable"
 )
 
 // DetectorConfig is the configuration of a Detector.
@@ -77,7 +79,7 @@ func (d *Detector) Look(now time.Duration, workers []Sample, store []StoreWait) 
 	}
 	d.forget()
 	found = d.suspectMissing(found, workers, store)
-	slices.SortStableFunc(found, func(a, b Suspicion) int { return cmp.Compare(a.Rank, b.Rank) })
+	stable.Sort(found, func(a, b Suspicion) int { return cmp.Compare(a.Rank, b.Rank) })
 	return found
 }
 

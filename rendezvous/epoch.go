@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/stable"
 )
 
 type phase string
@@ -184,8 +185,8 @@ func (e *epoch) lose(n *node, l job.Loss) {
 // evidence is the evidence about the end of the epoch, the earliest first.
 func (e *epoch) evidence(restarts, maxRestarts int) job.Evidence {
 	earlier := func(a, b job.Failure) int { return a.At.Compare(b.At) }
-	failures := slices.SortedStableFunc(slices.Values(e.kept.failures), earlier)
-	losses := slices.SortedStableFunc(slices.Values(e.kept.losses), func(a, b job.Loss) int { return a.At.Compare(b.At) })
+	failures := stable.Sorted(slices.Values(e.kept.failures), earlier)
+	losses := stable.Sorted(slices.Values(e.kept.losses), func(a, b job.Loss) int { return a.At.Compare(b.At) })
 	return job.Evidence{
 		Outcome: e.outcome, Cause: e.cause,
 		Failures: failures[:min(len(failures), maxTold)], Losses: losses[:min(len(losses), maxTold)],

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/stable"
 )
 
 // members are the nodes that are here, in a world or not, and how many there are in each state.
@@ -182,6 +183,6 @@ func (m *members) named(name string) (ns []Node) {
 			ns = append(ns, n.Node)
 		}
 	}
-	slices.SortFunc(ns, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
+	stable.Sort(ns, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
 	return ns
 }

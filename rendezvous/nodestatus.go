@@ -2,9 +2,9 @@ package rendezvous
 
 import (
 	"cmp"
-	"slices"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/stable"
 )
 
 // statuses lists the nodes for a status page: members by rank, then those waiting.
@@ -21,7 +21,7 @@ func (m *members) statuses(bars map[string]*job.Cause) []NodeStatus {
 			Since: n.since, Restarts: max(n.starts-1, 0), Role: n.Role, Machine: n.Machine, Devices: n.Devices,
 		})
 	}
-	slices.SortStableFunc(ns, func(a, b NodeStatus) int {
+	stable.Sort(ns, func(a, b NodeStatus) int {
 		return cmp.Or(cmp.Compare(order(a.GroupRank), order(b.GroupRank)), cmp.Compare(a.Name, b.Name))
 	})
 	return ns

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"dlrover-run/internal/stable"
 )
 
 // MemoryInUse is the share of a device's memory that other processes may hold before a job.
@@ -25,7 +27,7 @@ func Judge(devices []Facts) []Finding {
 			findings = append(findings, rule(d, devices)...)
 		}
 	}
-	slices.SortStableFunc(findings, func(a, b Finding) int { return weight(b.Severity) - weight(a.Severity) })
+	stable.Sort(findings, func(a, b Finding) int { return weight(b.Severity) - weight(a.Severity) })
 	return findings
 }
 
@@ -296,7 +298,7 @@ func users(us []User) string {
 	if len(us) == 0 {
 		return "processes that cannot be seen from here"
 	}
-	us = slices.SortedFunc(slices.Values(us), func(a, b User) int { return cmp.Compare(b.Used, a.Used) })
+	us = stable.Sorted(slices.Values(us), func(a, b User) int { return cmp.Compare(b.Used, a.Used) })
 	var names []string
 	for _, u := range us[:min(len(us), 3)] {
 		names = append(names, fmt.Sprintf("%s (pid %d)", cmp.Or(u.Name, "a process"), u.PID))

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"dlrover-run/internal/stable"
 	"dlrover-run/internal/text"
 )
 
@@ -83,7 +84,7 @@ func Skip(adaptor, reason string) Report {
 func (r *Report) Conclude() {
 	r.Schema = schema
 	r.Domain = cmp.Or(r.Domain, domain(r.Devices))
-	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return weight(b.Severity) - weight(a.Severity) })
+	stable.Sort(r.Findings, func(a, b Finding) int { return weight(b.Severity) - weight(a.Severity) })
 	if len(r.Findings) > 0 && r.Findings[0].Severity == Fatal {
 		r.State, r.Reason = Faulty, fatalTexts(r.Findings)
 	}

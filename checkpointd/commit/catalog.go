@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/internal/stable"
 )
 
 // catalog reads the committed steps of a checkpoint directory, and the tracker that names one of them.
@@ -104,7 +105,7 @@ func (c catalog) manifests() (ms []Manifest, damaged []Skipped, err error) {
 			ms = append(ms, m)
 		}
 	}
-	slices.SortStableFunc(ms, newestFirst)
+	stable.Sort(ms, newestFirst)
 	return ms, damaged, nil
 }
 

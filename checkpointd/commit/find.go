@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+
+	"dlrover-run/internal/stable"
 )
 
 // Manifests returns the committed steps of a directory, the newest commit first. Damaged manifests are left out: Newest
@@ -79,7 +81,7 @@ func (t Store) Newest(ctx context.Context, dir string, shards []int) (m Manifest
 		return Manifest{}, nil, err
 	}
 	if step, ok := d.steps.tracked(); ok {
-		slices.SortStableFunc(ms, func(a, b Manifest) int { return first(b.Step == step) - first(a.Step == step) })
+		stable.Sort(ms, func(a, b Manifest) int { return first(b.Step == step) - first(a.Step == step) })
 	}
 	for _, m := range ms {
 		err := d.verify(ctx, m, shards)

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+
+	"dlrover-run/internal/stable"
 )
 
 // Remove removes a committed step. It refuses (ErrKept) a step that a tracker names, the only one, and one that is
@@ -170,7 +172,7 @@ func (d directory) good(ctx context.Context, keep []*brief) error {
 // stepsToRemove returns the steps that a policy removes, oldest commit first, given the committed ones. A step that
 // either half of the policy keeps stays; so do the tracked step and the newest commit.
 func stepsToRemove(ms []Manifest, r Retention, tracked int64) (remove []int64) {
-	ms = slices.SortedStableFunc(slices.Values(ms), newestFirst)
+	ms = stable.Sorted(slices.Values(ms), newestFirst)
 	for i, m := range ms {
 		stays := i == 0 || m.Step == tracked || i < r.KeepLatest || r.KeepInterval > 0 && m.Step%r.KeepInterval == 0
 		if !stays && (r.KeepLatest > 0 || r.KeepInterval > 0) {

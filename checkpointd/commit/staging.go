@@ -5,8 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
 	"strings"
+
+	"dlrover-run/internal/stable"
 )
 
 // staging has the saves of a checkpoint directory that are not committed yet.
@@ -37,7 +38,7 @@ func (g staging) intents() (ms []Manifest, bad map[string]error, err error) {
 			ms = append(ms, m)
 		}
 	}
-	slices.SortStableFunc(ms, func(a, b Manifest) int { return a.Saved.Compare(b.Saved) })
+	stable.Sort(ms, func(a, b Manifest) int { return a.Saved.Compare(b.Saved) })
 	return ms, bad, err
 }
 

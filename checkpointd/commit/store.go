@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"dlrover-run/internal/stable"
 )
 
 // Plan begins a shard of a save and returns the paths that its files, in the order of paths, are to be written to. They
@@ -138,7 +140,7 @@ func (t Store) begin(d directory, m Manifest) error {
 func (d directory) future(s Save, es []Entry) (Manifest, error) {
 	m := Manifest{Version: version, Save: s}
 	m.Dir, m.Trackers = d.storage.root, withLatest(s.Trackers, s.Step)
-	es = slices.SortedFunc(slices.Values(es), func(a, b Entry) int { return a.Shard - b.Shard })
+	es = stable.Sorted(slices.Values(es), func(a, b Entry) int { return a.Shard - b.Shard })
 	if len(es) != s.Shards {
 		return m, fmt.Errorf("%d shards instead of %d", len(es), s.Shards)
 	}

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"dlrover-run/internal/stable"
 )
 
 // agesEvent replaces the ages of the given ranks.
@@ -64,7 +66,7 @@ func (st *state) summary() summary {
 	for _, s := range st.saves {
 		sum.Saves = append(sum.Saves, s.status())
 	}
-	slices.SortFunc(sum.Saves, func(a, b saveStatus) int {
+	stable.Sort(sum.Saves, func(a, b saveStatus) int {
 		return cmp.Or(cmp.Compare(a.Step, b.Step), cmp.Compare(a.ID, b.ID))
 	})
 	for _, rank := range slices.Sorted(maps.Keys(st.ages)) {

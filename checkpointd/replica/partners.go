@@ -3,6 +3,8 @@ package replica
 import (
 	"cmp"
 	"slices"
+
+	"dlrover-run/internal/stable"
 )
 
 // Peer is a node that can keep copies of other nodes' shards.
@@ -17,11 +19,11 @@ type Peer struct {
 // as many as can be do, of several hardly fewer. The answer depends on the set of peers, self among them, and not on
 // their order: all nodes that know the same peers agree. Nil when self is not among the peers.
 func Partners(self int, peers []Peer, copies int) []Peer {
-	peers = slices.SortedFunc(slices.Values(peers), func(a, b Peer) int {
+	peers = stable.Sorted(slices.Values(peers), func(a, b Peer) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Switch, b.Switch), cmp.Compare(a.Addr, b.Addr))
 	})
 	peers = slices.CompactFunc(peers, func(a, b Peer) bool { return a.Node == b.Node })
-	slices.SortStableFunc(peers, func(a, b Peer) int { return cmp.Compare(a.Switch, b.Switch) })
+	stable.Sort(peers, func(a, b Peer) int { return cmp.Compare(a.Switch, b.Switch) })
 	me := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == self })
 	if me < 0 {
 		return nil

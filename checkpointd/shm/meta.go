@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"dlrover-run/checkpointd/commit"
+	"dlrover-run/internal/stable"
 )
 
 // File is one file of a checkpoint, as part of the image of a segment.
@@ -129,7 +130,7 @@ func (m *Meta) checkFiles() error {
 			return err
 		}
 	}
-	files := slices.SortedFunc(slices.Values(m.Files), byOffset)
+	files := stable.Sorted(slices.Values(m.Files), byOffset)
 	for i := 1; i < len(files); i++ {
 		if a, b := files[i-1], files[i]; a.Off+a.Len > b.Off {
 			return fmt.Errorf("files %q and %q overlap", a.Path, b.Path)

@@ -5,9 +5,10 @@ import (
 	"context"
 	"encoding/binary"
 	"hash/crc32"
-	"slices"
 	"sort"
 	"sync"
+
+	"dlrover-run/internal/stable"
 )
 
 // sealChunk is how many bytes are summed between two looks at the context: below a millisecond.
@@ -90,7 +91,7 @@ func needs(fixes []fix) []need {
 			}
 		}
 	}
-	slices.SortFunc(ns, func(a, b need) int { return cmp.Compare(a.off, b.off) })
+	stable.Sort(ns, func(a, b need) int { return cmp.Compare(a.off, b.off) })
 	for i := 1; i < len(ns); i++ {
 		ns[i].rows = max(ns[i].rows, ns[i-1].rows)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"dlrover-run/hang/merge"
 	"dlrover-run/hang/rankset"
+	"dlrover-run/internal/stable"
 )
 
 // maxSize is how large a picture becomes, in bytes.
@@ -157,7 +158,7 @@ func (d *drawing) section(s Section, room int) {
 	}
 	l.scale = float64(width-2*margin) / float64(max(total, 1))
 	l.place(s.Tree.Roots, margin, 1)
-	slices.SortStableFunc(l.boxes, func(a, b box) int {
+	stable.Sort(l.boxes, func(a, b box) int {
 		if a.suspect != b.suspect {
 			return before(a.suspect)
 		}
@@ -215,7 +216,7 @@ func (l *layout) sorted(nodes []*merge.Node) (out []box) {
 		}
 		out = append(out, b)
 	}
-	slices.SortStableFunc(out, func(a, b box) int {
+	stable.Sort(out, func(a, b box) int {
 		if a.suspect != b.suspect {
 			return before(a.suspect)
 		}

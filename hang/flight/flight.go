@@ -16,6 +16,7 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/internal/pickle"
+	"dlrover-run/internal/stable"
 	"dlrover-run/internal/text"
 )
 
@@ -100,11 +101,11 @@ func (c *chooser) chosen() []hang.FlightEntry {
 		}
 	}
 	byPlace := func(a, b numbered) int { return cmp.Compare(a.place, b.place) }
-	slices.SortFunc(active, byPlace)
-	slices.SortFunc(done, byPlace)
+	stable.Sort(active, byPlace)
+	stable.Sort(done, byPlace)
 	all := append(active, done...)
 	all = all[:min(len(all), maxEntries)]
-	slices.SortFunc(all, byPlace)
+	stable.Sort(all, byPlace)
 	entries := make([]hang.FlightEntry, len(all))
 	for i, e := range all {
 		entries[i] = e.FlightEntry

@@ -10,6 +10,7 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/rankset"
+	"dlrover-run/internal/stable"
 	"dlrover-run/internal/text"
 )
 
@@ -312,7 +313,7 @@ func Groups(ev []hang.Evidence, native bool) []Group {
 	for _, s := range g.groups {
 		out = append(out, *s)
 	}
-	slices.SortFunc(out, func(a, b Group) int {
+	stable.Sort(out, func(a, b Group) int {
 		return cmp.Or(cmp.Compare(b.Ranks.Len(), a.Ranks.Len()), cmp.Compare(a.Ranks[0].First, b.Ranks[0].First))
 	})
 	return out

@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
+
+	"dlrover-run/internal/stable"
 )
 
 // task is a thread as the kernel has it.
@@ -51,7 +52,7 @@ func readTasks(pid int) ([]task, error) {
 		}
 		all = append(all, t)
 	}
-	slices.SortFunc(all, func(a, b task) int {
+	stable.Sort(all, func(a, b task) int {
 		if (a.tid == pid) != (b.tid == pid) {
 			return map[bool]int{true: -1, false: 1}[a.tid == pid]
 		}

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"dlrover-run/internal/stable"
 )
 
 // Limits of the reports in a directory.
@@ -75,7 +77,7 @@ func reportsOf(root *os.Root, names []string, now time.Time, wanted func(fs.File
 		}
 		found = append(found, r)
 	}
-	slices.SortFunc(found, func(a, b old) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(b.name, a.name)) })
+	stable.Sort(found, func(a, b old) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(b.name, a.name)) })
 	return found
 }
 

@@ -13,6 +13,7 @@ import (
 	"dlrover-run/hang"
 	"dlrover-run/hang/merge"
 	"dlrover-run/hang/rankset"
+	"dlrover-run/internal/stable"
 	"dlrover-run/internal/text"
 )
 
@@ -209,7 +210,7 @@ func (t *textReport) groups() {
 		groups = merge.Groups(t.Evidence, true)
 	}
 	suspects := t.Verdict.SuspectRanks()
-	slices.SortStableFunc(groups, func(a, b merge.Group) int { // to be seen even among thousands
+	stable.Sort(groups, func(a, b merge.Group) int { // to be seen even among thousands
 		return -cmp.Compare(boolean(a.Ranks.Meets(suspects)), boolean(b.Ranks.Meets(suspects)))
 	})
 	if len(groups) > 0 {

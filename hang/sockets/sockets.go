@@ -20,6 +20,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+
+	"dlrover-run/internal/stable"
 )
 
 // Local returns the local ends of the established TCP connections from the processes pids to port, by pid. Only
@@ -200,6 +202,6 @@ func sorted(ends map[netip.AddrPort]struct{}) []netip.AddrPort {
 	for e := range ends {
 		out = append(out, e)
 	}
-	slices.SortFunc(out, netip.AddrPort.Compare)
+	stable.Sort(out, netip.AddrPort.Compare)
 	return out
 }

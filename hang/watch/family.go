@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/stable"
 )
 
 // Bounds of the data about the children of a worker.
@@ -86,7 +86,7 @@ func (f *family) readChildren(ctx context.Context) []hang.Thread {
 		}
 		alike[stackKey(main)]++
 	}
-	slices.SortStableFunc(found, func(a, b hang.Thread) int {
+	stable.Sort(found, func(a, b hang.Thread) int {
 		return cmp.Or(cmp.Compare(b.Own(), a.Own()), cmp.Compare(len(b.Python), len(a.Python)))
 	})
 	found = found[:min(len(found), keptChildren)]

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/stable"
 )
 
 // Set is the workers that one torchrun has started at a time.
@@ -117,7 +118,7 @@ func (s stat) alive() bool { return s.state != 'Z' && s.state != 'X' }
 
 // assemble returns nil if a worker is missing, or the ranks are none that torchrun gives.
 func assemble(root string, f kin, cs []candidate) *Set {
-	slices.SortFunc(cs, func(a, b candidate) int {
+	stable.Sort(cs, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.local, b.local), cmp.Compare(a.Start, b.Start), cmp.Compare(a.PID, b.PID))
 	})
 	// a child of a parent that has ended was adopted, and is younger than the worker

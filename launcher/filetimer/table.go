@@ -4,8 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
+
+	"dlrover-run/internal/stable"
 )
 
 // maxTimers bounds a Table.
@@ -91,7 +92,7 @@ func (t *Table) Expire(now time.Time) (expired []Timer) {
 		})
 		expired = append(expired, timer)
 	}
-	slices.SortFunc(expired,
+	stable.Sort(expired,
 		func(a, b Timer) int { return cmp.Or(a.Deadline.Compare(b.Deadline), cmp.Compare(a.PID, b.PID)) })
 	return expired
 }

@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+
+	"dlrover-run/internal/stable"
 )
 
 // Mode selects the CPUs near its accelerator that a worker gets.
@@ -118,7 +120,7 @@ func (t topology) cacheShare(cpus []int, i int) ([]int, error) {
 		return nil, err
 	}
 	// The smallest cache after the affinity mask is last.
-	slices.SortStableFunc(caches, func(a, b []int) int { return len(b) - len(a) })
+	stable.Sort(caches, func(a, b []int) int { return len(b) - len(a) })
 	return caches[i%len(caches)], nil
 }
 

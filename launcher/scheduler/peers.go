@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"dlrover-run/internal/stable"
 )
 
 // maxPeers bounds the nodes that are distinguished by their names.
@@ -77,7 +79,7 @@ func peers(names []string, from string) Peers {
 	if len(names) < 2 || len(names) > maxPeers || slices.ContainsFunc(names, func(n string) bool { return !hostName(n) }) {
 		return Peers{}
 	}
-	slices.SortStableFunc(names, func(a, b string) int { return len(a) - len(b) }) // pod-2 before pod-10
+	stable.Sort(names, func(a, b string) int { return len(a) - len(b) }) // pod-2 before pod-10
 	return Peers{names, from}
 }
 

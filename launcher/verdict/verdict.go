@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"dlrover-run/internal/stable"
 	"dlrover-run/internal/text"
 )
 
@@ -146,7 +147,7 @@ const (
 func Judge(e Evidence) Verdict {
 	v := Verdict{
 		Rule: NoCause, Class: Unknown, RestartsUsed: e.RestartsUsed, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize,
-		Followers: slices.SortedStableFunc(slices.Values(e.Failures), func(a, b Failure) int {
+		Followers: stable.Sorted(slices.Values(e.Failures), func(a, b Failure) int {
 			return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Rank, b.Rank))
 		}),
 	}
@@ -154,7 +155,7 @@ func Judge(e Evidence) Verdict {
 		v.Rule, v.Class, v.Hung = WasHung, Hang, e.Hung
 		return v
 	}
-	losses := slices.SortedStableFunc(slices.Values(e.Losses), func(a, b Loss) int { return a.At.Compare(b.At) })
+	losses := stable.Sorted(slices.Values(e.Losses), func(a, b Loss) int { return a.At.Compare(b.At) })
 	root, found := firstFailure(suspects(v.Followers, losses))
 	if len(losses) > 0 && (!found || root.yieldsTo(losses[0])) {
 		v.Rule, v.Class, v.Loss, v.OtherLosses = NodeLost, Lost, &losses[0], len(losses)-1

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dlrover-run/internal/stable"
 	"dlrover-run/internal/table"
 	"dlrover-run/internal/text"
 	"dlrover-run/netcheck"
@@ -73,7 +74,7 @@ func several(names []string) string {
 }
 
 func worstFirst(nodes []netcheck.NodePicture) []netcheck.NodePicture {
-	return slices.SortedStableFunc(slices.Values(nodes), func(a, b netcheck.NodePicture) int {
+	return stable.Sorted(slices.Values(nodes), func(a, b netcheck.NodePicture) int {
 		return cmp.Compare(rank(b), rank(a))
 	})
 }

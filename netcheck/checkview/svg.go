@@ -7,10 +7,10 @@ import (
 	"html"
 	"io"
 	"maps"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
+	"dlrover-run/internal/stable"
 	"dlrover-run/internal/text"
 	"dlrover-run/netcheck"
 )
@@ -138,7 +138,7 @@ func ink(n netcheck.NodePicture) string {
 
 // rates writes the cells.
 func (s *sheet) rates() {
-	for _, at := range slices.SortedFunc(maps.Keys(s.cells), byPlace) {
+	for _, at := range stable.Sorted(maps.Keys(s.cells), byPlace) {
 		c := s.cells[at]
 		x, y := s.left+at.to*s.size, s.top+at.from*s.size
 		fmt.Fprintf(s, `<g><title>%s</title><rect x="%d" y="%d" width="%d" height="%d" fill="%s"/>`,

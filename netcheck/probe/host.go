@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dlrover-run/internal/stable"
 	"dlrover-run/netcheck"
 )
 
@@ -113,7 +114,7 @@ func chosen(links []Link, c Choice) []Link {
 			all = append(all, l)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b Link) int { return byNumber(a.Name, b.Name) })
+	stable.Sort(all, func(a, b Link) int { return byNumber(a.Name, b.Name) })
 	return all
 }
 

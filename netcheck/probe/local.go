@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dlrover-run/internal/stable"
 	"dlrover-run/netcheck"
 )
 
@@ -150,7 +151,7 @@ func (h Host) selectedPorts(s selector) []port {
 			}
 		}
 	}
-	slices.SortStableFunc(ports, func(a, b port) int {
+	stable.Sort(ports, func(a, b port) int {
 		if a.dev == b.dev {
 			return a.n - b.n
 		}

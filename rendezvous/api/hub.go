@@ -19,6 +19,7 @@ import (
 
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/runhost"
+	"dlrover-run/internal/stable"
 	"dlrover-run/rendezvous"
 )
 
@@ -182,7 +183,7 @@ func (h *Hub) prune(now time.Time, urgent bool) {
 			left = append(left, l)
 		}
 	}
-	slices.SortFunc(left, func(a, b leftRun) int { return b.at.Compare(a.at) }) // the newest first
+	stable.Sort(left, func(a, b leftRun) int { return b.at.Compare(a.at) }) // the newest first
 	runs, nodes := min(maxLeftRuns, max(runhost.MaxRuns-1-(len(all)-len(left)), 0)), 0
 	for i, l := range left {
 		if i >= runs || nodes > 0 && nodes+l.nodes > maxLeftNodes {

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"dlrover-run/internal/stable"
 )
 
 // Wait is an unset key that clients wait for.
@@ -66,7 +68,7 @@ func (s *store) oldest() []Wait {
 		}
 		waits = append(waits, Wait{Key: key, Since: waiter(queue.Front()).since})
 	}
-	slices.SortFunc(waits, func(a, b Wait) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Key, b.Key)) })
+	stable.Sort(waits, func(a, b Wait) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Key, b.Key)) })
 	return slices.Clone(waits[:min(len(waits), maxWaits)])
 }
 

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"dlrover-run/internal/stable"
 )
 
 // sysfsVariable names the variable with the place of sysfs, for containers that see the host's elsewhere, and
@@ -80,7 +82,7 @@ func layout(sysfs fs.FS, root string) ([]card, error) {
 
 // ordered sorts the cards, and refuses impossible ones: then a card cannot be identified.
 func ordered(cards []card, root string) ([]card, error) {
-	slices.SortFunc(cards, func(a, b card) int { return a.Index - b.Index })
+	stable.Sort(cards, func(a, b card) int { return a.Index - b.Index })
 	sockets := map[int]int{}
 	for _, c := range cards {
 		if c.Index < 0 {

@@ -11,6 +11,7 @@ import (
 	"dlrover-run/hang/rankset"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/exposition"
+	"dlrover-run/internal/stable"
 )
 
 // hangMetrics holds the metrics of hangs on this node, as of the newest look. The methods of nil do nothing.
@@ -173,7 +174,7 @@ const toldGroups = 8
 // tellGroups reports the groups with the most collectives done.
 func (m *hangMetrics) tellGroups(s *exposition.Scrape, groups []hang.GroupState, rank exposition.Label) {
 	groups = slices.Clone(groups)
-	slices.SortFunc(groups, func(a, b hang.GroupState) int {
+	stable.Sort(groups, func(a, b hang.GroupState) int {
 		return cmp.Or(cmp.Compare(b.Since, a.Since), cmp.Compare(a.ID,
 			b.ID))
 	})
