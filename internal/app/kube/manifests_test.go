@@ -1,12 +1,14 @@
 package kube_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
 	"dlrover-run/internal/app/lease"
+	"dlrover-run/internal/secure"
 )
 
 // podSpec is what we check of a pod's template.
@@ -131,6 +133,20 @@ func TestManifestsOfMasterAndTrainingFitTogether(t *testing.T) {
 		"DLROVER_MASTER_ADDR": "dlrover-master:50001", "DLROVER_TOKEN_FILE": "/etc/dlrover/token",
 		"NODE_NAME": "$spec.nodeName", "POD_NAME": "$metadata.name", "POD_IP": "$status.podIP",
 	}, worker.env())
+}
+
+// The comment about TLS is of the same variable in the pods of the master and of the job.
+func TestManifestsHaveTLSAsAComment(t *testing.T) {
+	for name, kind := range map[string]string{"master.yaml": "Deployment", "training-pod.yaml": "Job"} {
+		var plain, pod podSpec
+		spec(t, documents(t, name), kind, &plain, "template", "spec")
+		require.NotContains(t, plain.env(), secure.Variables[0])
+		text := strings.Replace(manifest(t, name), "# - {name: DLROVER_TLS,", "- {name: DLROVER_TLS,", 1)
+		spec(t, decoded(t, []byte(text)), kind, &pod, "template", "spec")
+		want := plain.env()
+		want[secure.Variables[0]] = "auto"
+		require.Equal(t, want, pod.env(), name)
+	}
 }
 
 func TestASidecarSeesTheProcessesOfTorchrun(t *testing.T) {

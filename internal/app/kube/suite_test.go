@@ -53,14 +53,19 @@ func documents(t *testing.T, name string) (documents []document) {
 	for line := range bytes.Lines(text) {
 		require.LessOrEqual(t, len(line), 121, "%s: %s", name, line)
 	}
-	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	return decoded(t, text)
+}
+
+func decoded(t *testing.T, manifest []byte) (documents []document) {
+	t.Helper()
+	decoder := yaml.NewDecoder(bytes.NewReader(manifest))
 	for {
 		var d document
 		err := decoder.Decode(&d)
 		if errors.Is(err, io.EOF) {
 			return documents
 		}
-		require.NoError(t, err, name)
+		require.NoError(t, err)
 		documents = append(documents, d)
 	}
 }

@@ -63,17 +63,22 @@ func (a *auth) accepted() func() []string {
 	return a.job.Accepted
 }
 
-// layer is the TLS of the rendezvous; nil: none. A rendezvous that stays inside this process does without where there
-// is no certificate.
+// layer is the TLS of the rendezvous; nil: none.
 func (a *auth) layer(b backend, log *slog.Logger) (*secure.Layer, error) {
 	side := secure.Asks | secure.Serves
-	switch {
-	case b == local && a.token == "", b == local && !a.tls.Auto && a.tls.Cert == "":
-		return nil, nil
-	case b == master:
+	if b == master {
 		side = secure.Asks
 	}
-	return a.tls.Layer(a.token, side, log)
+	return a.chosen(b).Layer(a.token, side, log)
+}
+
+// chosen is what counts of the user's choice: a rendezvous that stays inside this process does without TLS where there
+// is no token or no certificate.
+func (a *auth) chosen(b backend) secure.Choice {
+	if b == local && (a.token == "" || !a.tls.Auto && a.tls.Cert == "") {
+		return secure.Choice{}
+	}
+	return a.tls
 }
 
 // deriveToken derives the job token from a secret that all nodes have. The MPI operator and Volcano give all pods of

@@ -11,6 +11,7 @@ import (
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/secure"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
@@ -61,6 +62,8 @@ type planRendezvous struct {
 	Endpoint   string `json:"endpoint,omitempty"`
 	ServedHere bool   `json:"served_here"`
 	Token      bool   `json:"token"`
+	// TLS has modes and paths; left out without TLS.
+	TLS secure.Choice `json:"tls,omitzero"`
 	// Hosts are those that are served without a token.
 	Hosts       string `json:"hosts,omitempty"`
 	Nodes       string `json:"nodes"`
@@ -139,7 +142,7 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 		Warnings: s.warnings, Plan: feature.Plan{Features: map[string]any{}},
 		Rendezvous: planRendezvous{
 			Backend: string(s.rdzv.backend), ServedHere: s.rdzv.serves(s.node.Rank, h), Token: s.auth.token != "",
-			Hosts: s.auth.peers.String(),
+			TLS: s.auth.chosen(s.rdzv.backend), Hosts: s.auth.peers.String(),
 			Nodes: fmt.Sprintf("%d:%d", params.Min, params.Max), NodeUnit: params.Unit,
 			JoinTimeout: params.JoinTimeout.String(), LastCall: params.LastCall.String(),
 			GrowthDelay: params.GrowthDelay.String(), Promised: params.Promised,

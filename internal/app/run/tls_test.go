@@ -1,14 +1,17 @@
 package run
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/secure"
 	"dlrover-run/internal/testkit"
 	"dlrover-run/launcher/torchpython"
 )
@@ -73,6 +76,31 @@ func certificateOf(t *testing.T, addr string) *x509.Certificate {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	return c.ConnectionState().PeerCertificates[0]
+}
+
+// The plan has the mode and the paths of TLS, where connections speak it, and neither token nor key.
+func TestPlanOfTLS(t *testing.T) {
+	ca := testkit.NewAuthority(t, "training")
+	cert, key := ca.Issue(t.TempDir(), nil, "job.example")
+	files := "--tls-cert=" + cert + " --tls-key=" + key + " --tls-ca=" + ca.CA
+	const token = "0123456789abcdef0123456789abcdef"
+	for line, want := range map[string]*secure.Choice{
+		"--nnodes=2 --master-addr=localhost":            nil,
+		"--nnodes=2 --master-addr=localhost --tls=off":  nil,
+		"--nnodes=2 --master-addr=localhost --tls=auto": {Auto: true},
+		"--nnodes=2 --master-addr=localhost " + files:   {Cert: cert, Key: key, CA: ca.CA},
+		"--standalone --tls-ca=" + ca.CA:                nil,
+	} {
+		s, err := resolved(t, "--dry-run "+line+" train.py", map[string]string{"DLROVER_TOKEN": token})
+		require.NoError(t, err)
+		var out bytes.Buffer
+		require.Zero(t, printPlan(&out, &s, testHost()))
+		var p struct{ Rendezvous struct{ TLS *secure.Choice } }
+		require.NoError(t, json.Unmarshal(out.Bytes(), &p))
+		require.Equal(t, want, p.Rendezvous.TLS, line)
+		require.NotContains(t, out.String(), token)
+		require.NotContains(t, out.String(), "PRIVATE")
+	}
 }
 
 // What holds without TLS holds with it: successors of a launcher that serves, elections in etcd, a leader that is
