@@ -62,9 +62,10 @@ func (e *epoch) fresh() bool { return e.id.Round == 0 }
 // collecting: no world is sealed.
 func (e *epoch) collecting() bool { return e.phase == forming || e.phase == gating }
 
-// seated reports whether n has a place in the world.
+// seated reports whether n has a place in the world. Others may be missing from one that an earlier daemon had sealed.
 func (e *epoch) seated(n *node) bool {
-	return n.rank >= 0 && n.rank < len(e.world) && e.world[n.rank] == n
+	at, found := slices.BinarySearchFunc(e.world, n.rank, func(m *node, rank int) int { return m.rank - rank })
+	return found && e.world[at] == n
 }
 
 // follows has the next epoch follow one of an earlier daemon whose clock was ahead.

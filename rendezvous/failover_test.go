@@ -346,3 +346,16 @@ func TestSilentHostIsStartedAgainTwice(t *testing.T) {
 	s.obey()
 	require.Len(t, s.runs, 4)
 }
+
+// Members that fall silent after an elected server has given up on others of its world may still elect another server.
+func TestSilenceAfterAnIncompleteReturn(t *testing.T) {
+	v := servedBy(t, "b", "c", "d", "e").revive()
+	v.r.cfg.Server = &Server{ID: "b", Term: 7, Elected: true, OfDead: true}
+	v.r.memory.elected = true
+	v.comeBack("b", "c", "d", "e")
+	v.pass(resumeWindow)
+	v.hush("c", "d", "e")
+	v.pass(time.Minute)
+	v.obey()
+	require.Empty(t, v.runs, "three of the four that live may elect another one")
+}
