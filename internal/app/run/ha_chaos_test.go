@@ -2,6 +2,7 @@ package run
 
 import (
 	"context"
+	"errors"
 	"math/rand"
 	"os"
 	"os/exec"
@@ -128,12 +129,19 @@ func (c *haChaos) round(i int) {
 	c.knows(change)
 }
 
+// served asks until a master listens: between two of them none does.
+func (c *haChaos) served(ask func() error) (err error) {
+	eventually(c.b.t, "a master listens", func() bool { err = ask(); return !errors.Is(err, syscall.ECONNREFUSED) })
+	return err
+}
+
 // knows requires that the master of now tells the change, whichever master it was known to.
 func (c *haChaos) knows(change string) {
 	c.b.t.Helper()
 	ctx, cancel := context.WithTimeout(c.b.t.Context(), 30*time.Second)
 	defer cancel()
-	es, err := c.client.Events(ctx, "job", c.seen)
+	var es api.Events
+	err := c.served(func() (err error) { es, err = c.client.Events(ctx, "job", c.seen); return err })
 	require.NoError(c.b.t, err)
 	require.False(c.b.t, es.Dropped)
 	var names []job.Event
@@ -143,7 +151,7 @@ func (c *haChaos) knows(change string) {
 	}
 	require.Subset(c.b.t, names, haEvents[change])
 	before := c.verdict
-	err = c.client.Mounted(ctx, "job", "verdict", &c.verdict)
+	err = c.served(func() error { return c.client.Mounted(ctx, "job", "verdict", &c.verdict) })
 	switch change {
 	case "a worker fails":
 		require.NoError(c.b.t, err)
