@@ -33,6 +33,8 @@ type epoch struct {
 	votes bool    // its members may elect another server
 	away  []away  // members that have gone; if tied, those of the world before
 	tied  bool    // no other server may be elected while one of them is silent
+	// started is when the newest launcher of each name that has joined since was started; nil where nobody has a vote.
+	started map[string]time.Time
 
 	working int // members that have workers
 	workers int
@@ -93,7 +95,10 @@ func (e *epoch) next(now time.Time, ranked []*node) {
 	e.phase, e.sealedAt, e.held = releasing, now, false
 	e.size, e.other, e.votes = len(ranked), false, false
 	if !e.tied {
-		e.away = nil
+		e.away, e.started = nil, nil
+	}
+	for i := range e.away {
+		e.away[i].early = false // all others of that world are known now
 	}
 	e.setWorld(ranked)
 }

@@ -2,7 +2,9 @@ package rendezvous
 
 import (
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"dlrover-run/internal/job"
 )
@@ -18,6 +20,9 @@ type Server struct {
 	Term uint64 // a later server of the run has a higher one; the first one has 1
 	// Elected: members of a world have chosen it, and OfDead: one of them had sealed that world, and is dead, not silent.
 	Elected, OfDead bool
+	// World is the Failover of the world in Epoch, which has chosen it.
+	World *Failover
+	Epoch job.EpochID
 	// Alone takes silence for death.
 	Alone bool
 }
@@ -32,6 +37,10 @@ type Failover struct {
 	Members  int      `json:"members,omitempty"`
 	Alone    bool     `json:"alone,omitempty"`    // a launcher on a silent host is taken for dead
 	Deputies []Deputy `json:"deputies,omitempty"` // in the order in which they are to serve
+	// Names are those of the members by group rank, if they are few, so that the next server can say who is missing. Seat
+	// is the rank of the one that serves.
+	Names []string `json:"names,omitempty"`
+	Seat  int      `json:"seat,omitempty"`
 }
 
 // Electorate is the number of members of which more than half elect a server. That which has sealed the world is not
@@ -61,10 +70,13 @@ func (e *epoch) failover(s *Server, topo Topology) *Failover {
 	}
 	o, host, home := overviewOf(e.world), s.Host, ""
 	w := &Failover{Term: s.Term + e.number()*(maxDeputies+1), Voters: len(e.world), Members: len(e.world), Alone: s.Alone}
-	for _, n := range e.world {
+	for i, n := range e.world {
 		if n.ID == s.ID {
-			host, home = o.reach(n, n.Addr), n.host()
+			host, home, w.Seat = o.reach(n, n.Addr), n.host(), i
 			w.Voters--
+		}
+		if len(e.world) <= maxKeptNames {
+			w.Names = append(w.Names, n.Name)
 		}
 	}
 	w.Server = hostPort(host, s.Port)
@@ -94,7 +106,7 @@ func (s *sealer) failover() *Failover {
 	if _, silent := s.absent(); s.epoch.tied && silent > 0 {
 		return nil
 	}
-	s.epoch.away, s.epoch.tied = nil, false
+	s.epoch.away, s.epoch.started, s.epoch.tied = nil, nil, false
 	return s.epoch.failover(s.cfg.Server, s.cfg.Topology)
 }
 
@@ -120,16 +132,59 @@ func (w *Failover) names(id string) bool {
 
 // away is a member of the newest world that has gone with its vote.
 type away struct {
-	id, name string
-	silent   bool // it may live
-	early    bool // it went while the world was rebuilt, and so has no place in it
+	id, name string    // "": not known
+	rank     int       // in the world
+	heard    time.Time // it lived until then, or later
+	silent   bool      // it may live
+	early    bool      // it went before the world was rebuilt, and so has no place in it
 }
 
-// cameBack books that a node of the name has joined: the one that was silent has ended, or has given up its vote.
-func (e *epoch) cameBack(name string) {
-	for i := range e.away {
-		e.away[i].silent = e.away[i].silent && e.away[i].name != name
+// cameBack books that a node has joined. A member that joins has given up its vote. Resume tells the place of one that
+// has not been here since.
+func (e *epoch) cameBack(n *node, r *Resume) {
+	if !e.votes && !e.tied {
+		return
 	}
+	if e.started == nil {
+		e.started = map[string]time.Time{}
+	}
+	if n.since.After(e.started[n.Name]) {
+		e.started[n.Name] = n.since
+	}
+	for i := range e.away {
+		a := &e.away[i]
+		if a.id == "" && r != nil && r.EpochID == e.id && r.Place.GroupRank == a.rank {
+			a.id = n.ID
+		}
+		a.silent = a.silent && a.id != n.ID
+	}
+}
+
+// mute reports whether a member that has gone may still live: no launcher of its name was started since.
+func (e *epoch) mute(a away) bool { return a.silent && !e.started[a.name].After(a.heard) }
+
+// forsake books the members of a rebuilt world that have not come back to an elected server, and returns the names of
+// all that are missing, as far as they are known. Of a dead server outvoted knows.
+func (e *epoch) forsake(w *rebuild, s *Server) (names []string) {
+	if !e.votes || s == nil {
+		return nil
+	}
+	var of Failover
+	if s.World != nil && s.Epoch == e.id && len(s.World.Names) == len(w.world) {
+		of = *s.World
+	}
+	for rank, n := range w.world {
+		a := away{rank: rank, heard: w.began, silent: true, early: true}
+		if n == nil && of.Names != nil {
+			a.name = of.Names[rank]
+			names = append(names, a.name)
+		}
+		known := slices.ContainsFunc(e.away, func(a away) bool { return a.rank == rank })
+		if n == nil && !known && !(s.OfDead && rank == of.Seat) {
+			e.away = append(e.away, a)
+		}
+	}
+	return names
 }
 
 // outvoted reports whether members of the newest world may have elected another server. One that seals a world all the
@@ -167,17 +222,13 @@ func (s *sealer) absent() (absent, silent int) {
 	unknown := s.epoch.size - len(s.epoch.world)
 	absent, silent = unknown, unknown
 	for _, a := range s.epoch.away {
-		n := s.members.nodes[a.id]
-		if a.early && n != nil && s.epoch.seated(n) {
-			continue // it was back in time
-		}
 		if a.early {
 			absent, silent = absent-1, silent-1 // it is one of the unknown
 		}
-		if n == nil {
+		if s.members.nodes[a.id] == nil {
 			absent++
 		}
-		if a.silent {
+		if s.epoch.mute(a) {
 			silent++
 		}
 	}

@@ -45,7 +45,8 @@ func TestDeputiesAreOnHostsOnceAndFirst(t *testing.T) {
 	s.obey()
 	require.Equal(t, []string{"c", "e", "g", "b", "d"}, s.deputies("f"))
 	w := s.runs["f"].Failover
-	require.Equal(t, Failover{Term: w.Term, Server: "10.0.0.1:29400", Voters: 6, Members: 7, Deputies: w.Deputies}, *w)
+	require.Equal(t, Failover{Term: w.Term, Server: "10.0.0.1:29400", Voters: 6, Members: 7, Deputies: w.Deputies,
+		Names: []string{"a", "b", "c", "d", "e", "f", "g"}}, *w)
 	require.Equal(t, Deputy{ID: "c", Name: "c", Addr: "10.0.0.2:1"}, w.Deputies[0])
 	require.Equal(t, w, s.runs["a"].Failover)
 	require.True(t, w.ByMember())
@@ -358,4 +359,129 @@ func TestSilenceAfterAnIncompleteReturn(t *testing.T) {
 	v.pass(time.Minute)
 	v.obey()
 	require.Empty(t, v.runs, "three of the four that live may elect another one")
+}
+
+// elected is b's rendezvous of the world of servedBy, whose server is lost.
+func elected(s *sim, ofDead bool) *revived {
+	v := s.revive()
+	run := s.runs["b"]
+	v.r.cfg.Server = &Server{ID: "b", Term: 7, Elected: true, OfDead: ofDead, World: run.Failover, Epoch: run.EpochID}
+	v.r.memory.elected = true
+	return v
+}
+
+// A launcher that was started again before the silent one is given up proves as much as a later one.
+func TestSilentHostIsStartedAgainAtOnce(t *testing.T) {
+	for _, at := range []time.Duration{0, silentGrace / 2, 2 * silentGrace} {
+		s := servedBy(t, "b", "c", "d", "e")
+		s.pass(time.Minute)
+		again := func() {
+			for _, id := range []string{"c", "d", "e"} {
+				s.joinNode(Node{ID: id + "2", Name: id, Rank: -1, Slots: 1, Uptime: time.Second})
+			}
+		}
+		for _, id := range []string{"c", "d", "e"} {
+			delete(s.runs, id)
+			delete(s.dirs, id)
+			s.gone[id] = true
+			s.must(Detach{ID: id, Broken: true, Silent: true})
+		}
+		s.pass(at)
+		again()
+		s.pass(2 * silentGrace)
+		s.obey()
+		s.pass(time.Second)
+		s.obey()
+		require.Len(t, s.runs, 5, "they come after %s", at)
+		require.NotNil(t, s.runs["b"].Failover)
+	}
+	s := servedBy(t, "b", "c", "d", "e")
+	s.pass(time.Hour)
+	s.hush("c", "d", "e")
+	for _, id := range []string{"c", "d", "e"} { // a second launcher of each host, which waited all the time
+		s.joinNode(Node{ID: id + "2", Name: id, Rank: -1, Slots: 1, Uptime: time.Hour})
+	}
+	s.pass(time.Minute)
+	s.obey()
+	require.Empty(t, s.runs, "others of these names do not prove that they have ended")
+}
+
+// An elected server says which members have not come back. It goes on when launchers of their names are started, or
+// when they come late.
+func TestElectedServerKnowsWhoIsMissing(t *testing.T) {
+	begin := func(ofDead bool, back ...string) (*sim, *revived) {
+		s := servedBy(t, "b", "c", "d", "e", "f", "g")
+		v := elected(s, ofDead)
+		v.comeBack(back...)
+		v.pass(resumeWindow)
+		v.obey()
+		v.pass(time.Minute)
+		v.obey()
+		return s, v
+	}
+	start := func(v *revived, names ...string) {
+		for _, name := range names {
+			v.joinNode(Node{ID: name + "2", Name: name, Rank: -1, Slots: 1})
+		}
+		v.pass(time.Minute)
+		v.obey()
+	}
+	late := func(s *sim, v *revived, ids ...string) {
+		for _, id := range ids {
+			run := s.worked[id]
+			v.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 1, Uptime: time.Hour}, Params: v.p, Seen: run.EpochID,
+				Resume: &Resume{EpochID: run.EpochID, Place: *run.Place}})
+			v.must(Attach{ID: id})
+		}
+		v.pass(time.Minute)
+		v.obey()
+	}
+	_, v := begin(false, "b", "c", "d") // of seven; a, e, f and g are silent
+	require.Empty(t, v.runs)
+	require.Contains(t, v.why(), "did not come back after the rendezvous daemon was started again: a, e, f, g")
+	start(v, "e", "f", "g")
+	require.Empty(t, v.runs, "a may live, and have the votes of those")
+	start(v, "a")
+	require.Len(t, v.runs, 7)
+
+	s, v := begin(false, "b", "c", "d")
+	late(s, v, "g")
+	require.Len(t, v.runs, 4, "more than half of the world")
+
+	s, v = begin(true, "b", "c") // a is dead
+	start(v, "a", "e", "f")
+	require.Empty(t, v.runs, "d and g may have chosen another server")
+	start(v, "d")
+	late(s, v, "g")
+	require.Len(t, v.runs, 7)
+}
+
+// Names that the elected server has of another world count for nothing.
+func TestNamesOfAnotherWorld(t *testing.T) {
+	s := servedBy(t, "b", "c", "d", "e")
+	v := elected(s, false)
+	v.r.cfg.Server.Epoch.Round++
+	v.comeBack("b", "c")
+	v.pass(resumeWindow)
+	for _, name := range []string{"a", "d", "e"} {
+		v.joinNode(Node{ID: name + "2", Name: name, Rank: -1, Slots: 1})
+	}
+	v.pass(time.Minute)
+	v.obey()
+	require.Empty(t, v.runs)
+}
+
+// A member that has come back to an elected server twice, and fallen silent twice, is one member.
+func TestSilentTwiceWhileAWorldIsRebuilt(t *testing.T) {
+	v := elected(servedBy(t, "b", "c", "d"), false)
+	v.comeBack("b")
+	for range 2 {
+		v.comeBack("c")
+		v.must(Detach{ID: "c", Broken: true, Silent: true})
+		v.pass(time.Millisecond)
+		require.Nil(t, v.r.members.nodes["c"])
+	}
+	v.pass(resumeWindow)
+	absent, silent := v.r.sealer.absent()
+	require.Equal(t, []int{3, 3}, []int{absent, silent}, "a, c and d")
 }

@@ -38,7 +38,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	r.liveness.arrived(now)
 	n := r.members.arrived(now, e.Node)
 	r.admission.learn(e)
-	r.epoch.cameBack(n.Name)
+	r.epoch.cameBack(n, e.Resume)
 	r.sealer.cameAt = now
 	n.differs = e.Params.WithDefaults() != *r.params
 	if o := r.members.superseded(n); o != nil {

@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"dlrover-run/internal/job"
@@ -75,8 +76,9 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 	}
 	r.shortage.keepBar(n)
 	rebuilds := r.memory.rebuild != nil
-	if r.epoch.votes && (rebuilds || r.epoch.seated(n)) && !n.idle() {
-		r.epoch.away = append(r.epoch.away, away{n.ID, n.Name, silent && n.mute(), rebuilds})
+	if r.epoch.votes && (rebuilds && n.rank >= 0 || r.epoch.seated(n)) && !n.idle() {
+		heard := slices.MaxFunc([]time.Time{n.since, n.detached}, time.Time.Compare)
+		r.epoch.away = append(r.epoch.away, away{n.ID, n.Name, n.rank, heard, silent && n.mute(), rebuilds})
 	}
 	if n.idle() || n.state == succeeded || n.state == leaving || r.epoch.phase == finished {
 		return // it has no work to do; the world does not need it any more

@@ -60,6 +60,7 @@ type memory struct {
 type rebuild struct {
 	world    []*node // by group rank, nil for missing members
 	missing  int
+	began    time.Time
 	until    time.Time
 	failing  []Failing // to be acted upon when the world is rebuilt
 	stopped  []*node   // have ended their workers already, by a directive of the old daemon
@@ -240,6 +241,7 @@ func (m *memory) adopt(now time.Time, n *node, join Join) bool {
 	}
 	w.world[e.Place.GroupRank] = n
 	w.missing--
+	m.epoch.away = slices.DeleteFunc(m.epoch.away, func(a away) bool { return a.early && a.rank == e.Place.GroupRank })
 	w.followed = w.followed || join.Seen.Newer(e.EpochID)
 	if m.kept != nil && m.kept.Epoch.Newer(e.EpochID) { // nobody may have heard of it
 		w.followed, m.account.restarts = true, max(m.account.restarts, m.kept.Restarts)
@@ -290,7 +292,8 @@ func (m *memory) expirePause(now time.Time, e job.EpochID) {
 // begin collects the members of the world in which n has a place.
 func (m *memory) begin(now time.Time, n *node, e *Resume) {
 	size := e.Place.GroupWorldSize
-	m.rebuild, m.holdAt = &rebuild{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}, time.Time{}
+	m.rebuild, m.holdAt = &rebuild{world: make([]*node, size), missing: size, began: now,
+		until: now.Add(resumeWindow)}, time.Time{}
 	m.epoch.id, m.epoch.workers, m.epoch.held = e.EpochID, e.Place.WorldSize, e.Hold
 	m.epoch.size, m.epoch.other, m.epoch.votes = size, true, m.elected
 	m.account.restarts = max(m.account.restarts, e.Place.RestartCount)

@@ -3,11 +3,12 @@
 //
 // Round is a pure state machine: it never reads a clock, never blocks and starts no goroutine. The shell around it
 // (rendezvous/api) feeds it events with their times, carries out the actions it returns, and calls Step with a Tick at
-// the time of Next. Besides the standard library, the package imports internal/duration, internal/job and
-// internal/text.
+// the time of Next. Besides the standard library, the package imports internal/duration, internal/job,
+// internal/stable and internal/text.
 package rendezvous
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -338,6 +339,7 @@ func (r *Round) resumed(now time.Time) {
 	}
 	r.shortage.over()
 	if w.missing > 0 {
+		w.names = cmp.Or(listed(r.epoch.forsake(w, r.cfg.Server)), w.names)
 		r.epoch.elastic = true
 		r.epoch.kept.losses = append(w.broken.Losses, r.epoch.kept.losses...)
 		r.breakWorld(now, w.cause())

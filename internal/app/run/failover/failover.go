@@ -62,6 +62,7 @@ type Failover struct {
 	mu      sync.Mutex
 	voter   successor.Voter
 	plan    *rendezvous.Failover // of the newest world; nil: it has none
+	epoch   job.EpochID          // of the plan
 	self    rendezvous.Deputy    // this launcher's entry in the newest plan that names it
 	tally   successor.Tally
 	server  string // where the launcher that serves listens itself; "": not known
@@ -167,7 +168,8 @@ func (h *Failover) Told(d rendezvous.Directive) {
 	if d.Failover == nil || d.Kind != job.Run {
 		return
 	}
-	h.plan, h.server, h.dead, h.sealer, h.said = d.Failover, d.Failover.Server, false, false, ""
+	h.plan, h.epoch, h.server = d.Failover, d.EpochID, d.Failover.Server
+	h.dead, h.sealer, h.said = false, false, ""
 	h.tellLocked()
 	for _, deputy := range d.Failover.Deputies {
 		if deputy.ID == h.cfg.ID {
