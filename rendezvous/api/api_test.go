@@ -42,7 +42,7 @@ func serveConfig(t testing.TB, cfg ServerConfig) served {
 	s := httptest.NewServer(Handler(hub, cfg))
 	addr := s.Listener.Addr().String()
 	c := NewClient(addr, cfg.Token)
-	t.Cleanup(func() { c.Close(); hub.Close(); s.CloseClientConnections(); s.Close() })
+	t.Cleanup(func() { c.Close(); hub.Close(); _ = s.Config.Close(); s.CloseClientConnections(); s.Close() })
 	return served{hub, c, addr}
 }
 

@@ -49,7 +49,7 @@ func TestSessionLeavesAFrozenDaemon(t *testing.T) {
 	b.Listener, err = net.Listen("tcp", free.Addr().String())
 	require.NoError(t, err)
 	b.Start()
-	t.Cleanup(func() { b.CloseClientConnections(); b.Close() })
+	t.Cleanup(func() { _ = b.Config.Close(); b.CloseClientConnections(); b.Close() })
 	require.Eventually(t, func() bool {
 		rs := next.Runs(true)
 		return len(rs) == 1 && rs[0].Members == 1

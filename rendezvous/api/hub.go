@@ -459,31 +459,51 @@ func (h *Hub) Watch(ctx context.Context, id, node string, after Cursor) (News, e
 	return *n, nil
 }
 
-// watch is Watch without large values on the stack. A join takes more than the 8 KiB that a connection's goroutine has.
-// The garbage collector halves its 16 KiB again when less than 4 KiB are in use, 1 KiB of its own included. Over is the
-// connection, if it is known.
+// watch is Watch without large values on the stack, for goroutines that wait in it. Over is the connection, if it is
+// known.
 func (h *Hub) watch(ctx context.Context, id, node string, after Cursor, over *line) (*News, error) {
+	w, hold, err := h.begin(id, node, after, over)
+	if err != nil {
+		return nil, err
+	}
+	n, err := w.run.await(ctx, node, w.after, hold)
+	return w.end(n, err, err != nil && ctx.Err() != nil)
+}
+
+// visit is a Watch that is under way.
+type visit struct {
+	hub   *Hub
+	run   *run
+	node  string
+	after Cursor
+	over  *line
+}
+
+// begin begins a Watch, and returns how long it is held.
+func (h *Hub) begin(id, node string, after Cursor, over *line) (w visit, hold time.Duration, err error) {
 	r, err := h.member(id)
 	if err != nil {
-		return nil, err
+		return w, 0, err
 	}
-	hold, err := r.attach(node, &after)
-	if err != nil {
-		return nil, err
+	if hold, err = r.attach(node, &after); err != nil {
+		return w, 0, err
 	}
 	over.watched(h, id, node)
-	n, err := r.await(ctx, node, after, hold)
+	return visit{h, r, node, after, over}, hold, nil
+}
+
+// end ends a Watch with its result; broken: the launcher does not receive it.
+func (w *visit) end(n *News, err error, broken bool) (*News, error) {
 	if err == nil && decides(&n.Directive) {
-		err = h.cfg.settle(id)
+		err = w.hub.cfg.settle(w.run.id)
 	}
-	broken := err != nil && ctx.Err() != nil
-	silent := broken && over.silent()
-	r.detach(rendezvous.Detach{ID: node, Broken: broken, Silent: silent})
+	silent := broken && w.over.silent()
+	w.run.detach(rendezvous.Detach{ID: w.node, Broken: broken, Silent: silent})
 	switch {
 	case !broken:
-		over.recheck()
+		w.over.recheck()
 	case !silent:
-		h.confirm(over, r, node)
+		w.hub.confirm(w.over, w.run, w.node)
 	}
 	return n, err
 }

@@ -184,7 +184,7 @@ func callable(t *testing.T, hold <-chan struct{}) *Client {
 	})
 	s := httptest.NewServer(Handler(hub, ServerConfig{Token: testToken, Mounts: map[string]http.Handler{"checks": mount}}))
 	c := NewClient(s.Listener.Addr().String(), testToken)
-	t.Cleanup(func() { c.Close(); hub.Close(); s.CloseClientConnections(); s.Close() })
+	t.Cleanup(func() { c.Close(); hub.Close(); _ = s.Config.Close(); s.CloseClientConnections(); s.Close() })
 	return c
 }
 

@@ -18,11 +18,11 @@ type run struct {
 	cfg   *HubConfig
 	line  *timeline
 	round *rendezvous.Round
-	wake  map[string]chan struct{} // closed when the node has a new directive or a notice
-	idle  time.Time                // since when it has no nodes
-	used  bool                     // it has had nodes
-	early bool                     // something has been noted before
-	quota quota                    // quota of lines from nodes
+	wake  map[string]*watchers // by node, which get a new directive or a notice
+	idle  time.Time            // since when it has no nodes
+	used  bool                 // it has had nodes
+	early bool                 // something has been noted before
+	quota quota                // quota of lines from nodes
 
 	notices   ring[addressed]
 	noticeSeq uint64 // of the newest notice; larger than that of any earlier daemon
@@ -43,7 +43,7 @@ func (h *Hub) newRun(id string, past *rendezvous.Kept) *run {
 		name = id
 	}
 	return &run{
-		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{}, unsent: map[string]bool{},
+		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]*watchers{}, unsent: map[string]bool{},
 		round: rendezvous.New(rendezvous.Config{
 			Term: base, Topology: *h.topology.Load(), Suspicious: h.cfg.Suspicious, Suspect: h.cfg.Suspect,
 			Run: name, Kept: past, Server: h.server.Load(),
@@ -112,18 +112,37 @@ func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Du
 	}
 }
 
-// newer returns the news after the cursor, or a channel that closes when there may be some. A directive from which the
-// launcher learns nothing is news only at last, when the Watch ends: in a restart of a large world there is a better
-// one soon, and each answer leads to a request.
+// newer returns the news after the cursor, or a channel that closes when there may be some.
 func (r *run) newer(node string, after Cursor, last bool) (n *News, wake <-chan struct{}, err error) {
 	r.Lock()
 	defer r.Unlock()
+	if n, err = r.newerLocked(node, after, last); n != nil || err != nil {
+		return n, nil, err
+	}
+	ws := r.watchersLocked(node)
+	if ws.waiting == nil {
+		ws.waiting = make(chan struct{})
+	}
+	return nil, ws.waiting, nil
+}
+
+// news are those after the cursor; nil: there are none.
+func (r *run) news(node string, after Cursor) (*News, error) {
+	r.Lock()
+	defer r.Unlock()
+	return r.newerLocked(node, after, false)
+}
+
+// newerLocked returns the news after the cursor; nil: there are none. A directive from which the launcher learns
+// nothing is news only at last, when the Watch ends: in a restart of a large world there is a better one soon, and each
+// answer leads to a request.
+func (r *run) newerLocked(node string, after Cursor, last bool) (*News, error) {
 	if r.Err() != nil {
-		return nil, nil, r.Err()
+		return nil, r.Err()
 	}
 	m, err := r.round.Member(node)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	var notices []job.Notice
 	var seq uint64
@@ -134,14 +153,31 @@ func (r *run) newer(node string, after Cursor, last bool) (n *News, wake <-chan 
 	early := d.Kind == job.Check && r.unsent[node]
 	known := d.Seq == after.Directive || !last && m.Known != 0 && m.Known == after.Directive
 	if (!known || len(notices) > 0) && !early {
-		return &News{Directive: d, Notices: notices, NoticeSeq: seq}, nil, nil
+		return &News{Directive: d, Notices: notices, NoticeSeq: seq}, nil
 	}
-	ch := r.wake[node]
-	if ch == nil {
-		ch = make(chan struct{})
-		r.wake[node] = ch
+	return nil, nil
+}
+
+// watchers wait for news of one node.
+type watchers struct {
+	waiting chan struct{} // closed when there are some; nil: no goroutine waits
+	held    []*heldWatch
+}
+
+func (w *watchers) wake() {
+	if w.waiting != nil {
+		close(w.waiting)
 	}
-	return nil, ch, nil
+	for _, h := range w.held {
+		h.conn.Later(h.look)
+	}
+}
+
+func (r *run) watchersLocked(node string) *watchers {
+	if r.wake[node] == nil {
+		r.wake[node] = &watchers{}
+	}
+	return r.wake[node]
 }
 
 func (r *run) step(ev rendezvous.Event) error {
@@ -254,15 +290,15 @@ func (r *run) wakeAsked(ids []string) {
 }
 
 func (r *run) wakeLocked(node string) {
-	if ch := r.wake[node]; ch != nil {
-		close(ch)
+	if ws := r.wake[node]; ws != nil {
+		ws.wake()
 		delete(r.wake, node)
 	}
 }
 
 func (r *run) wakeAllLocked() {
-	for _, ch := range r.wake {
-		close(ch)
+	for _, ws := range r.wake {
+		ws.wake()
 	}
 	clear(r.wake)
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/longpoll"
 	"dlrover-run/internal/plainhttp"
 	"dlrover-run/internal/secure"
 	"dlrover-run/internal/text"
@@ -66,7 +67,7 @@ const runPath = "/v1/runs/{run}/"
 func (s *server) routes() []route {
 	return []route{
 		{http.MethodPost, runPath + "join", s.answer(s.join)},
-		{http.MethodGet, runPath + "watch", s.answer(s.watch)},
+		{http.MethodGet, runPath + "watch", s.watch},
 		{http.MethodPost, runPath + "ready", s.answer(s.ready)},
 		{http.MethodPost, runPath + "failing", s.answer(s.failing)},
 		{http.MethodPost, runPath + "success", s.answer(s.success)},
@@ -201,8 +202,9 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 }
 
 type server struct {
-	hub *Hub
-	cfg ServerConfig
+	hub  *Hub
+	cfg  ServerConfig
+	held longpoll.Pool // of watches
 }
 
 // guard is the one place where the token is checked. A connection that showed the right one is known from then on, and
@@ -391,12 +393,27 @@ func bare(text string) string {
 	return a.Addr().Unmap().WithZone("").String()
 }
 
-func (s *server) watch(req *http.Request) (any, error) {
-	w, err := readWatch(req)
+func (s *server) watch(w http.ResponseWriter, req *http.Request) {
+	q, err := readWatch(req)
 	if err != nil {
-		return nil, err
+		writeAnswer(w, nil, err)
+		return
 	}
-	return s.hub.watch(req.Context(), w.run, w.node, w.after, lineOf(req.Context()))
+	v, hold, err := s.hub.begin(q.run, q.node, q.after, lineOf(req.Context()))
+	if err != nil {
+		writeAnswer(w, nil, err)
+		return
+	}
+	n, err := v.run.news(q.node, v.after)
+	if n == nil && err == nil {
+		if c := s.held.Take(w, req); c != nil {
+			v.hold(c, hold)
+			return
+		}
+		n, err = v.run.await(req.Context(), q.node, v.after, hold)
+	}
+	n, err = v.end(n, err, err != nil && req.Context().Err() != nil)
+	writeAnswer(w, n, err)
 }
 
 type watchQuery struct {

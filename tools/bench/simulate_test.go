@@ -61,6 +61,7 @@ func TestSimulatedNodesEnd(t *testing.T) {
 	defer hub.Close()
 	server := httptest.NewServer(api.Handler(hub, api.ServerConfig{Token: token}))
 	defer server.Close()
+	defer server.Config.Close()
 	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
 	require.NoError(t, err)
 	s, err := openNodes(t.Context(), port, token, 1, 0, 1, "")
