@@ -2,6 +2,7 @@ package serve
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"dlrover-run/internal/longpoll"
 	"dlrover-run/netcheck"
 )
 
@@ -40,17 +42,13 @@ func (h *Hub) serveNext(w http.ResponseWriter, req *http.Request) {
 	}
 	run := req.PathValue("run")
 	if h.expects(run, q.ID) { // no other client may hold the connection that answers others
-		if p := h.pool.take(w, req); p != nil {
-			h.serveHeld(p, q)
+		if c := h.pool.Take(w, req); c != nil {
+			h.hold(c, run, q)
 			return
 		}
 	}
 	a, err := h.Next(req.Context(), run, q)
-	if err != nil {
-		writeError(w, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, a)
+	write(w, a, err)
 }
 
 // expects reports whether the node has been told to be checked.
@@ -64,14 +62,18 @@ func (h *Hub) expects(run, id string) bool {
 	return r.nodes[id] != nil
 }
 
-// serveHeld answers a request on a connection that is not net/http's any more: now, when there is news, or after hold.
-func (h *Hub) serveHeld(p *heldConn, q Request) {
-	w := &waiter{seq: q.Seq, answer: func(a netcheck.Assignment, err error) { h.pool.send(p, a, err) }}
-	r, err := h.runs.Find(p.run, notTold)
+// hold answers a request on a connection that is not net/http's any more: now, when there is news, or after hold.
+func (h *Hub) hold(c *longpoll.Conn, run string, q Request) {
+	w := &waiter{seq: q.Seq, answer: func(a netcheck.Assignment, err error) {
+		c.Later(func(w http.ResponseWriter) bool { write(w, a, err); return true })
+	}}
+	r, err := h.runs.Find(run, notTold)
 	if err != nil {
+		c.Hold(func() {})
 		w.answer(netcheck.Assignment{}, err)
 		return
 	}
+	c.Hold(func() { r.drop(q.ID, w, context.Canceled) })
 	if a, err, done := r.take(q, w); done {
 		w.answer(a, err)
 	}
@@ -124,6 +126,18 @@ func readAll(r io.Reader, size int64) ([]byte, error) {
 type errorBody struct {
 	Code  string `json:"code"`
 	Error string `json:"error"`
+}
+
+// write writes an assignment, or why there is none.
+func write(w http.ResponseWriter, a netcheck.Assignment, err error) {
+	if errors.Is(err, errClosed) {
+		w.Header().Set("Connection", "close")
+	}
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, a)
 }
 
 func writeError(w http.ResponseWriter, err error) {

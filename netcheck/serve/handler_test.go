@@ -32,6 +32,7 @@ func overHTTP(t *testing.T) (*place, string) {
 	s := httptest.NewServer(p.Handler())
 	t.Cleanup(func() {
 		p.Close()
+		_ = s.Config.Close()
 		s.Close()
 		http.DefaultClient.CloseIdleConnections()
 	})

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/longpoll"
 	"dlrover-run/internal/runhost"
 	"dlrover-run/netcheck"
 )
@@ -76,7 +77,7 @@ type Hub struct {
 	cfg   Config
 	stats stats
 	large chan struct{} // one place for each sender of a large request
-	pool  *connPool
+	pool  longpoll.Pool // of requests that are held
 	runs  *runhost.Host[*run]
 }
 
@@ -91,14 +92,12 @@ func New(cfg Config) *Hub {
 	h := &Hub{cfg: cfg, large: make(chan struct{}, maxLarge)}
 	full := fmt.Errorf("%w: %d runs", errLimit, runhost.MaxRuns)
 	h.runs = runhost.New[*run](runhost.Config{Closed: errClosed, Full: full, Forgotten: unknownRun})
-	h.pool = newConnPool(h)
 	return h
 }
 
 // Close ends every held request and every timer. It waits for calls of Bar and Note that are under way.
 func (h *Hub) Close() {
 	h.runs.Close()
-	h.pool.close()
 }
 
 // Expect announces nodes, by their launchers' IDs, that the rendezvous has told to be checked. Helpers have passed
