@@ -501,6 +501,19 @@ func TestProgressFromOutside(t *testing.T) {
 	}
 }
 
+// That a node has not answered again is no sign that its ranks rest.
+func TestSilentRanksDoNotRest(t *testing.T) {
+	for muted, want := range map[int]int{0: 0, 1: 1} { // the suspect runs, unless its node is the silent one
+		s := newStage(t, ActReport, 2)
+		s.pageless, s.runs, s.spins = true, 2, []int{0, 1, 3}
+		s.hangs()
+		s.pass(6*time.Second, 0)
+		s.mute[muted] = true
+		s.pass(14*time.Second, 0)
+		require.Len(t, s.c.Picture(false).Verdicts, want, "node %d is silent", muted)
+	}
+}
+
 func TestToldBeforeItIsActedUpon(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
 	s.verdict = func() Verdict {
