@@ -58,9 +58,13 @@ func (q *scheduler) place(m *member, retests bool) {
 		m.pooled = true
 		q.pool.push(m)
 	case m.standing == open && !m.waiting:
-		m.waiting = true
-		q.waiting.push(m)
+		q.wait(m)
 	}
+}
+
+func (q *scheduler) wait(m *member) {
+	m.waiting = true
+	q.waiting.push(m)
 }
 
 // startPairs repeats disputed tests.
@@ -97,8 +101,7 @@ func (q *scheduler) startRetests() {
 			q.retest(retest, m, p, nil)
 			continue
 		}
-		m.waiting = true
-		q.waiting.push(m)
+		q.wait(m)
 		vain++
 	}
 }
@@ -124,15 +127,12 @@ func (q *scheduler) mate(m *member) *member {
 func (q *scheduler) partner(m *member) *member {
 	for range min(q.pool.len(), scanPool) {
 		p := q.pool.pop()
-		p.pooled = false
-		if !p.idle() || p.standing != cleared {
-			continue
-		}
-		if p != m && m.meetings(p) == 0 {
+		fits := p.idle() && p.standing == cleared
+		if p.pooled = fits && m.meetings(p) > 0; p.pooled {
+			q.pool.push(p)
+		} else if fits {
 			return p
 		}
-		p.pooled = true
-		q.pool.push(p)
 	}
 	return nil
 }
@@ -163,8 +163,7 @@ func (q *scheduler) fallback() bool {
 			p = q.companion(m)
 		}
 		if p == nil {
-			m.waiting = true
-			q.waiting.push(m) // it is the first one next time
+			q.wait(m) // it is the first one next time
 			continue
 		}
 		q.retest(retest, m, p, nil)
