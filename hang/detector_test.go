@@ -237,6 +237,19 @@ func TestNoPageAlthoughThereIsAShim(t *testing.T) {
 	require.InDelta(t, 60, after.Seconds(), 2)
 }
 
+// A page that appears shows that the worker has come to PyTorch.
+func TestAPageThatAppearsIsProgress(t *testing.T) {
+	l := newLookout(DetectorConfig{})
+	page := l.s.Page
+	l.s.Page = nil
+	for range 50 {
+		require.Empty(t, l.look(nil))
+	}
+	l.s.Page = page
+	after, _ := l.untilSuspected(time.Hour, nil)
+	require.InDelta(t, 60, after.Seconds(), 2)
+}
+
 func TestStoreWaitsSuspectWhoIsMissing(t *testing.T) {
 	d := NewDetector(DetectorConfig{})
 	wait := func(key string, age time.Duration) []StoreWait { return []StoreWait{{Key: key, Age: age}} }

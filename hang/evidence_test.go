@@ -32,6 +32,33 @@ func TestAFurtherLookAddsToTheEvidence(t *testing.T) {
 	require.Equal(t, look(3 + 2*maxSamples)[0], e.newest())
 }
 
+// What is known of a process says nothing of another one in its place.
+func TestAnotherProcessReplacesTheEvidence(t *testing.T) {
+	first := Worker{PID: 7, Start: 1}
+	for now, want := range map[Worker]int{first: 2, {PID: 8, Start: 1}: 1, {PID: 7, Start: 2}: 1} {
+		f := &file{world: World{Nodes: []WorldNode{{Slots: 1}}}, nodes: make([]nodeReport, 1)}
+		for i, w := range []Worker{first, now} {
+			e := Evidence{Worker: w, Samples: []Sample{{Worker: w, At: time.Duration(1 + i)}}}
+			f.take(0, &Report{Evidence: []Evidence{e}}, false)
+		}
+		require.Len(t, f.of(0)[0].Samples, want)
+		require.Equal(t, now, f.of(0)[0].Worker)
+	}
+}
+
+func TestTheLastProgressIsThatOfNodesThatSuspect(t *testing.T) {
+	var s suspicions
+	s.begin(2)
+	s.replace(dawn, 0, []Suspicion{{Age: 20 * time.Second}})
+	s.replace(dawn, 1, []Suspicion{{Age: 5 * time.Second}})
+	began := dawn.Add(-time.Minute)
+	require.Equal(t, dawn.Add(-5*time.Second), s.lastProgress(began))
+	s.replace(dawn, 1, nil)
+	require.Equal(t, dawn.Add(-20*time.Second), s.lastProgress(began))
+	s.replace(dawn, 0, nil)
+	require.Equal(t, began, s.lastProgress(began))
+}
+
 // Of every field that takes room.
 func TestSizeOfEvidence(t *testing.T) {
 	size := func(e Evidence) int { return e.Size() }

@@ -460,6 +460,8 @@ func TestWhoWaitsForADeviceSpins(t *testing.T) {
 		{"from outside", asleep(onDeviceStacks).outside(), KindBehind, "2", Low, soon, soon,
 			"asleep in load_batch at data.py:12; ranks 0-1,3 wait in a synchronization with its device (uncertain: the others " +
 				"may be at work on their devices)"},
+		{"from outside, asleep", newScene(2).all2(onDeviceStacks).behind(2, inLoader()).outside(), KindBehind, "2", High,
+			soon, soon, "ranks 0-1,3 wait in a synchronization with its device"},
 		{"a kernel of its own", kernel().records(2, "completed"), KindBehind, "2", High, soon, commMin,
 			"waiting in a synchronization with its device in train at train.py:9"},
 		{"a kernel, or a collective", kernel().records(2, "started"), KindBehind, "2", Low, soon, commMin,

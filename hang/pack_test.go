@@ -58,6 +58,16 @@ func TestPackedEvidence(t *testing.T) {
 	}
 }
 
+// Only what is the same for several workers is kept once.
+func TestPackedEvidenceShares(t *testing.T) {
+	groups, stacks := []Group{{ID: 1}}, &Stacks{}
+	es := []Evidence{{Groups: groups, Stacks: stacks}, {Groups: groups, Stacks: stacks}, {Groups: []Group{{ID: 2}},
+		Stacks: stacks}, {Groups: groups}, {}}
+	p := pack(es)
+	require.Len(t, p.shared, 4)
+	require.Equal(t, es, p.unpack("", 0))
+}
+
 // Evidence of many workers that do the same takes little.
 func TestPackedEvidenceIsSmall(t *testing.T) {
 	s := crowd(1, 0)

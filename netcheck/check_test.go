@@ -583,6 +583,7 @@ func TestWhoIsBusyIsWaitedFor(t *testing.T) {
 	s.drain()
 	s.states(t, nil)
 	require.True(t, s.nodes[3].verdict.Paired, "gathering has waited")
+	require.Less(t, s.took(), 50*time.Second, "and no longer")
 
 	s = newSim(1, 5)
 	s.nodes[3].absent = true
