@@ -241,6 +241,11 @@ func (w *KeptWorld) missing(m *members) (names []string) {
 	return names
 }
 
+// without reports that no node of the name is in it. Of many nodes that is not known.
+func (w *KeptWorld) without(name string) bool {
+	return w != nil && w.Size > 0 && len(w.Names) == w.Size && !slices.Contains(w.Names, name)
+}
+
 // complete reports whether all nodes are here. Of many nodes that is known only while no others are here.
 func (w *KeptWorld) complete(m *members) bool {
 	switch {

@@ -226,7 +226,7 @@ func bounded(c job.Cause) *job.Cause {
 func (m *memory) adopt(now time.Time, n *node, join Join) bool {
 	e := join.Resume
 	if e == nil || !m.epoch.collecting() || (!m.epoch.fresh() && m.rebuild == nil) || !plausible(e.Place) ||
-		m.outdated(join) {
+		m.outdated(n, join) {
 		return false
 	}
 	m.giveUpFor(now, e.EpochID)
@@ -256,9 +256,13 @@ func (m *memory) adopt(now time.Time, n *node, join Join) bool {
 	return true
 }
 
-// outdated: the node has workers of a world that was followed by another one. That has been sealed without it.
-func (m *memory) outdated(e Join) bool {
-	return m.kept != nil && m.kept.Epoch.Newer(e.Resume.EpochID) && e.Stopped != e.Resume.EpochID
+// outdated: the node has workers of a world that was followed by another one, which has been sealed without it. One that
+// has ended them may have no place in that, or not know of it.
+func (m *memory) outdated(n *node, e Join) bool {
+	if m.kept == nil || !m.kept.Epoch.Newer(e.Resume.EpochID) {
+		return false
+	}
+	return e.Stopped != e.Resume.EpochID || m.kept.World.without(n.Name)
 }
 
 func plausible(p job.Place) bool {
