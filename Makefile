@@ -75,7 +75,7 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 
 histories: export RAPID_CHECKS := $(HISTORIES)
 histories: export RAPID_SEED := $(shell date +%s)
-histories: ## HISTORIES (20000) random histories of a run: five minutes
+histories: ## HISTORIES (20000) random histories of a run, and as many of the whole control plane: ten minutes
 	go test -count=1 -timeout 60m -run 'Histories$$' ./rendezvous/...
 
 bench: torch build ## ours and torchrun, measured in one run

@@ -136,7 +136,7 @@ func Options(t *rapid.T) []string {
 // how many there are in a static run; 0: it is none.
 func Start(t *rapid.T, prefix string, count, ranks int) string {
 	line := fmt.Sprintf("start %s%d", prefix, count)
-	if name := rapid.IntRange(0, 7).Draw(t, "name"); name < 4 {
+	if name := rapid.IntRange(0, 15).Draw(t, "name"); name < 4 {
 		line += fmt.Sprint(" name=n", name)
 	}
 	if ranks > 0 {

@@ -1,96 +1,59 @@
 package simulate
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
-	"dlrover-run/rendezvous/api"
-	"dlrover-run/rendezvous/keeper"
-	"dlrover-run/rendezvous/lead"
 )
 
-const runName = "job"
-
-// cluster is one run: its daemon, its launchers and the network between them. All goroutines are of one bubble.
+// cluster is one run: its launchers and the network between them and the control plane. All goroutines are of one
+// bubble.
 type cluster struct {
-	t      *testing.T
+	*plane
+	run    string
 	params rendezvous.Params
+	played bool       // commands end checks, and errors end launchers
+	paused bool       // by an order, which was confirmed
 	rnd    *rand.Rand // of the story alone
 	rules  *rules
 	began  time.Time
 	all    []*node // of the story: those that live, as far as it knows
 	ending []*node // of the story: those that end
 
-	mu     sync.Mutex
-	daemon *daemon // nil: there is none
-	store  *decisions
-	nodes  map[string]*node
-	made   int // nodes
-	marks  map[string]int
+	mu    sync.Mutex
+	nodes map[string]*node
+	made  int // nodes
+	first int // the index of the first node
+	marks map[string]int
 }
 
-// daemon is what a dlrover-master has besides its server.
-type daemon struct {
-	hub    *api.Hub
-	keeper *keeper.Keeper
-}
-
-func newCluster(t *testing.T, seed uint64, p rendezvous.Params) *cluster {
-	c := &cluster{t: t, params: p.WithDefaults(), rnd: rand.New(rand.NewPCG(seed, 1)), began: time.Now(),
-		store: &decisions{}, nodes: map[string]*node{}, marks: map[string]int{}}
-	c.rules = newRules(c)
+// newCluster returns a run without nodes, and a control plane of its own.
+func newCluster(t rapid.TB, seed uint64, p rendezvous.Params) *cluster {
+	c := newPlane(t, 0).cluster("job", p)
+	c.rnd = rand.New(rand.NewPCG(seed, 1))
 	c.boot()
 	return c
 }
 
-// boot starts a daemon, which goes on with what is kept.
-func (c *cluster) boot() {
-	c.moment()
-	k, err := keeper.Load(c.t.Context(), c.store, 1, slog.New(slog.DiscardHandler))
-	require.NoError(c.t, err)
-	d := &daemon{keeper: k}
-	d.hub = api.NewHub(api.HubConfig{Keeper: k, Observe: func(_ string, n rendezvous.Note) {
-		c.mark("note " + string(n.Event))
-		c.rules.noted(n)
-	}})
-	k.Follow(d.hub, func(string) []byte { return nil })
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.daemon = d
-}
-
-// crash ends the daemon at once.
-func (c *cluster) crash() {
-	c.moment()
-	c.mu.Lock()
-	d := c.daemon
-	c.daemon = nil
-	c.store = c.store.fenced()
-	c.mu.Unlock()
-	if d != nil {
-		d.hub.Close()
-		d.keeper.Close()
-	}
-}
-
-// forget loses what the daemons have kept.
-func (c *cluster) forget() { c.store = &decisions{} }
-
-func (c *cluster) running() *daemon {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.daemon
+// cluster adds a run.
+func (p *plane) cluster(run string, params rendezvous.Params) *cluster {
+	c := &cluster{plane: p, run: run, params: params.WithDefaults(), began: time.Now(), nodes: map[string]*node{},
+		marks: map[string]int{}}
+	c.rules = newRules(c)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.first = len(p.runs) * maxNode / 2
+	p.runs[run] = c
+	return c
 }
 
 func (c *cluster) byID(id string) *node {
@@ -118,18 +81,30 @@ func (c *cluster) clock() time.Duration { return time.Since(c.began) }
 // start switches on so many new nodes within a time.
 func (c *cluster) start(count int, within time.Duration) {
 	for range count {
-		n := &node{c: c, index: c.made % (maxNode - 1), id: fmt.Sprintf("%06d", c.made), faults: make(chan func() error, 4),
-			done: make(chan struct{}), stops: time.Duration(10+c.rnd.IntN(200)) * time.Millisecond}
+		id := fmt.Sprintf("%06d", c.made)
+		n := c.node(id, "node-"+id)
+		n.stops = time.Duration(10+c.rnd.IntN(200)) * time.Millisecond
 		n.sick = c.params.Gate && c.rnd.IntN(30) == 0
-		n.link = newLink(c, n.index)
-		n.power, n.kill = context.WithCancel(context.Background())
-		c.made++
-		c.mu.Lock()
-		c.nodes[n.id] = n
-		c.mu.Unlock()
-		c.all = append(c.all, n)
 		go n.live(time.Duration(c.rnd.Int64N(int64(within) + 1)))
 	}
+}
+
+// node adds a node that is switched off.
+func (c *cluster) node(id, name string) *node {
+	n := &node{c: c, index: (c.first + c.made) % (maxNode - 1), id: id, faults: make(chan func() error, 4),
+		done: make(chan struct{})}
+	n.self = rendezvous.Node{
+		ID: id, Name: name, Rank: -1, Addr: fmt.Sprintf("10.%d.%d.%d", n.index>>16, n.index>>8&255, n.index&255),
+		Slots: slots, Role: "default", Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanHold, rendezvous.CanLeave},
+	}
+	n.link = newLink(c, n.index)
+	n.power, n.kill = context.WithCancel(context.Background())
+	c.made++
+	c.mu.Lock()
+	c.nodes[id] = n
+	c.mu.Unlock()
+	c.all = append(c.all, n)
+	return n
 }
 
 // pick chooses different nodes that live.
@@ -176,60 +151,19 @@ func (c *cluster) each(ns []*node, f func(*node)) {
 	}
 }
 
-// moment waits for a time at which no node does anything.
-func (c *cluster) moment() { time.Sleep(slot(time.Now(), 0, maxNode-1, troubles)) }
-
-func (c *cluster) close() {
+// off kills all nodes.
+func (c *cluster) off() {
 	for _, n := range c.nodes {
 		n.kill()
 	}
 	for _, n := range c.nodes {
 		<-n.done
 	}
+}
+
+func (c *cluster) close() {
+	c.off()
 	c.crash()
-}
-
-// decisions keep records in memory.
-type decisions struct {
-	mu      sync.Mutex
-	records map[string][]byte
-	deposed bool
-}
-
-func (s *decisions) Append(_ context.Context, _ lead.Term, records ...lead.Record) error {
-	time.Sleep(2 * time.Millisecond)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.deposed {
-		return lead.ErrDeposed
-	}
-	if s.records == nil {
-		s.records = map[string][]byte{}
-	}
-	for _, r := range records {
-		if s.records[r.Key] = r.Value; r.Value == nil {
-			delete(s.records, r.Key)
-		}
-	}
-	return lead.Validate(records)
-}
-
-func (s *decisions) Load(context.Context, lead.Term) (all []lead.Record, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for key, value := range s.records {
-		all = append(all, lead.Record{Key: key, Value: value})
-	}
-	slices.SortFunc(all, func(a, b lead.Record) int { return cmp.Compare(a.Key, b.Key) })
-	return all, nil
-}
-
-// fenced are the records for the next daemon: this one writes no more.
-func (s *decisions) fenced() *decisions {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.deposed = true
-	return &decisions{records: s.records}
 }
 
 // epochOf is the newest epoch with workers, and how many nodes of it work.

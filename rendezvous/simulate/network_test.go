@@ -47,8 +47,12 @@ type link struct {
 	cut   bool            // no connection can be made
 	conn  context.Context // of the present connections
 	drop  context.CancelFunc
-	lossy bool // the next answer is lost
-	dark  bool // the node has lost its power: the daemon hears nothing, not even the end of its connections
+	home  *daemon  // that has answered; nil: the leader is asked
+	lossy bool     // the next answer is lost
+	held  bool     // the next report stays on the way, for those that wait for its answer in vain
+	way   []func() // reports that do
+	sent  func()   // the newest report, once more
+	dark  bool     // the node has lost its power: the daemon hears nothing, not even the end of its connections
 }
 
 func newLink(c *cluster, node int) *link {
@@ -62,7 +66,8 @@ func (l *link) hangUp(stay bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.drop()
-	l.cut = stay
+	l.home = nil
+	l.cut = l.cut || stay
 	l.conn, l.drop = context.WithCancel(context.Background())
 }
 
@@ -76,7 +81,20 @@ func (l *link) unplug() {
 func (l *link) mend() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cut = false
+	if l.dark { // its daemon has noticed by now, or hears it from the next connection
+		l.drop()
+		l.home = nil
+		l.conn, l.drop = context.WithCancel(context.Background())
+	}
+	l.cut, l.dark = false, false
+}
+
+// heal ends all faults. What is on the way never arrives.
+func (l *link) heal() {
+	l.mend()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lossy, l.held, l.way, l.delay = false, false, nil, time.Millisecond
 }
 
 // blackOut takes the node off the network without a word.
@@ -111,14 +129,17 @@ func (l *link) travel() time.Duration {
 
 // reach returns the daemon and the connection to it.
 func (l *link) reach() (d *daemon, conn context.Context, lossy bool) {
-	d = l.c.running()
+	leader := l.c.running()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.cut {
 		return nil, nil, false
 	}
+	if l.home == nil || l.home.gone.Load() {
+		l.home = leader
+	}
 	lossy, l.lossy = l.lossy, false
-	return d, l.conn, lossy
+	return l.home, l.conn, lossy
 }
 
 // call makes one request; the connection alone ends it. News take the way back, too, and errors of the network come in
@@ -129,12 +150,77 @@ func (l *link) call(lane int, f func(context.Context, *api.Hub) error) error {
 	if d == nil {
 		return errUnreachable
 	}
+	if lane == launchers && l.stays(d, f) {
+		l.wait(l.travel(), lane)
+		return errUnreachable
+	}
 	err := f(conn, d.hub)
 	l.wait(l.travel(), lane)
-	if lossy || conn.Err() != nil || d != l.c.running() || l.isDark() {
+	if closed := errors.Is(err, api.ErrClosed); closed || lossy || conn.Err() != nil || d.gone.Load() || l.isDark() {
+		l.leave(d, closed)
 		return errUnreachable
 	}
 	return err
+}
+
+// leave turns to the leader if a daemon has closed: it serves no more.
+func (l *link) leave(d *daemon, closed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if closed && l.home == d {
+		l.home = nil
+	}
+}
+
+// stays reports whether a report to a daemon stays on the way.
+func (l *link) stays(d *daemon, f func(context.Context, *api.Hub) error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sent = func() {
+		if !d.gone.Load() {
+			_ = f(context.Background(), d.hub)
+		}
+	}
+	if !l.held {
+		return false
+	}
+	l.held = false
+	l.way = append(l.way, l.sent)
+	return true
+}
+
+// arrivals are the reports that have been on the way, or the newest one once more.
+func (l *link) arrivals(again bool) (all []func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if again && l.sent != nil {
+		return []func(){l.sent}
+	} else if again {
+		return nil
+	}
+	all, l.way = l.way, nil
+	return all
+}
+
+// waits reports whether there are any on the way.
+func (l *link) waits() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.way) > 0
+}
+
+// hold has the next report stay on the way.
+func (l *link) hold() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held = true
+}
+
+// daemon is the one that has answered.
+func (l *link) daemon() *daemon {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.home
 }
 
 func (l *link) isCut() bool {

@@ -3,7 +3,6 @@ package simulate
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +20,7 @@ type node struct {
 	c      *cluster
 	index  int
 	id     string
+	self   rendezvous.Node
 	link   *link
 	stops  time.Duration // its workers take so long to stop, and so does a check
 	sick   bool          // its checks fail
@@ -31,6 +31,8 @@ type node struct {
 	done   chan struct{}
 
 	session *api.Session // of the launcher alone
+	held    bool         // as session
+	over    job.EpochID  // the newest whose workers have ended by themselves; as session
 
 	mu    sync.Mutex
 	now   job.EpochID          // that of its workers; zero: there are none
@@ -40,6 +42,7 @@ type node struct {
 
 	// Of rules, and guarded by its lock.
 	excused bool      // its workers may run beside a newer world
+	rival   bool      // another one may replace it
 	unfair  time.Time // until then it may be lost, for its network was bad
 }
 
@@ -51,14 +54,7 @@ var (
 func (n *node) live(delay time.Duration) {
 	defer close(n.done)
 	n.link.wait(delay, launchers)
-	s, err := api.Open(n.power, n.link, api.SessionConfig{
-		Run: runName, Params: n.c.params, Work: "work",
-		Node: rendezvous.Node{
-			ID: n.id, Name: "node-" + n.id, Rank: -1, Addr: fmt.Sprintf("10.%d.%d.%d", n.index>>16, n.index>>8&255, n.index&255),
-			Slots: slots, Role: "default",
-			Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanHold, rendezvous.CanLeave},
-		},
-	})
+	s, err := api.Open(n.power, n.link, api.SessionConfig{Run: n.c.run, Params: n.c.params, Work: "work", Node: n.self})
 	if err != nil {
 		n.end(err)
 		return
@@ -72,7 +68,19 @@ func (n *node) live(delay time.Duration) {
 
 // follow returns why the launcher ends.
 func (n *node) follow() error {
+	notices := n.session.Notices()
 	for {
+		select { // directives first, so that a history repeats
+		case d, open := <-n.session.Directives():
+			if !open {
+				return n.session.Err()
+			}
+			if err := n.obey(d); err != nil {
+				return err
+			}
+			continue
+		default:
+		}
 		select {
 		case d, open := <-n.session.Directives():
 			if !open {
@@ -80,6 +88,12 @@ func (n *node) follow() error {
 			}
 			if err := n.obey(d); err != nil {
 				return err
+			}
+		case notice, open := <-notices:
+			if !open {
+				notices = nil
+			} else {
+				n.c.rules.noticed(n, notice)
 			}
 		case f := <-n.faults:
 			if err := f(); err != nil {
@@ -94,7 +108,7 @@ func (n *node) follow() error {
 // obey does what a launcher does; an error ends it.
 func (n *node) obey(d rendezvous.Directive) error {
 	n.hear(&d)
-	n.c.rules.heard(n.id, d.Kind, d.EpochID)
+	n.c.rules.told(n, d)
 	if d.Kind == job.Run && d.EpochID == n.ran().EpochID {
 		return nil // a daemon that was started again confirms it
 	}
@@ -108,7 +122,9 @@ func (n *node) obey(d rendezvous.Directive) error {
 			if !open {
 				return n.session.Err()
 			}
-			return n.obey(newer)
+			if newer.Kind != job.Run || newer.EpochID != n.ran().EpochID { // else it confirms the workers that have ended
+				return n.obey(newer)
+			}
 		default:
 		}
 	}
@@ -130,6 +146,7 @@ func (n *node) obey(d rendezvous.Directive) error {
 			return n.leave("its check has failed")
 		}
 	case job.Done, job.Fail:
+		n.c.rules.over(n, d.Kind)
 		_, _ = n.session.Leave(n.power, string(d.Kind), nil)
 		return errLeft
 	}
@@ -138,6 +155,9 @@ func (n *node) obey(d rendezvous.Directive) error {
 
 // check is a check of the node, by itself.
 func (n *node) check() error {
+	if n.c.played {
+		return nil
+	}
 	if !n.sleep(n.stops) {
 		return errKilled
 	}
@@ -166,7 +186,9 @@ func (n *node) leave(reason string) error {
 }
 
 // fail ends a worker of the node.
-func (n *node) fail() error {
+func (n *node) fail() error { return n.failing(rendezvous.RestartCharged) }
+
+func (n *node) failing(decision rendezvous.Decision) error {
 	e, works := n.running()
 	if !works || n.killed() {
 		return nil
@@ -174,20 +196,61 @@ func (n *node) fail() error {
 	p := n.ran().Place
 	n.c.mark("a worker has failed")
 	n.halt()
-	return n.report(rendezvous.Failing{ID: n.id, EpochID: e, Decision: rendezvous.RestartCharged,
+	n.over = e
+	return n.report(rendezvous.Failing{ID: n.id, EpochID: e, Decision: decision,
 		Failures: []job.Failure{{Rank: p.RankBase, GroupRank: p.GroupRank, Text: "exit code 1", At: time.Now()}}})
+}
+
+// succeed ends all workers of the node, and step has them make the first one.
+func (n *node) succeed() error {
+	e, works := n.running()
+	if !works || n.killed() {
+		return nil
+	}
+	n.halt()
+	n.over = e
+	return n.report(rendezvous.Success{ID: n.id, EpochID: e})
+}
+
+func (n *node) step() error {
+	e, works := n.running()
+	if !works || n.killed() {
+		return nil
+	}
+	return n.report(rendezvous.Stepped{ID: n.id, EpochID: e})
+}
+
+// checked ends the check of the node.
+func (n *node) checked(result string) error {
+	if n.hear(nil).Kind != job.Check {
+		return nil
+	}
+	switch d, err := time.ParseDuration(result); {
+	case err == nil:
+		return n.report(rendezvous.Cleared{ID: n.id, Until: time.Now().Add(d)})
+	case result == "alone":
+		return n.report(rendezvous.Cleared{ID: n.id, Until: time.Now()})
+	case result == "broken", result == "undecided":
+		return n.report(rendezvous.Barred{ID: n.id, Reason: "gpu 3 is gone", Again: result == "undecided"})
+	case result == "pass":
+		return n.report(rendezvous.Cleared{ID: n.id})
+	}
+	return nil
 }
 
 func (n *node) stopTime() time.Duration { return n.stops + time.Duration(n.lag.Load()) }
 
 func (n *node) start(d rendezvous.Directive) {
 	n.session.Running(&rendezvous.Resume{EpochID: d.EpochID, Place: *d.Place, Hold: d.Hold})
-	n.c.rules.started(n, d)
+	if n.held = d.Hold; !n.held {
+		n.c.rules.started(n, d)
+	}
 }
 
 // halt ends the workers, if there are any.
 func (n *node) halt() {
-	if n.c.rules.stopped(n) {
+	if n.c.rules.stopped(n) || n.held {
+		n.held = false
 		n.session.Running(nil)
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/history"
 )
 
 // rules hold for every history. They are looked at whenever workers start or stop, and whenever the daemon notes
@@ -18,6 +20,8 @@ type rules struct {
 	c *cluster
 
 	mu      sync.Mutex
+	said    *history.Rules
+	ends    map[string]end // by launcher
 	worlds  map[job.EpochID]*world
 	newest  job.EpochID // that had workers
 	lastRun time.Time   // workers were started
@@ -35,7 +39,10 @@ type world struct {
 	counted       int      // of those, the nodes that the daemon has no reason to give up
 }
 
-func newRules(c *cluster) *rules { return &rules{c: c, worlds: map[job.EpochID]*world{}} }
+func newRules(c *cluster) *rules {
+	return &rules{c: c, worlds: map[job.EpochID]*world{}, ends: map[string]end{},
+		said: history.NewRules(c.params.Min, c.params.Max, c.params.Unit)}
+}
 
 // breaks books that a rule is broken.
 func (r *rules) breaks(format string, args ...any) {
@@ -69,6 +76,62 @@ func (r *rules) heard(what ...any) {
 	r.record(what...)
 }
 
+// told is what a launcher hears.
+func (r *rules) told(n *node, d rendezvous.Directive) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record(n.id, d.Kind, d.EpochID)
+	if e, ends := r.ends[n.id]; ends && time.Now().After(e.at) {
+		r.said.Over(n.id, e.kind)
+	}
+	if err := r.said.Told(history.Told{ID: n.id, Kind: d.Kind, EpochID: d.EpochID, Place: d.Place, Restarts: d.Restarts,
+		Cause: d.Cause, Paused: d.Paused, Barred: d.Barred}); err != nil {
+		r.breaks("%v", err)
+	}
+	if d.Command != nil && d.Command.Args[0] != r.c.run {
+		r.breaks("node %s was told the command of run %s", n.id, d.Command.Args[0])
+	}
+}
+
+// noticed: a notice is of the launcher's own run, and so is a command.
+func (r *rules) noticed(n *node, notice job.Notice) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if notice.Topic != r.c.run {
+		r.breaks("node %s has got a notice of run %s", n.id, notice.Topic)
+	}
+}
+
+// forgotten: all that daemons have kept is lost.
+func (r *rules) forgotten() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.said.Forgotten()
+	clear(r.ends)
+}
+
+// over books that the run has ended, as a launcher has heard. All that are in it hear the same.
+func (r *rules) over(n *node, kind job.Kind) {
+	var here []string
+	if d := n.link.daemon(); d != nil {
+		here = d.hub.IDs(r.c.run)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.said.Over(n.id, kind)
+	for _, id := range here {
+		if o := r.c.byID(id); o != nil && o.hear(nil).Round > 0 && time.Now().After(o.unfair) {
+			r.ends[id] = end{kind, time.Now().Add(5 * time.Millisecond)}
+		}
+	}
+}
+
+// end is what a launcher hears of the end of its run, once earlier answers have arrived. Those that are slow may not.
+type end struct {
+	kind job.Kind
+	at   time.Time
+}
+
 func (r *rules) started(n *node, d rendezvous.Directive) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,14 +142,15 @@ func (r *rules) started(n *node, d rendezvous.Directive) {
 		w = &world{size: p.GroupWorldSize, workers: p.WorldSize, addr: p.MasterAddr, ranks: make([]string, p.GroupWorldSize)}
 		r.forget()
 		r.worlds[d.EpochID] = w
-		if q := r.c.params; w.size < q.Min || w.size > q.Max || w.size%q.Unit != 0 || w.workers != slots*w.size {
+		q, odd := r.c.params, w.workers != slots*w.size && !r.c.played
+		if w.size < q.Min || w.size > q.Max || w.size%q.Unit != 0 || odd {
 			r.breaks("epoch %v has %d nodes, %d workers", d.EpochID, w.size, w.workers)
 		}
 	}
 	switch {
 	case p.GroupWorldSize != w.size || p.WorldSize != w.workers || p.MasterAddr != w.addr:
 		r.breaks("node %s was told another world %v: %+v, not %d nodes at %s", n.id, d.EpochID, *p, w.size, w.addr)
-	case p.GroupRank < 0 || p.GroupRank >= w.size || p.RankBase != slots*p.GroupRank:
+	case p.GroupRank < 0 || p.GroupRank >= w.size || p.RankBase != slots*p.GroupRank && !r.c.played:
 		r.breaks("node %s has group rank %d, rank %d of %d", n.id, p.GroupRank, p.RankBase, w.size)
 	case w.ranks[p.GroupRank] != "":
 		r.breaks("nodes %s and %s both have group rank %d of epoch %v", w.ranks[p.GroupRank], n.id, p.GroupRank, d.EpochID)
@@ -99,7 +163,7 @@ func (r *rules) started(n *node, d rendezvous.Directive) {
 	}
 	n.work(&d)
 	w.works++
-	n.excused = n.link.isCut() || r.newest.Newer(d.EpochID) && !time.Now().After(n.unfair)
+	n.excused = n.rival || n.link.isCut() || (r.c.played || r.newest.Newer(d.EpochID)) && !time.Now().After(n.unfair)
 	if !n.excused {
 		w.counted++
 	}
@@ -152,6 +216,18 @@ func (r *rules) excuse(n *node, until time.Time) {
 	n.excused = true
 }
 
+// rivals books that one of two nodes may replace the other at any moment in which that is cut off.
+func (r *rules) rivals(ns ...*node) {
+	for _, n := range ns {
+		r.excuse(n, forever())
+		r.mu.Lock()
+		n.rival = true
+		r.mu.Unlock()
+	}
+}
+
+func forever() time.Time { return time.Now().Add(1000 * time.Hour) }
+
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
@@ -163,9 +239,18 @@ func (r *rules) ended(n *node) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record("end", n.id)
+	if r.c.played && forgivable(n) {
+		return
+	}
 	if why := n.why(); !errors.Is(why, errKilled) && !errors.Is(why, errLeft) && !n.killed() {
 		r.breaks("node %s has ended: %v", n.id, why)
 	}
+}
+
+// forgivable: a launcher may be refused, give up a daemon that stays away, and never have reached one.
+func forgivable(n *node) bool {
+	why := n.why()
+	return errors.Is(why, rendezvous.ErrRefused) || errors.Is(why, api.ErrAway) || n.session == nil
 }
 
 // noted is what the daemon notes about the run.
@@ -173,12 +258,12 @@ func (r *rules) noted(note rendezvous.Note) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record("note", note.Event, note.Node, note.Text)
-	if note.Event != job.EventNodeLoss {
-		return
-	}
 	n := r.c.byID(note.ID)
+	if r.c.played && note.ID != "" && n == nil {
+		r.breaks("a note is about a node of another run: %+v", note)
+	}
 	switch {
-	case n == nil || n.killed() || !time.Now().After(n.unfair):
+	case note.Event != job.EventNodeLoss || n == nil || n.killed() || n.hasLeft() || !time.Now().After(n.unfair):
 	case note.Text == "its connection broke while it was waiting": // it has no workers, and joins again
 		r.c.mark("a node that waits is lost, and joins again")
 	default:

@@ -6,7 +6,6 @@
 package simulate
 
 import (
-	"fmt"
 	"os"
 	"runtime"
 	"slices"
@@ -63,33 +62,6 @@ func TestStorms(t *testing.T) {
 	t.Logf("processor time of a node: %s", (processorTime()-before)/time.Duration(nodes))
 }
 
-// TestChaos has trouble that begins before the trouble before is over, in many histories of few nodes.
-func TestChaos(t *testing.T) {
-	histories := 400
-	if testing.Short() {
-		histories = 10
-	}
-	met := map[string]int{}
-	for seed := range uint64(histories) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			p := rulesOf(16)
-			p.Gate, p.Unit = seed%2 == 1, 1+int(seed)%3
-			simulated(t, seed, 16, p, func(c *cluster) {
-				(&chaos{c: c}).reigns(2 * time.Minute)
-				c.settle("chaos", 3*time.Minute)
-				for what, times := range c.marks {
-					met[what] += times
-				}
-			})
-		})
-	}
-	for _, what := range []string{
-		"note back-off", "note barred", "note gate", "a node that waits is lost, and joins again",
-	} {
-		require.NotZero(t, met[what], "sometimes: %s; met: %v", what, met)
-	}
-}
-
 // TestSameHistory: a failure can be looked at again.
 func TestSameHistory(t *testing.T) {
 	type history struct {
@@ -102,8 +74,6 @@ func TestSameHistory(t *testing.T) {
 			var h history
 			c.rules.tell(&h.lines)
 			c.weather(c.shuffled(storms()))
-			(&chaos{c: c}).reigns(time.Minute)
-			c.settle("chaos", 3*time.Minute)
 			h.digest = c.rules.tell(nil)
 			slices.Sort(h.lines)
 			hs = append(hs, h)

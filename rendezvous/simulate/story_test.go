@@ -167,7 +167,7 @@ func (c *cluster) half() time.Duration { return time.Duration(c.rnd.IntN(200)) *
 func (c *cluster) order(o rendezvous.Order) {
 	c.moment()
 	if d := c.running(); d != nil {
-		if err := d.hub.Order(runName, o); err != nil {
+		if err := d.hub.Order(c.run, o); err != nil {
 			c.mark("an order was refused: " + err.Error())
 		}
 	}
@@ -254,7 +254,7 @@ func (c *cluster) holds(after string) {
 func (c *cluster) picture() string {
 	var b strings.Builder
 	if d := c.running(); d != nil {
-		s, err := d.hub.Run(runName)
+		s, err := d.hub.Run(c.run)
 		nodes := s.Nodes
 		s.Nodes = nil
 		fmt.Fprintf(&b, "%+v %v\n", s.Status, err)
