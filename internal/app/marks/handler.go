@@ -29,7 +29,7 @@ var (
 	errBadRequest = errors.New("bad request")
 	errNotFound   = fmt.Errorf("%w: not found", errBadRequest)
 	errMethod     = fmt.Errorf("%w: wrong method", errBadRequest)
-	errNotKept    = errors.New("the change counts, but it cannot be kept")
+	errNotKept    = errors.New("the change counts, but is not kept yet, and ends with this daemon until it is")
 )
 
 var wireErrors = httperr.Table{

@@ -87,12 +87,25 @@ func Open(cfg Config) (*Manager, error) {
 	return mgr, nil
 }
 
-// Close writes all changes, and ends the Manager.
+// Close writes all changes, and ends the Manager. What cannot be written is lost, and the log says of which machines.
 func (mgr *Manager) Close() error {
 	mgr.stop()
 	mgr.wg.Wait()
-	return mgr.write()
+	err := mgr.write()
+	if err == nil {
+		return nil
+	}
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	if lost := mgr.kept.unkept(mgr.registry); len(lost) > 0 {
+		mgr.cfg.Log.Warn("marks and findings of these nodes could not be written, and end with this process: the next one "+
+			"knows what was written before", "nodes", lost[:min(len(lost), maxLost)], "count", len(lost), "err", err)
+	}
+	return err
 }
+
+// maxLost is how many machines the log names.
+const maxLost = 64
 
 // gather is the time for which changes are batched before they are written, unless a caller waits or a mark has
 // changed. retry is the delay after a failed write.
@@ -319,11 +332,14 @@ func (mgr *Manager) List() Known {
 	for _, n := range mgr.registry.List(now) {
 		known.Nodes = append(known.Nodes, machineRecord{Node: n, Record: mgr.record(n)})
 	}
+	if mgr.failed != nil {
+		known.Troubles = []string{"the newest changes are not kept yet, and end with this daemon: " + mgr.failed.Error()}
+	}
 	if mgr.actor == nil {
 		return known
 	}
 	busy, troubles := mgr.actor.busy()
-	known.Troubles = troubles
+	known.Troubles = append(known.Troubles, troubles...)
 	for _, name := range busy { // such as a mark that could not be removed yet
 		if !slices.ContainsFunc(known.Nodes, func(m machineRecord) bool { return m.Name == name }) {
 			known.Nodes = append(known.Nodes, machineRecord{nodehealth.Node{Name: name}, mgr.actor.record(name)})

@@ -2,6 +2,7 @@ package marks
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -47,11 +48,19 @@ func (r *records) load(ctx context.Context, policy nodehealth.Config) (*nodeheal
 
 // take returns the write of a Registry as it is now. Writes come one after the other.
 func (r *records) take(g *nodehealth.Registry) (write func() error, err error) {
+	changes, err := r.changes(g)
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return r.write(changes) }, nil
+}
+
+// changes are those of a Registry since the last write.
+func (r *records) changes(g *nodehealth.Registry) (changes []lead.Record, err error) {
 	now, err := g.Records()
 	if err != nil {
 		return nil, err
 	}
-	var changes []lead.Record
 	for _, key := range slices.Sorted(maps.Keys(now)) {
 		if string(r.kept[key]) != string(now[key]) {
 			changes = append(changes, lead.Record{Key: recordPrefix + key, Value: now[key]})
@@ -62,7 +71,24 @@ func (r *records) take(g *nodehealth.Registry) (write func() error, err error) {
 			changes = append(changes, lead.Record{Key: recordPrefix + key})
 		}
 	}
-	return func() error { return r.write(changes) }, nil
+	return changes, nil
+}
+
+// unkept are the machines of which something is not written, sorted.
+func (r *records) unkept(g *nodehealth.Registry) (names []string) {
+	changes, _ := r.changes(g)
+	for _, c := range changes {
+		value := c.Value
+		if value == nil {
+			value = r.kept[strings.TrimPrefix(c.Key, recordPrefix)]
+		}
+		var machine struct{ Name string }
+		if json.Unmarshal(value, &machine) == nil && machine.Name != "" {
+			names = append(names, machine.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 func (r *records) write(changes []lead.Record) error {

@@ -2,6 +2,7 @@ package marks
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/app/nodehealth"
+	"dlrover-run/internal/testkit"
 	"dlrover-run/rendezvous/lead"
 	"dlrover-run/rendezvous/lead/journal"
 )
@@ -24,7 +26,8 @@ func TestTheNextLeaderKnowsTheNodes(t *testing.T) {
 		return j, term
 	}
 	j, term := leader()
-	k := open(t, Config{Store: j, Term: term})
+	var log testkit.Buffer
+	k := open(t, Config{Store: j, Term: term, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	k.Size("r", []string{"n0", "n1", "n2"})
 	k.Find(broken("n1"))
 	require.NoError(t, k.Mark(t.Context(), "n2", "me", "smoke"))
@@ -34,7 +37,11 @@ func TestTheNextLeaderKnowsTheNodes(t *testing.T) {
 	require.NoError(t, j.Resign(t.Context()))
 	require.ErrorIs(t, k.Mark(t.Context(), "n0", "me", "smoke"), lead.ErrDeposed)
 	require.ErrorIs(t, k.Ready(), lead.ErrDeposed)
+	require.Contains(t, k.List().Troubles[0], "not kept yet")
+	_, err = k.Clear(t.Context(), "n2", "me", "no smoke")
+	require.ErrorIs(t, err, lead.ErrDeposed)
 	require.ErrorIs(t, k.Close(), lead.ErrDeposed)
+	require.Contains(t, log.String(), `the next one knows what was written before" nodes="[n0 n2]" count=2`)
 
 	j, term = leader()
 	k = open(t, Config{Store: j, Term: term})

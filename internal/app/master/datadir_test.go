@@ -68,7 +68,8 @@ func TestADataDirectoryThatVanishes(t *testing.T) {
 	}
 	require.NoError(t, mark("gpu-00"))
 	require.NoError(t, os.Rename(dir, dir+"2"))
-	require.ErrorContains(t, mark("gpu-01"), "cannot be kept")
+	require.ErrorContains(t, mark("gpu-01"), "the change counts, but is not kept yet, and ends with this daemon")
+	require.Contains(t, listed(t, c).Troubles[0], "the newest changes are not kept yet")
 	status, body = ready(t, at)
 	require.Equal(t, http.StatusServiceUnavailable, status)
 	require.Contains(t, body, "no such file")
@@ -81,6 +82,7 @@ func TestADataDirectoryThatVanishes(t *testing.T) {
 	_, c, _, end = served(t, "--data-dir="+dir)
 	defer end()
 	require.Equal(t, []string{"gpu-00", "gpu-01", "gpu-02"}, listed(t, c).Avoid)
+	require.Empty(t, listed(t, c).Troubles)
 }
 
 // slow is a store whose writes are to be apart.
