@@ -2,6 +2,7 @@ package master
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,6 +26,7 @@ import (
 type election struct {
 	store store
 	addr  string    // of this master
+	id    string    // of this process
 	token token.Job // that all of them have
 	tls   *secure.Layer
 	log   *slog.Logger
@@ -92,7 +94,7 @@ func newElection(c *cli.Context) (*election, error) {
 	if chosen == nil {
 		return nil, without(c, electionFlags(), choices())
 	}
-	e := &election{addr: c.String("advertise"), began: time.Now()}
+	e := &election{addr: c.String("advertise"), id: rand.Text(), began: time.Now()}
 	var err error
 	if e.log, err = logger(c); err != nil {
 		return nil, err
@@ -275,7 +277,7 @@ func (e *election) lead(ctx context.Context, lost <-chan struct{}, serve func(co
 }
 
 // deposeTheDead ends the leadership of a master whose process is gone or frozen, seconds before it would expire; only
-// candidates connect to it. It returns an error if the leader has the address of this one, which is not it.
+// candidates connect to it. It returns an error if another master has the address of this one.
 func (e *election) deposeTheDead(ctx context.Context) error {
 	if e.seated != nil {
 		select {
@@ -297,7 +299,7 @@ func (e *election) deposeTheDead(ctx context.Context) error {
 			continue
 		case why := <-end:
 			stop()
-			if errors.Is(why, errTwin) {
+			if errors.Is(why, errTwin) || errors.Is(why, errTwinWaits) {
 				return why
 			}
 			if why != nil && time.Since(deposed[leader.Addr]) > rude {

@@ -42,12 +42,48 @@ type audience struct {
 	term  lead.Term
 	began time.Time
 
-	mu    sync.Mutex
-	heard map[string]time.Duration // by address: the newest question, as time since began, that it has answered
+	mu      sync.Mutex
+	heard   map[string]time.Duration // by address: the newest question, as time since began, that it has answered
+	tenants map[string]*tenants      // by address
 }
 
 func newAudience(term lead.Term) *audience {
-	return &audience{term: term, began: time.Now(), heard: map[string]time.Duration{}}
+	return &audience{term: term, began: time.Now(), heard: map[string]time.Duration{}, tenants: map[string]*tenants{}}
+}
+
+// tenants are the processes that follow the leader under one address. The second one may have been started in place of
+// the first, which is not heard of again then.
+type tenants struct {
+	first, second string
+	turns         int    // of the second in a row
+	twin          string // the second, which the first has outlived
+}
+
+// settled is after how many turns in a row the second is taken for the only one.
+const settled = 20
+
+// meet notes a question of a process, and reports whether another one that lives has had its address before.
+func (a *audience) meet(addr, id string) (twin bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t := a.tenants[addr]
+	switch {
+	case id == "" || len(id) > maxAddr || len(addr) > maxAddr: // an older master has none
+	case t == nil && len(a.tenants) < most:
+		a.tenants[addr] = &tenants{first: id}
+	case t == nil:
+	case id == t.first:
+		t.twin, t.turns = t.second, 0
+	case id != t.second:
+		t.second, t.turns = id, 1
+	case t.twin == id:
+		return true
+	default:
+		if t.turns++; t.turns > settled {
+			*t = tenants{first: id}
+		}
+	}
+	return false
 }
 
 // hear notes that a candidate has answered a question of this leadership.

@@ -40,9 +40,11 @@ const (
 )
 
 var (
-	errGone   = errors.New("its host refuses connections")
-	errTwin   = errors.New("another master serves at this address")
-	errFrozen = errors.New("it has answered nothing for a while, though its host has received the question")
+	errGone = errors.New("its host refuses connections")
+	errTwin = errors.New("another master serves at this address")
+	// errTwinWaits is of the later one of two that have never served.
+	errTwinWaits = errors.New("another master that waits has this address, too")
+	errFrozen    = errors.New("it has answered nothing for a while, though its host has received the question")
 )
 
 // pulse is the answer to a standby.
@@ -50,6 +52,8 @@ type pulse struct {
 	Term lead.Term `json:"term"`
 	// Question is set by a leader whose store is away: do all candidates follow it? It is a time, which they send back.
 	Question time.Duration `json:"question,omitempty"`
+	// Twin: another standby has the address of this one, and had it before.
+	Twin bool `json:"twin,omitempty"`
 }
 
 // standby answers the masters that wait, at /v1/standby.
@@ -63,7 +67,7 @@ func (t *tenure) standby() http.Handler {
 			}
 			t.audience.hear(q.Get("addr"), time.Duration(question))
 		}
-		p := pulse{Term: t.term}
+		p := pulse{Term: t.term, Twin: t.audience.meet(q.Get("addr"), q.Get("id"))}
 		if s, ok := t.election.store.(failsafe); ok && s.Silence() > asks {
 			p.Question = time.Since(t.audience.began)
 		}
@@ -93,8 +97,8 @@ func (e *election) follow(ctx context.Context, l lead.Leader) error {
 				answered = true
 				pause.Reset()
 			}
-			if errors.Is(err, errFrozen) {
-				return errFrozen
+			if errors.Is(err, errFrozen) || errors.Is(err, errTwinWaits) {
+				return err
 			}
 			if n > 0 {
 				continue // without a pause: the process may be gone
@@ -161,6 +165,9 @@ func (e *election) pulses(ctx context.Context, c net.Conn, l lead.Leader, answer
 		if last, err = hear(c, r); err != nil {
 			return n, err
 		}
+		if last.Twin {
+			return n + 1, fmt.Errorf("--advertise=%s: %w; give each an address of its own", e.addr, errTwinWaits)
+		}
 		if !answered && n == 0 {
 			e.log.Info("following the master that serves", "addr", l.Addr, "term", l.Term)
 		}
@@ -196,10 +203,12 @@ func greet(ctx context.Context, c *secure.Conn, tell bool) error {
 // ask sends a request, with the answer to the leader's last question.
 func (e *election) ask(ctx context.Context, c net.Conn, l lead.Leader, last pulse) error {
 	u := url.URL{Scheme: "http", Host: l.Addr, Path: "/v1/standby"}
+	q := url.Values{"addr": {e.addr}, "id": {e.id}}
 	if last.Question > 0 && last.Term == l.Term && e.promise.give(l.Term) {
-		u.RawQuery = url.Values{"addr": {e.addr}, "term": {fmt.Sprint(l.Term)},
-			"question": {strconv.FormatInt(int64(last.Question), 10)}}.Encode()
+		q.Set("term", fmt.Sprint(l.Term))
+		q.Set("question", strconv.FormatInt(int64(last.Question), 10))
 	}
+	u.RawQuery = q.Encode()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package master
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -175,4 +176,67 @@ func TestTwoMastersOfOneAddress(t *testing.T) {
 		require.Fail(t, "it waits beside another master of its address")
 	}
 	require.Empty(t, w.deposed)
+}
+
+// Of two masters that wait under one address the later one ends with an error, and the earlier one waits on.
+func TestTwoMastersWaitUnderOneAddress(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	leader := &tenure{term: 7, election: &election{}, audience: newAudience(7)}
+	mux := http.NewServeMux()
+	mux.Handle("/v1/standby", leader.standby())
+	s := &http.Server{Handler: mux}
+	go func() { _ = s.Serve(l) }()
+	defer s.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	waits := func(id, addr string) chan error {
+		w := watched{leaders: make(chan lead.Leader, 1)}
+		w.leaders <- lead.Leader{Term: 7, Addr: l.Addr().String()}
+		context.AfterFunc(ctx, func() { close(w.leaders) })
+		e := &election{store: w, addr: addr, id: id, log: slog.New(slog.DiscardHandler)}
+		ended := make(chan error, 1)
+		go func() { ended <- e.run(ctx, nil) }()
+		return ended
+	}
+	first := waits("a", "me:1")
+	other := waits("b", "you:1")
+	require.Eventually(t, func() bool {
+		leader.audience.mu.Lock()
+		defer leader.audience.mu.Unlock()
+		return len(leader.audience.tenants) == 2
+	}, soon, time.Millisecond)
+	select {
+	case err := <-waits("c", "me:1"):
+		require.EqualError(t, err, "--advertise=me:1: another master that waits has this address, too; give each an "+
+			"address of its own")
+	case <-time.After(soon):
+		require.Fail(t, "it waits beside another one of its address")
+	}
+	stop()
+	require.NoError(t, <-first)
+	require.NoError(t, <-other)
+}
+
+// A process that was started in place of another one is no twin, also if the first one wakes after that.
+func TestTenants(t *testing.T) {
+	a := newAudience(7)
+	asks := func(id string, times int) (twin bool) {
+		for range times {
+			twin = a.meet("me:1", id)
+		}
+		return twin
+	}
+	require.False(t, asks("a", 3))
+	require.False(t, asks("b", 3), "a may have ended")
+	require.False(t, asks("c", 1), "and b")
+	require.False(t, asks("c", settled))
+	require.False(t, asks("a", 1), "it was frozen")
+	require.False(t, asks("c", 1))
+	require.True(t, asks("a", 1))
+	require.False(t, asks("c", 1))
+	require.False(t, asks("", 5), "of an older version")
+	for i := range 2 * most {
+		require.False(t, a.meet(fmt.Sprint("n:", i), "x"))
+	}
+	require.LessOrEqual(t, len(a.tenants), most)
 }
