@@ -79,7 +79,7 @@ histories: ## HISTORIES (20000) random histories of a run, and as many of the wh
 	go test -count=1 -timeout 60m -run 'Histories$$' ./rendezvous/...
 
 bench: torch build ## ours and torchrun, measured in one run
-	go run ./tools/bench $(BENCHFLAGS)
+	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(wildcard $(APISERVER)) go run ./tools/bench $(BENCHFLAGS)
 
 chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves checkpoints
 	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./internal/app/run

@@ -1,10 +1,12 @@
-// Package testkit has helpers for the tests of several packages. Only tests import it.
+// Package testkit has helpers for the tests of several packages. Only tests and tools import it.
 package testkit
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"runtime"
 	"strconv"
@@ -12,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -50,6 +53,38 @@ func WriteProgram(path, text string) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(path, []byte(text), 0o755)
+}
+
+// Deaf is an address of this machine that answers no SYN, as if the host were silent: its queue is full. The function
+// ends that.
+func Deaf() (addr string, end func(), err error) {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	var queue []net.Conn
+	end = func() {
+		_ = syscall.Close(fd)
+		for _, c := range queue {
+			_ = c.Close()
+		}
+	}
+	err = errors.Join(syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), syscall.Listen(fd, 0))
+	at, _ := syscall.Getsockname(fd)
+	if own, ok := at.(*syscall.SockaddrInet4); ok {
+		addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(own.Port))
+	}
+	for err == nil {
+		var c net.Conn
+		if c, err = net.DialTimeout("tcp", addr, time.Second); err == nil {
+			queue = append(queue, c)
+		}
+	}
+	if late, ok := errors.AsType[net.Error](err); !ok || !late.Timeout() {
+		end()
+		return "", nil, err
+	}
+	return addr, end, nil
 }
 
 // Gone reports whether a process has ended. A zombie has: an orphan's new parent may not have reaped it yet.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -200,4 +201,22 @@ func TestOwnProcess(t *testing.T) {
 	ppid, ok := parentOf(os.Getpid())
 	require.True(t, ok)
 	require.Equal(t, os.Getppid(), ppid)
+}
+
+func TestTimesOfLosses(t *testing.T) {
+	log := fmt.Sprintf("    lease_test.go:80: %s: %v\n    lease_test.go:82: killed: the next master serves after 1s\n", "killed",
+		[]time.Duration{98 * time.Millisecond, 1200 * time.Millisecond})
+	times, err := lossTimes(log, "killed")
+	require.NoError(t, err)
+	require.Equal(t, []float64{0.098, 1.2}, times)
+	_, err = lossTimes(log, "frozen")
+	require.ErrorContains(t, err, "no times")
+}
+
+func TestLeaseRowsSayWhatTheyNeed(t *testing.T) {
+	t.Setenv(apiServerVariable, "")
+	r := leaseRow("killed", "", 0)
+	require.Contains(t, r.missing(&bench{}, side{}, 0), "NOT MEASURED: ")
+	t.Setenv(apiServerVariable, "/somewhere/kube-apiserver")
+	require.Empty(t, r.missing(&bench{}, side{}, 0))
 }

@@ -34,6 +34,7 @@ type lab struct {
 	stamps string // file of stamp lines
 	procs  []*process
 	files  []*os.File
+	ends   []func() // called by close
 	// garbage are patterns of paths that close removes
 	garbage []string
 }
@@ -80,6 +81,9 @@ func (l *lab) close() {
 	}
 	for _, f := range l.files {
 		_ = f.Close()
+	}
+	for _, end := range l.ends {
+		end()
 	}
 	for _, pattern := range append(l.garbage, l.dir) {
 		paths, _ := filepath.Glob(pattern) // the pattern is good

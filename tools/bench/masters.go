@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/testkit"
 	"dlrover-run/rendezvous/api"
 )
 
@@ -23,20 +24,74 @@ const masterCount = 3
 func masterRows() []row {
 	const noPeer = "speaks version 2 of etcd's API, which is gone since etcd 3.6"
 	return []row{
-		{id: "masters", run: masterLoss(syscall.SIGKILL), noPeer: noPeer, lines: []line{
+		{id: "masters", run: masterLoss(syscall.SIGKILL, false), noPeer: noPeer, lines: []line{
 			{what: "kill -9 of the master that serves, 3 masters on etcd, to the next one serving", unit: duration, goal: 0.1},
 			{what: "to the world of 2 nodes being whole there", unit: duration},
 			{what: "no worker is restarted", unit: yesno, goal: 1}}},
-		{id: "masters-frozen", run: masterLoss(syscall.SIGSTOP), noPeer: noPeer, maxReps: 5, lines: []line{
-			{what: "SIGSTOP of the master that serves, to the next one serving", unit: duration, goal: 2.5},
+		{id: "masters-frozen", run: masterLoss(syscall.SIGSTOP, false), noPeer: noPeer, lines: []line{
+			{what: "SIGSTOP of the master that serves, to the next one serving", unit: duration, goal: 1},
 			{what: "to the world of 2 nodes being whole there, when the frozen one was killed", unit: duration},
 			{what: "no worker is restarted", unit: yesno, goal: 1}}},
+		{id: "masters-silent", run: masterLoss(syscall.SIGSTOP, true), noPeer: noPeer, lines: []line{
+			{what: "SIGSTOP of the master that serves, whose host answers nothing to the others, to the next one serving",
+				unit: duration, goal: 2.5},
+			{what: "to the world of 2 nodes being whole there, when the frozen one was killed", unit: duration},
+			{what: "no worker is restarted", unit: yesno, goal: 1}}},
+		leaseRow("killed", "kill -9 of the master that serves, 2 masters on a Lease, to the next one serving", 0.5),
+		leaseRow("frozen", "SIGSTOP of it, to the next one serving", 0),
+		leaseRow("silent", "SIGSTOP of it, whose host answers nothing to the other, to the next one serving", 6),
 		{id: "server-lost", run: serverLoss, noPeer: "ends then: its store was on that node", lines: []line{
 			{what: "kill -9 of all processes of the node that serves c10d, of 4, to the next one serving",
 				unit: duration, goal: 1},
 			{what: "to the workers of the other 3 nodes having started again, if none of them fails", unit: duration},
 			{what: "none of them is stopped before another node serves", unit: yesno, goal: 1}}},
 	}
+}
+
+// apiServerVariable names Kubernetes' API server, for the test of make e2e-kube.
+const apiServerVariable = "KUBE_APISERVER"
+
+// leaseRow times masters on a Lease by the test of make e2e-kube. That loses ten masters, one repetition each.
+func leaseRow(how, what string, goal float64) row {
+	var times []float64
+	run := func(ctx context.Context, l *lab) (_ []float64, err error) {
+		if len(times) == 0 {
+			if times, err = leaseLosses(ctx, how); err != nil {
+				return nil, err
+			}
+		}
+		next := times[0]
+		times = times[1:]
+		return []float64{next}, nil
+	}
+	return row{id: "lease-" + how, run: run, kube: true, limit: 5 * time.Minute, noPeer: "has no daemon",
+		lines: []line{{what: what, unit: duration, goal: goal}}}
+}
+
+func leaseLosses(ctx context.Context, how string) ([]float64, error) {
+	out, err := exec.CommandContext(ctx, "go", "test", "-count=1", "-v", "-run", "^TestKubernetes$/^Masters$/^"+how+"$",
+		"./internal/app/kube").CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", err, out)
+	}
+	return lossTimes(string(out), how)
+}
+
+// lossTimes reads a line of the test, such as "lease_test.go:85: killed: [98ms 1.2s]".
+func lossTimes(log, how string) (times []float64, err error) {
+	_, list, _ := strings.Cut(log, ": "+how+": [")
+	list, _, _ = strings.Cut(list, "]")
+	for text := range strings.FieldsSeq(list) {
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return nil, err
+		}
+		times = append(times, d.Seconds())
+	}
+	if len(times) == 0 {
+		return nil, fmt.Errorf("the test has told no times: %s", log)
+	}
+	return times, nil
 }
 
 // serverLoss kills the node that serves a job without a daemon.
@@ -90,10 +145,10 @@ func (p *process) said(text string) (at []time.Time) {
 	return at
 }
 
-// masterLoss sends a signal to the master that serves a running job.
-func masterLoss(sig syscall.Signal) func(context.Context, *lab) ([]float64, error) {
+// masterLoss sends a signal to the master that serves a running job. Silent masters answer nothing to each other.
+func masterLoss(sig syscall.Signal, silent bool) func(context.Context, *lab) ([]float64, error) {
 	return func(ctx context.Context, l *lab) ([]float64, error) {
-		m, err := l.elect(ctx)
+		m, err := l.elect(ctx, silent)
 		if err != nil {
 			return nil, err
 		}
@@ -123,7 +178,7 @@ type masters struct {
 }
 
 // elect starts an etcd and the masters, and waits until one serves.
-func (l *lab) elect(ctx context.Context) (*masters, error) {
+func (l *lab) elect(ctx context.Context, silent bool) (*masters, error) {
 	path, err := exec.LookPath("etcd")
 	if err != nil {
 		return nil, errors.New("there is no etcd in PATH: install Debian's etcd-server")
@@ -149,7 +204,15 @@ func (l *lab) elect(ctx context.Context) (*masters, error) {
 		if err != nil {
 			return nil, err
 		}
-		p, err := l.start(nil, nil, l.master, "--listen", addr, "--etcd", at[0])
+		advertise := addr
+		if silent {
+			var end func()
+			if advertise, end, err = testkit.Deaf(); err != nil {
+				return nil, err
+			}
+			l.ends = append(l.ends, end)
+		}
+		p, err := l.start(nil, nil, l.master, "--listen", addr, "--etcd", at[0], "--advertise", advertise)
 		if err != nil {
 			return nil, err
 		}

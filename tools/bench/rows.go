@@ -29,6 +29,8 @@ type row struct {
 	torch    bool
 	noPeer   string
 	slowPeer bool
+	// kube is set for those that need the API server of Kubernetes.
+	kube bool
 	// files is how many the daemon has to open.
 	files int
 	// ckpt is set for checkpoints, which have peers of their own. memory is the number of bytes of shared memory and of
@@ -148,6 +150,9 @@ func (r *row) missing(b *bench, s side, ln int) string {
 		return fmt.Sprintf("needs %d MiB of memory, %s has %d", r.memory>>20, sharedMemory, freeMemory()>>20)
 	case r.torch && b.torch == "":
 		return b.peer.missing
+	case !s.peer && r.kube && os.Getenv(apiServerVariable) == "":
+		return "NOT MEASURED: " + apiServerVariable + " names no API server of Kubernetes. make e2e-kube builds one, the " +
+			"first time in 15 minutes, and make bench finds it there"
 	case !s.peer:
 		return ""
 	case r.noPeer != "":

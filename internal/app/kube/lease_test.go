@@ -19,6 +19,7 @@ import (
 	"dlrover-run/internal/app/kube"
 	"dlrover-run/internal/app/leadtest"
 	"dlrover-run/internal/app/lease"
+	"dlrover-run/internal/testkit"
 	"dlrover-run/rendezvous/lead"
 )
 
@@ -84,6 +85,7 @@ func (k real) testMasters(t *testing.T) {
 			for range losses {
 				after = append(after, m.lose(c.sig).Round(time.Millisecond))
 			}
+			t.Logf("%s: %v", c.how, after) // which make bench reads
 			slices.Sort(after)
 			t.Logf("%s: the next master serves after %s (median of %d, %s to %s)", c.how, after[losses/2], losses,
 				after[0], after[losses-1])
@@ -137,28 +139,6 @@ func (m *masterPods) lose(sig syscall.Signal) (after time.Duration) {
 	return after
 }
 
-// deaf is an address of this machine that answers no SYN: its queue is full.
-func deaf(t *testing.T) (addr string) {
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	check(t, err)
-	t.Cleanup(func() { _ = syscall.Close(fd) })
-	check(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
-	check(t, syscall.Listen(fd, 0))
-	at, err := syscall.Getsockname(fd)
-	check(t, err)
-	addr = "127.0.0.1:" + strconv.Itoa(at.(*syscall.SockaddrInet4).Port)
-	for err == nil {
-		var c net.Conn
-		if c, err = net.DialTimeout("tcp", addr, time.Second); err == nil {
-			t.Cleanup(func() { _ = c.Close() })
-		}
-	}
-	var late net.Error
-	require.ErrorAs(t, err, &late)
-	require.True(t, late.Timeout(), err)
-	return addr
-}
-
 func (m *masterPods) pod(i int) string { return m.name + "-" + strconv.Itoa(i) }
 
 func (m *masterPods) start(i int) {
@@ -166,7 +146,10 @@ func (m *masterPods) start(i int) {
 	check(m.t, err)
 	advertise := m.addrs[i]
 	if m.silent {
-		advertise = deaf(m.t)
+		var end func()
+		advertise, end, err = testkit.Deaf()
+		check(m.t, err)
+		m.t.Cleanup(end)
 	}
 	m.procs[i] = spawn(m.t, m.t.TempDir(), "/usr/bin/env", "KUBERNETES_SERVICE_HOST="+host,
 		"KUBERNETES_SERVICE_PORT="+port, kube.DirVariable+"="+m.account, "POD_NAME="+m.pod(i),
