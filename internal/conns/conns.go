@@ -1,5 +1,5 @@
-// Package conns bounds the connections that unauthenticated peers may hold open. Each is a file descriptor that may be
-// missing when the next worker is to be started.
+// Package conns bounds what peers may take: connections that those which are not authenticated hold open, and requests.
+// Each connection is a file descriptor that may be missing when the next worker is to be started.
 package conns
 
 import (
@@ -52,18 +52,31 @@ type Listener struct {
 	closed chan struct{} // by Close
 	once   sync.Once
 	room   chan struct{} // holds one when one may be added
+	rates  *Rates        // of Origins without a proven connection
 
 	mu       sync.Mutex
 	open     int
-	unproven *list.List     // of *Conn, the oldest first
-	from     map[string]int // how many of them an address has
-	said     bool           // that a limit was reached
+	unproven *list.List      // of *Conn, the oldest first
+	from     map[string]int  // how many of them an Origin has
+	known    map[string]int  // how many others an Origin has
+	refused  int             // of those without
+	said     map[string]bool // which limits were reached
 }
+
+// An Origin without any connection that is proven may open so many at once, and so many in a second; of further ones
+// every servedOf-th is served. To refuse one costs a tenth of an answer. Hosts of a job, and networks behind one
+// address, have a proven connection after a moment, and then no such bound.
+const (
+	strangeBurst = 1000
+	strangeRate  = 100
+	servedOf     = 8
+)
 
 // Listen bounds the connections of l.
 func Listen(l net.Listener, limits Limits, log *slog.Logger) *Listener {
 	return &Listener{Listener: l, limits: limits, log: log, closed: make(chan struct{}), room: make(chan struct{}, 1),
-		unproven: list.New(), from: map[string]int{}}
+		rates: NewRates(strangeRate, strangeBurst), unproven: list.New(), from: map[string]int{}, known: map[string]int{},
+		said: map[string]bool{}}
 }
 
 // Accept returns the next connection, which is unproven.
@@ -73,7 +86,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &Conn{Conn: nc, l: l, from: host(nc.RemoteAddr())}
+		c := &Conn{Conn: nc, l: l, from: origin(nc.RemoteAddr())}
 		if l.add(c) {
 			return c, nil
 		}
@@ -91,6 +104,12 @@ func (l *Listener) Close() error {
 func (l *Listener) add(c *Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.known[c.from] == 0 && !l.rates.Allow(c.from, time.Now()) {
+		l.warn("an address without the token opens connections all the time: most are closed", c)
+		if l.refused++; l.refused%servedOf != 0 {
+			return false
+		}
+	}
 	for l.unproven.Len() > 0 && (l.unproven.Len() >= l.limits.Unproven || l.open >= l.limits.Total) {
 		oldest := l.oldestOfMost()
 		if rest := patience - time.Since(oldest.since); rest > 0 {
@@ -125,10 +144,10 @@ func (l *Listener) oldestOfMost() *Conn {
 	return e.Value.(*Conn)
 }
 
-// host is an address without its port.
-func host(a net.Addr) string {
-	if h, _, err := net.SplitHostPort(a.String()); err == nil {
-		return h
+// origin is that of a peer's address with a port.
+func origin(a net.Addr) string {
+	if host, _, err := net.SplitHostPort(a.String()); err == nil {
+		return Origin(host)
 	}
 	return a.String()
 }
@@ -150,8 +169,8 @@ func (l *Listener) await(most time.Duration) bool {
 
 // warn logs once that a limit was reached: a flood of connections must not flood the log.
 func (l *Listener) warn(what string, c *Conn) {
-	if !l.said {
-		l.said = true
+	if !l.said[what] {
+		l.said[what] = true
 		l.log.Warn(what+"; this is said once", "addr", l.Addr().String(), "open", l.open, "limit", l.limits.Total,
 			"unproven", l.unproven.Len(), "unproven_limit", l.limits.Unproven, "peer", c.RemoteAddr().String())
 	}
@@ -168,7 +187,7 @@ func (l *Listener) Counts() (open, unproven int) {
 type Conn struct {
 	net.Conn
 	l     *Listener
-	from  string    // the peer's address
+	from  string    // the peer's Origin
 	since time.Time // when it became unproven
 
 	// Guarded by l.mu.
@@ -184,7 +203,9 @@ func (c *Conn) Prove(ok bool) {
 	case c.gone || ok == (c.queued == nil):
 	case ok:
 		c.forgetLocked()
+		c.l.known[c.from]++
 	default:
+		less(c.l.known, c.from)
 		c.queueLocked()
 	}
 }
@@ -209,6 +230,9 @@ func (c *Conn) closeLocked() error {
 	if !c.gone {
 		c.gone = true
 		c.l.open--
+		if c.queued == nil {
+			less(c.l.known, c.from)
+		}
 		c.forgetLocked()
 	}
 	return c.Conn.Close()
@@ -218,12 +242,17 @@ func (c *Conn) forgetLocked() {
 	if c.queued != nil {
 		c.l.unproven.Remove(c.queued)
 		c.queued = nil
-		if c.l.from[c.from]--; c.l.from[c.from] == 0 {
-			delete(c.l.from, c.from)
-		}
+		less(c.l.from, c.from)
 	}
 	select {
 	case c.l.room <- struct{}{}:
 	default:
+	}
+}
+
+// less counts one connection of an Origin less.
+func less(counts map[string]int, origin string) {
+	if counts[origin]--; counts[origin] <= 0 {
+		delete(counts, origin)
 	}
 }

@@ -132,7 +132,7 @@ func TestAnAddressWithManyMakesRoom(t *testing.T) {
 			a, b := net.Pipe()
 			t.Cleanup(func() { a.Close() })
 			nc := from{b, &net.TCPAddr{IP: net.IPv4(10, 0, 0, ip), Port: 1}}
-			c := &Conn{Conn: nc, l: l, from: host(nc.RemoteAddr())}
+			c := &Conn{Conn: nc, l: l, from: origin(nc.RemoteAddr())}
 			require.True(t, l.add(c))
 			time.Sleep(2 * patience)
 			return c
