@@ -163,7 +163,8 @@ func (a *Among) prefer(old, now int) {
 
 // Through returns a client as New does, whose connections are to these addresses alone. A request that fails, but was
 // not canceled, has the next one be sent to another address. One that has no answer for two seconds is sent again, to
-// another process than the one that has it, when that serves: see LeaderPath.
+// another process than the one that has it, when that serves: see LeaderPath. One that a server has no room for is sent
+// again when the server says so (429).
 func (a *Among) Through(set func(*http.Transport)) *http.Client {
 	c := New(func(t *http.Transport) {
 		if set != nil {
@@ -172,7 +173,7 @@ func (a *Among) Through(set func(*http.Transport)) *http.Client {
 		dial := t.DialContext
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return a.Dial(ctx, a.wrapped(dial)) }
 	})
-	c.Transport = failover{c.Transport.(*http.Transport), a}
+	c.Transport = later{failover{c.Transport.(*http.Transport), a}}
 	return c
 }
 
@@ -189,16 +190,25 @@ func (f failover) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	for {
 		resp, moved, err := f.try(r)
-		if !moved || r.Context().Err() != nil || r.Body != nil && r.GetBody == nil {
+		if !moved || r.Context().Err() != nil || !repeats(r) {
 			return resp, err
 		}
-		r = r.WithContext(r.Context()) // a copy
-		if r.GetBody != nil {
-			if r.Body, err = r.GetBody(); err != nil {
-				return nil, err
-			}
+		if r, err = again(r); err != nil {
+			return nil, err
 		}
 	}
+}
+
+// repeats reports whether a request can be sent again.
+func repeats(r *http.Request) bool { return r.Body == nil || r.GetBody != nil }
+
+// again is a copy of a request, to be sent again.
+func again(r *http.Request) (_ *http.Request, err error) {
+	r = r.WithContext(r.Context())
+	if r.GetBody != nil {
+		r.Body, err = r.GetBody()
+	}
+	return r, err
 }
 
 // try sends a request once; moved: it is to be sent again, to another address.
