@@ -25,7 +25,7 @@ type account struct {
 }
 
 // progress books how far the workers of the newest epoch have come.
-func (a *account) progress(p job.Progress) { a.newest.progress = a.newest.progress.With(p) }
+func (a *account) progress(p job.Progress) { a.newest.progress = a.newest.progress.With(p.Reached()) }
 
 // ran books that workers were started, or began to wait because the run is held.
 func (a *account) ran(now time.Time, held bool) {
@@ -35,8 +35,13 @@ func (a *account) ran(now time.Time, held bool) {
 	}
 }
 
-// stepped books a first step, which ends the wait for it.
-func (a *account) stepped() { a.progress(job.Progress{Step: 1, Stepping: true}) }
+// stepped books a first step, which ends the wait for it, or progress since.
+func (a *account) stepped(p job.Progress) {
+	if p == (job.Progress{}) {
+		p = job.Progress{Step: 1, Stepping: true}
+	}
+	a.progress(p)
+}
 
 // broke books that they are being stopped.
 func (a *account) broke(now time.Time) { a.newest.brokeAt = now }

@@ -163,7 +163,7 @@ func TestRankThatWasTakenOver(t *testing.T) {
 	works.Resume = &Resume{EpochID: old.EpochID, Place: *old.Place}
 	stopped := works
 	stopped.Stopped = old.EpochID
-	require.ErrorIs(t, s.step(works), ErrTaken, "no world is sealed")
+	require.ErrorIs(t, s.step(works), ErrRefused, "no world is sealed")
 	s.obey()
 	require.Equal(t, "a b2", s.order())
 	require.ErrorIs(t, s.step(works), ErrRefused)

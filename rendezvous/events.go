@@ -90,10 +90,12 @@ type Success struct {
 	Ranks []int `json:"ranks,omitempty"`
 }
 
-// Stepped: a worker of the epoch has made its first step.
+// Stepped: a worker of the epoch has made its first step. Progress is zero from older launchers; others repeat it now
+// and then, and bring news of checkpoints also where nobody counts steps.
 type Stepped struct {
 	ID string `json:"id"`
 	job.EpochID
+	Progress job.Progress `json:"progress,omitzero"`
 }
 
 // Leaving: the launcher will go away on purpose. Its workers still run, if it has any: those of all nodes are stopped

@@ -74,6 +74,7 @@ func (m *model) moves() map[string]func(*rapid.T) {
 	move("fail", "fail", works, history.Decisions...)
 	move("succeed", "succeed", works)
 	move("step", "step", works)
+	move("report", "report", works, "0", "1", "4", "9", "20", "41")
 	move("check", "check", func(p *process) bool { return p.dir.Kind == "check" }, history.Checks...)
 	move("doubt", "doubt", here)
 	for _, verb := range []string{"leaving", "leave", "kill", "cut", "mute", "delay", "repeat"} {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous/ledger"
 )
 
 // Kept is the state of a run that a later daemon needs and the launchers do not bring: all that was decided, spent and
@@ -36,6 +37,8 @@ type Kept struct {
 	Command  *job.Command         `json:"command,omitempty"`
 	OnResume *job.Command         `json:"on_resume,omitempty"`
 	Restart  *Order               `json:"restart,omitempty"` // ends Epoch, perhaps before its nodes hear of it
+
+	Ledger *ledger.Ledger `json:"ledger,omitempty"` // nil: no node has opened the run
 
 	Passes map[string]KeptPass `json:"passes,omitempty"` // of checks, by the ID of the launcher
 
@@ -100,6 +103,9 @@ func (r *Round) Kept() Kept {
 		}
 	}
 	slices.Sort(k.Unbarred)
+	if !r.memory.book.Since.IsZero() {
+		k.Ledger = r.memory.book.Clone()
+	}
 	if e.phase == finished {
 		k.End = &KeptEnd{At: e.finishedAt, Evidence: r.out.evidence()}
 		if len(r.ended) <= maxKeptEnded {
@@ -112,6 +118,10 @@ func (r *Round) Kept() Kept {
 // Steady is k with times by the clock of now, for New.
 func (k Kept) Steady(now time.Time) *Kept {
 	k.PausedAt = k.Spent.steady(now, k.PausedAt)
+	if k.Ledger != nil {
+		k.Ledger = k.Ledger.Clone()
+		k.Ledger.Moved(now)
+	}
 	return &k
 }
 
@@ -121,6 +131,9 @@ func (m *memory) recall(k *Kept) {
 	m.account.restarts, m.account.spent, m.account.spentIn = k.Restarts, k.Spent, k.Epoch
 	m.account.pausedAt = k.PausedAt
 	m.orders.recall(k)
+	if k.Ledger != nil {
+		*m.book = *k.Ledger.Clone()
+	}
 	if k.End == nil {
 		m.kept = k
 		return

@@ -8,6 +8,7 @@ import (
 
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
+	"dlrover-run/rendezvous/ledger"
 )
 
 // resumeWindow is how long a daemon that has lost its memory waits for all members
@@ -45,6 +46,7 @@ type memory struct {
 	checks  *checks
 	gate    *gate
 	out     *outbox
+	book    *ledger.Ledger
 
 	elected bool      // the daemon was, by members of the newest world
 	kept    *Kept     // of earlier daemons, until the nodes of that time are back or given up; or nil
@@ -148,6 +150,7 @@ func (m *memory) giveUp(now time.Time) {
 		}
 		m.open()
 		m.account.restarts, m.account.spent, m.account.sent = 0, Spent{}, nil
+		*m.book = ledger.Ledger{}
 		m.out.note(job.EventResumed, "", fmt.Sprintf("none of the %d nodes of the newest world has come back: the run "+
 			"begins anew", w.Size))
 	case len(missing) > 0:
@@ -312,7 +315,7 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 // catchUp books the events of a member's workers while there was no daemon.
 func (m *memory) catchUp(n *node, e *Resume) {
 	if e.Stepped {
-		m.account.stepped()
+		m.account.stepped(job.Progress{})
 	}
 	if e.Done || len(e.Ranks) > 0 {
 		m.epoch.results.succeeded(n, Success{Ranks: e.Ranks}, m.params.Budget.Tolerate)

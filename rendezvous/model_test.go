@@ -24,6 +24,7 @@ import (
 //	start ID [OPTION...]    a launcher starts and joins: name=N rank=R slots=S old (of a version that can nothing)
 //	hear ID, settle         a launcher, or all until nothing changes, get their directive and obey
 //	fail ID DECISION        a worker fails, and succeed ID, step ID: all succeed, or make the first step
+//	report ID N             they have made N steps in N s; their saves and loads are some
 //	check ID RESULT         its check ends: pass, alone, mute, broken, undecided, or a duration for which it has passed
 //	doubt ID                something has happened to the node since
 //	leaving ID, leave ID    it will leave, it leaves
@@ -71,6 +72,7 @@ type process struct {
 	command          *job.Command
 	resume           *Resume
 	stopped          job.EpochID
+	progress         job.Progress
 
 	dir     Directive
 	last    Directive // the newest Run
@@ -96,7 +98,9 @@ func (m *model) Do(format string, args ...any) {
 		m.begin(words[1:])
 		return
 	}
+	before := m.booked()
 	m.command(words[0], words[1:])
+	m.holdTimes(before, line)
 	m.hold()
 }
 
@@ -130,7 +134,7 @@ func (m *model) tell(p *process, verb, arg string) {
 	switch verb {
 	case "hear":
 		m.hear(p)
-	case "fail", "succeed", "step":
+	case "fail", "succeed", "step", "report":
 		m.workers(p, verb, arg)
 	case "check":
 		m.checked(p, arg)
@@ -205,6 +209,7 @@ func (m *model) another(how string, skew time.Duration) {
 	if m.store != nil {
 		cfg.Kept = new(Kept)
 		require.NoError(m.t, json.Unmarshal(m.store, cfg.Kept))
+		cfg.Kept = cfg.Kept.Steady(m.now.Add(skew))
 	}
 	d.r = New(cfg)
 	m.ends(m.old)
@@ -290,7 +295,8 @@ func (m *model) join(p *process) Join {
 	n := p.Node
 	n.Uptime = m.now.Sub(p.started)
 	return Join{Node: n, Params: p.params, Stopped: p.stopped, Seen: p.seen, Restarts: p.restarts, Resume: p.resume,
-		Paused: p.paused, Barred: p.excluded, Spent: p.spent, Command: p.command, Work: "script"}
+		Paused: p.paused, Barred: p.excluded, Spent: p.spent, Command: p.command, Work: "script",
+		Progress: p.progress}
 }
 
 // send delivers a request, sooner or later.
@@ -398,7 +404,7 @@ func (m *model) obey(p *process, d Directive) {
 	case job.Lead:
 		m.send(p, Ready{ID: p.ID, EpochID: d.EpochID, Addr: p.ID, Port: 1})
 	case job.Run:
-		p.last, p.works = d, !d.Hold
+		p.last, p.works, p.progress = d, !d.Hold, job.Progress{}
 		p.resume = &Resume{EpochID: d.EpochID, Place: *d.Place, Hold: d.Hold}
 	case job.Stop:
 		p.stopped = d.EpochID
@@ -443,13 +449,20 @@ func (m *model) workers(p *process, verb, arg string) {
 		d := p.last
 		r.Decision = Decision(arg)
 		r.Failures = []job.Failure{{Rank: d.Place.RankBase, GroupRank: d.Place.GroupRank, Text: p.ID + " failed", At: m.now}}
-		m.send(p, Failing{ID: p.ID, EpochID: r.EpochID, Decision: r.Decision, Failures: r.Failures})
+		m.send(p, Failing{ID: p.ID, EpochID: r.EpochID, Decision: r.Decision, Failures: r.Failures,
+			Progress: p.progress})
 	case "succeed":
 		p.works, r.Done = false, true
 		m.send(p, Success{ID: p.ID, EpochID: r.EpochID})
 	case "step":
 		r.Stepped = true
 		m.send(p, Stepped{ID: p.ID, EpochID: r.EpochID})
+	case "report":
+		n, _ := strconv.ParseInt(arg, 10, 64)
+		d := time.Duration(n) * time.Second
+		p.progress = job.Progress{Step: n, Stepping: true, Ran: d, Idle: d / 2, Saving: n%2 == 1, Checkpoint: n, Kept: d / 4,
+			Resumed: n%3 > 0, Loaded: n / 2, Blocked: d / 8}
+		m.send(p, Stepped{ID: p.ID, EpochID: r.EpochID, Progress: p.progress})
 	}
 }
 

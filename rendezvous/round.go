@@ -4,7 +4,7 @@
 // Round is a pure state machine: it never reads a clock, never blocks and starts no goroutine. The shell around it
 // (rendezvous/api) feeds it events with their times, carries out the actions it returns, and calls Step with a Tick at
 // the time of Next. Besides the standard library, the package imports internal/duration, internal/job,
-// internal/stable and internal/text.
+// internal/stable, internal/text and rendezvous/ledger.
 package rendezvous
 
 import (
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous/ledger"
 )
 
 // Config holds a Round's settings and callbacks.
@@ -70,6 +71,7 @@ var (
 //
 //	Join, Failing, Order, ... -->  Round  --> directives, notes, nodes to check
 //
+//	costs      on what the run spends its time
 //	memory     the world of an earlier daemon, being rebuilt
 //	sealer     when a world forms, of which nodes and with which ranks
 //	gate       holds a world back until the checks of its nodes have passed
@@ -113,6 +115,7 @@ type Round struct {
 	gate      *gate
 	sealer    *sealer
 	memory    *memory
+	costs     *costs
 
 	ended []NodeStatus // the nodes at the end of the run
 }
@@ -141,7 +144,9 @@ func New(cfg Config) *Round {
 		orders: r.orders, shortage: r.shortage, checks: r.checks, gate: r.gate, out: r.out}
 	r.admission = &admission{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, orders: r.orders}
 	r.memory = &memory{params: r.params, members: r.members, epoch: r.epoch, account: r.account, orders: r.orders,
-		checks: r.checks, gate: r.gate, out: r.out, elected: cfg.Server != nil && cfg.Server.Elected}
+		checks: r.checks, gate: r.gate, out: r.out, book: new(ledger.Ledger),
+		elected: cfg.Server != nil && cfg.Server.Elected}
+	r.costs = newCosts(r)
 	if past != nil {
 		r.admission.works, r.admission.over = past.Works, past.Over
 		r.memory.recall(past)
@@ -156,6 +161,7 @@ func New(cfg Config) *Round {
 // but for the passing of time; nodes that wait hear of a Join that was refused.
 func (r *Round) Step(now time.Time, ev Event) ([]Action, error) {
 	r.out.acts = nil
+	r.costs.hear(now, ev)
 	err := r.apply(now, ev)
 	away, doubt := r.liveness.due(now)
 	for _, n := range away {
@@ -164,6 +170,7 @@ func (r *Round) Step(now time.Time, ev Event) ([]Action, error) {
 		}
 	}
 	r.settle(now)
+	r.costs.pass(now)
 	r.checks.tell(now)
 	return r.out.acts, err
 }
@@ -196,7 +203,7 @@ func (r *Round) apply(now time.Time, ev Event) error {
 	case Stepped:
 		_, err := r.members.find(e.ID)
 		if err == nil && e.EpochID == r.epoch.id {
-			r.account.stepped()
+			r.account.stepped(e.Progress)
 		}
 		return err
 	case Cleared:

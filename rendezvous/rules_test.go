@@ -1,11 +1,13 @@
 package rendezvous
 
 import (
+	"strings"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous/ledger"
 )
 
 // The rules that no history may break, besides those of what launchers are told. Those of sim hold for one daemon, the
@@ -25,6 +27,49 @@ func (m *model) hold() {
 	waits := len(r.members.nodes) > 0 && r.epoch.collecting() && r.orders.paused == nil && r.members.stopping == 0
 	if waits {
 		require.False(m.t, r.Next().IsZero(), "nothing ends the wait of the nodes")
+	}
+}
+
+// booked is the account of the run's time, at a moment of the daemon's clock.
+type booked struct {
+	ledger.Report
+	now  time.Time
+	lead *daemon
+}
+
+func (m *model) booked() booked {
+	now := m.now.Add(m.lead.skew)
+	return booked{LedgerOf(m.lead.r, now), now, m.lead}
+}
+
+// holdTimes: each moment of the run is in one class, none is negative, and all but training, saves and pauses is the
+// cost of a stop.
+func (m *model) holdTimes(before booked, line string) {
+	got := m.booked()
+	var all, stops time.Duration
+	for class, d := range got.Times {
+		require.Positive(m.t, d, "%s", class)
+		if all += d; class != ledger.Training && class != ledger.Saving && class != ledger.Paused {
+			stops += d
+		}
+	}
+	for _, row := range got.Rows {
+		for class, d := range row.Times {
+			require.Positive(m.t, d, "%s of %s", class, row.Cause)
+			stops -= d
+		}
+	}
+	require.Equal(m.t, got.At.Sub(got.Since), all)
+	require.Zero(m.t, stops)
+	passed := got.now.Sub(before.now)
+	switch ended := before.Class == "" || got.Class == ""; {
+	case before.Since.IsZero():
+	case got.lead != before.lead:
+		if strings.HasPrefix(line, "daemon ended") && passed == 0 {
+			require.Equal(m.t, before.Times, got.Times, "the next daemon has other times")
+		}
+	case !ended && got.Since.Equal(before.Since):
+		require.Equal(m.t, passed, all-before.Times.Sum(), "time is lost")
 	}
 }
 

@@ -15,6 +15,7 @@ const (
 	EventNodeSucceeded Event = "node-succeeded"
 	EventBreak         Event = "break"
 	EventBackOff       Event = "back-off"
+	EventCost          Event = "cost"
 	EventHeld          Event = "held"
 	EventLeaving       Event = "leaving"
 	EventSuspect       Event = "suspect"

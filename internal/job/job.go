@@ -4,6 +4,8 @@
 // The package is pure: it has no clock, no files and no goroutines.
 package job
 
+import "time"
+
 // Kind is the task of a node now.
 type Kind string
 
@@ -121,14 +123,47 @@ type Progress struct {
 	// Checkpoint is the newest one, if Saving is true.
 	Checkpoint int64 `json:"checkpoint,omitempty"`
 	Saving     bool  `json:"saving,omitempty"`
+	// Ran and Idle are the ages of the first and the newest step, and Kept that of the checkpoint; 0: unknown.
+	Ran  time.Duration `json:"ran,omitempty"`
+	Idle time.Duration `json:"idle,omitempty"`
+	Kept time.Duration `json:"kept,omitempty"`
+	// Loaded is the step of the checkpoint with which the workers have begun, 0 for none, if Resumed is true.
+	Loaded  int64 `json:"loaded,omitempty"`
+	Resumed bool  `json:"resumed,omitempty"`
+	// Blocked is for how long saves have kept the workers from training.
+	Blocked time.Duration `json:"blocked,omitempty"`
 }
 
 // With is the further of both.
 func (p Progress) With(o Progress) Progress {
-	return Progress{
+	w := Progress{
 		Step: max(p.Step, o.Step, 0), Stepping: p.Stepping || o.Stepping,
 		Checkpoint: max(p.Checkpoint, o.Checkpoint, 0), Saving: p.Saving || o.Saving,
+		Ran: max(p.Ran, o.Ran, 0), Idle: max(p.Idle, 0), Kept: max(p.Kept, 0),
+		Loaded: max(p.Loaded, o.Loaded, 0), Resumed: p.Resumed || o.Resumed, Blocked: max(p.Blocked, o.Blocked, 0),
 	}
+	if o.Idle > 0 && (w.Idle == 0 || o.Idle < w.Idle) {
+		w.Idle = o.Idle
+	}
+	if o.Saving && (!p.Saving || o.Checkpoint > p.Checkpoint) {
+		w.Kept = max(o.Kept, 0)
+	}
+	return w
+}
+
+// Reached is p without ages and the rest that says nothing about how far the workers have come.
+func (p Progress) Reached() Progress {
+	return Progress{Step: p.Step, Stepping: p.Stepping, Checkpoint: p.Checkpoint, Saving: p.Saving}
+}
+
+// Aged is p after another d.
+func (p Progress) Aged(d time.Duration) Progress {
+	for _, age := range []*time.Duration{&p.Ran, &p.Idle, &p.Kept} {
+		if *age > 0 {
+			*age += d
+		}
+	}
+	return p
 }
 
 // Beyond reports whether a run that had come as far as best is further now. Steps count from the newest checkpoint, if

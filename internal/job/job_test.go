@@ -25,6 +25,18 @@ func TestProgressIsTheFurther(t *testing.T) {
 	require.Equal(t, Progress{}, Progress{Step: -1, Checkpoint: -2}.With(Progress{}))
 }
 
+// Of the ages of two nodes, those count that say the most about the whole world.
+func TestProgressOfSeveralNodes(t *testing.T) {
+	a := Progress{Step: 7, Ran: 9, Idle: 3, Saving: true, Checkpoint: 5, Kept: 4, Blocked: 1}
+	b := Progress{Step: 7, Ran: 8, Idle: 2, Saving: true, Checkpoint: 6, Kept: 1, Resumed: true, Loaded: 2}
+	both := Progress{Step: 7, Ran: 9, Idle: 2, Saving: true, Checkpoint: 6, Kept: 1, Resumed: true, Loaded: 2, Blocked: 1}
+	require.Equal(t, both, a.With(b))
+	require.Equal(t, both, b.With(a))
+	require.Equal(t, a, a.With(Progress{}))
+	require.Equal(t, Progress{Ran: 11, Kept: 6}, Progress{Ran: 9, Kept: 4}.Aged(2), "what is unknown stays so")
+	require.Equal(t, Progress{Step: 7, Saving: true, Checkpoint: 5}, a.Reached())
+}
+
 func TestBeyond(t *testing.T) {
 	saved := func(n, step int64) Progress { return Progress{Step: step, Stepping: true, Checkpoint: n, Saving: true} }
 	steps := func(n int64) Progress { return Progress{Step: n, Stepping: true} }

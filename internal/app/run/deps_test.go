@@ -131,7 +131,7 @@ func TestPurePackages(t *testing.T) {
 		"rendezvous", "rendezvous/successor", "launcher/argv", "launcher/argv/native", "launcher/policy", "launcher/verdict",
 		"launcher/preset", "netcheck", "switchbox", "launcher/logs/rule", "launcher/streams", "launcher/hostfile",
 		"launcher/scheduler", "internal/app/nodehealth", "internal/job", "hang", "hang/page", "hang/rankset",
-		"hang/straggler",
+		"hang/straggler", "rendezvous/ledger",
 	} {
 		imports := list(t, "-f", `{{join .Imports "\n"}}`, "dlrover-run/"+pkg)
 		for _, never := range []string{"os", "os/exec", "net", "net/http", "log/slog", "context", "sync"} {
