@@ -201,10 +201,16 @@ func TestTimesEndWithTheRun(t *testing.T) {
 	s.pass(time.Hour)
 	require.Equal(t, before.Times, LedgerOf(s.r, s.now).Times)
 	require.Equal(t, before.Times, LedgerOf(s.succession().r, s.now.Add(time.Hour)).Times)
-	require.Contains(t, before.String(), "trained 90.9 % of 1 min 50 s; lost: start 9.1 %")
+	const line = "trained 90.9 % of 1 min 50 s; lost: start 9.1 %"
+	require.Equal(t, line, before.String())
+	require.Equal(t, line, s.noted(job.EventSucceeded))
+	s = trains(t, Params{Min: 2, Max: 2})
+	s.fail("a", Permanent)
+	s.pass(attributionWindow)
+	require.Regexp(t, "^a failed; trained 90.7 %.*start 9.1 %, failures 0.3 %$", s.noted(job.EventFailed))
 }
 
-// While there is no daemon, the workers train on, and what is kept of them stays valid: their first step, their
+// While there is no daemon, the workers train on, and the kept state of them stays valid: their first step, their
 // checkpoints, and their saves.
 func TestTimesGoOnWithTheNextDaemon(t *testing.T) {
 	s := trains(t, Params{Min: 2, Max: 2, MaxRestarts: 9})
@@ -236,7 +242,7 @@ func TestTimesOfADaemonWithoutMemory(t *testing.T) {
 	require.Equal(t, times{"training": 10 * second}, v.times())
 }
 
-// Nodes that come to a run whose nodes are all gone begin it anew.
+// Nodes that come to a run without any node of before begin it anew.
 func TestTimesBeginAnew(t *testing.T) {
 	v := trains(t, Params{Min: 2, Max: 2}).succession()
 	v.now = v.now.Add(time.Hour)
@@ -248,7 +254,7 @@ func TestTimesBeginAnew(t *testing.T) {
 	require.Equal(t, times{"training": second}, v.times())
 }
 
-// Who is not of the world has no say.
+// Reports about another world, or of a node outside, change nothing.
 func TestStrangersReports(t *testing.T) {
 	s := trains(t, Params{Min: 2, Max: 2})
 	before := s.times()

@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"dlrover-run/internal/job"
@@ -71,7 +72,7 @@ var (
 //
 //	Join, Failing, Order, ... -->  Round  --> directives, notes, nodes to check
 //
-//	costs      on what the run spends its time
+//	costs      the time of the run, and the costs of its stops
 //	memory     the world of an earlier daemon, being rebuilt
 //	sealer     when a world forms, of which nodes and with which ranks
 //	gate       holds a world back until the checks of its nodes have passed
@@ -324,11 +325,11 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	for _, n := range r.members.sorted(everyNode) {
 		r.out.direct(n, r.epoch.verdict())
 	}
-	text := ""
+	texts := []string{LedgerOf(r, now).String()}
 	if c != nil {
-		text = c.Text
+		texts = []string{c.Text, texts[0]}
 	}
-	r.out.note(job.Event(o), "", text)
+	r.out.note(job.Event(o), "", strings.TrimSuffix(strings.Join(texts, "; "), "; "))
 	r.out.ended()
 }
 

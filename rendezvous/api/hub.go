@@ -21,6 +21,7 @@ import (
 	"dlrover-run/internal/runhost"
 	"dlrover-run/internal/stable"
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/ledger"
 )
 
 // Service is the rendezvous as a launcher uses it: a Hub in its own process, or a Client of one elsewhere.
@@ -515,6 +516,8 @@ type RunStatus struct {
 	Nodes []rendezvous.NodeStatus `json:"nodes,omitempty"`
 	// Ended are the nodes of a run that has ended, as they were then.
 	Ended []rendezvous.NodeStatus `json:"ended,omitempty"`
+	// Ledger is the account of the run's time; nil: no node has joined.
+	Ledger *ledger.Report `json:"ledger,omitempty"`
 	// Avoid are the machines that replacement pods should avoid, in any run.
 	Avoid []string `json:"avoid,omitempty"`
 }

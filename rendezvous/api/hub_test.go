@@ -299,7 +299,9 @@ func TestHubKeepsWhatHappened(t *testing.T) {
 	require.NoError(t, err)
 	var names []string
 	for _, e := range es.Events {
-		names = append(names, string(e.Event))
+		if e.Event != job.EventCost { // of a restart that takes a millisecond
+			names = append(names, string(e.Event))
+		}
 	}
 	require.Equal(t, []string{"join", "seal", "run", "break", "seal", "run", "break", "seal"}, names)
 }

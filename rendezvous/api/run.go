@@ -349,6 +349,9 @@ func (r *run) status(nodes bool) RunStatus {
 	r.Lock()
 	defer r.Unlock()
 	s := RunStatus{Run: r.id, Status: r.round.Status()}
+	if l := rendezvous.LedgerOf(r.round, time.Now()); !l.Since.IsZero() {
+		s.Ledger = &l
+	}
 	if nodes {
 		s.Nodes, s.Ended = r.round.Nodes(), r.round.Ended()
 	}

@@ -261,7 +261,9 @@ func TestNextLeaderKnowsTheWorld(t *testing.T) {
 	require.NoError(t, err)
 	var names []job.Event
 	for _, e := range es.Events {
-		names = append(names, e.Event)
+		if e.Event != job.EventCost { // of a restart that takes a millisecond
+			names = append(names, e.Event)
+		}
 	}
 	world, exists := b.hub.Kept("job", 0, 0)
 	require.True(t, exists)

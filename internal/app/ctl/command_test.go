@@ -97,7 +97,7 @@ func TestEveryCommandPrintsJSON(t *testing.T) {
 		require.Contains(t, names(untried[name].Flags), "json", name)
 	}
 	for _, line := range []string{
-		"runs", "open job", "status job", "nodes job", "nodes", "events job", "hang job", "check checked",
+		"runs", "open job", "status job", "cost job", "nodes job", "nodes", "events job", "hang job", "check checked",
 		"log-level job debug",
 		"bar job n9", "unbar job n9", "restart job", "pause job", "resume job", "pause job", "start job",
 		"drain job gpu-01", "stop job", "verdict job", "bundle job --path=" + t.TempDir(), "forget over",

@@ -65,6 +65,8 @@ func views() []row {
 		{name: "exec", arguments: "RUN RANK -- COMMAND...", usage: "execute a command next to the worker of that rank",
 			do: (*call).exec, options: []cli.Flag{timeoutOption()}, about: execAbout},
 		{name: "verdict", arguments: "RUN", usage: "show which rank failed first, and why", do: (*call).showVerdict},
+		{name: "cost", arguments: "RUN", usage: "show the cost of each stop, and the time of the run by class",
+			do: (*call).showCost, about: costAbout},
 		{name: "hang", arguments: "RUN", usage: "show whether workers hang, and which rank is to blame",
 			do: (*call).showHang},
 		{name: "stacks", arguments: "[RUN]", usage: "show the stacks of all workers, hung or not", do: (*call).showStacks,

@@ -23,6 +23,7 @@ import (
 	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/ledger"
 )
 
 const secret = "0123456789abcdef"
@@ -245,6 +246,25 @@ func TestRunsAndStatus(t *testing.T) {
 
 	d.fail("job", "gpu-02", e)
 	require.Regexp(t, `failed: .*boom \\x1b\[2J`, d.ok("status", "job"))
+}
+
+func TestCostOfARun(t *testing.T) {
+	d := newServed(t)
+	d.join("job", "gpu-01", 2)
+	d.join("job", "gpu-02", 2)
+	e := d.start("job", "gpu-01")
+	time.Sleep(time.Second) // the least that is told
+	d.fail("job", "gpu-02", e)
+	require.Regexp(t, `(?m)^time +workers ran \d+\.\d % of 1\.\d s \(steps unknown\)`, d.ok("status", "job"))
+	out := d.ok("cost", "job")
+	require.Regexp(t, `^workers ran .*\n\nCAUSE +NODE +COUNT +TIME +SHARE\n`, out)
+	require.Regexp(t, `(?m)^start +- +1 +0\.\d s +\d+\.\d %$`, out)
+	require.Regexp(t, `(?m)^worker-failure +gpu-02 +1 +`, out)
+	require.Regexp(t, `(?m)^training +1\.\d s +\d+\.\d %$`, out)
+	var r ledger.Report
+	require.NoError(t, json.Unmarshal([]byte(d.ok("cost", "job", "--json")), &r))
+	require.Equal(t, r.At.Sub(r.Since), r.Times.Sum())
+	require.GreaterOrEqual(t, r.Times[ledger.Training], time.Second)
 }
 
 func TestCheckpointsOfARun(t *testing.T) {

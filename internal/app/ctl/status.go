@@ -78,6 +78,9 @@ func (s runStatus) print(w io.Writer, now time.Time, es []api.Event) {
 	if s.Budget != nil {
 		t.Row("budget", describe.Budget(*s.Budget, now))
 	}
+	if s.Ledger != nil && s.Ledger.String() != "" {
+		t.Row("time", s.Ledger.String())
+	}
 	if s.Checkpoint != nil {
 		t.Row("checkpoint", s.Checkpoint.Text(now))
 	}

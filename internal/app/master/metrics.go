@@ -19,6 +19,7 @@ import (
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/keeper"
+	"dlrover-run/rendezvous/ledger"
 )
 
 // metrics are the daemon's: counters of events, and gauges that are read from the hub on request.
@@ -155,6 +156,26 @@ func (m *metrics) watch(h *api.Hub) {
 		func(s api.RunStatus) int { return s.Waiting })
 	gauge("dlrover_rendezvous_restarts", "Restarts spent, over all runs.",
 		func(s api.RunStatus) int { return s.Restarts })
+	m.watchTime(h)
+}
+
+// watchTime adds the time of the runs by class. It can become less, because runs are forgotten.
+func (m *metrics) watchTime(h *api.Hub) {
+	for _, class := range ledger.Classes() {
+		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name:        "dlrover_run_seconds",
+			Help:        "Time of the runs that this daemon keeps, by class: training, waiting and others.",
+			ConstLabels: prometheus.Labels{"class": string(class)},
+		}, func() float64 {
+			sum := 0.0
+			for _, s := range h.Runs(false) {
+				if s.Ledger != nil {
+					sum += s.Ledger.Times[class].Seconds()
+				}
+			}
+			return sum
+		}))
+	}
 }
 
 // watchCheckpoints adds the age of the checkpoints of each run that reports them: the oldest of all ranks, because that

@@ -58,3 +58,19 @@ func TestNamesOfMetrics(t *testing.T) {
 	}
 	require.Greater(t, ours, 20)
 }
+
+// The time of a run is in one class at a time.
+func TestTimeOfRuns(t *testing.T) {
+	s, err := service.New(service.Config{Token: "0123456789abcdef", Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close(0) })
+	require.NoError(t, s.Hub.Join(t.Context(), "job", rendezvous.Join{
+		Node: rendezvous.Node{ID: "n1", Name: "n1", Rank: -1, Slots: 1}, Params: rendezvous.Params{Min: 2, Max: 2}}))
+	m := newMetrics()
+	m.watch(s.Hub)
+	time.Sleep(10 * time.Millisecond)
+	text, err := (&page{reg: m.reg}).fresh(time.Now())
+	require.NoError(t, err)
+	require.Regexp(t, `dlrover_run_seconds\{class="waiting"\} \d*\.?\d*[1-9]`, string(text))
+	require.Contains(t, string(text), `dlrover_run_seconds{class="training"} 0`)
+}
