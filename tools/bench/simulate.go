@@ -6,11 +6,16 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/secure"
@@ -34,7 +39,8 @@ type simulation struct {
 	mu       sync.Mutex
 	sessions []*api.Session
 	clients  []*api.Client
-	epoch    job.EpochID // of the newest Run; written before released
+	epoch    job.EpochID                // of the newest Run; written before released
+	dialed   atomic.Pointer[chan int64] // when a node has connected again; nil: nobody asks
 	readers  sync.WaitGroup
 	stop     context.CancelFunc // ends readers
 }
@@ -54,9 +60,17 @@ func daemonAddr(node int, port string) string {
 // that it is healthy, and else the spec of a check.
 type gating string
 
-const alone gating = "alone"
+const (
+	alone gating = "alone"
+	// elastic has no check, and nodes may come and go.
+	elastic gating = "elastic"
+)
 
 func (g gating) params(total int) rendezvous.Params {
+	if g == elastic {
+		return rendezvous.Params{Min: total / 2, Max: total * 2, MaxRestarts: 1, LastCall: 5 * time.Minute,
+			Quiet: 10 * time.Second, GrowthDelay: time.Second}
+	}
 	p := rendezvous.Params{Min: total, Max: total, MaxRestarts: 1, Gate: g != ""}
 	if g != alone {
 		p.Check = string(g)
@@ -103,6 +117,11 @@ func (s *simulation) open(ctx context.Context, i int) error {
 		return err
 	}
 	client := api.NewClient(addr, s.token).Over(layer)
+	client.WhenDialed(func(net.Addr) {
+		if c := s.dialed.Load(); c != nil {
+			tell(ctx, *c, now())
+		}
+	})
 	node := rendezvous.Node{
 		ID: fmt.Sprintf("%016x", i), Name: fmt.Sprintf("node-%d", i), Rank: -1, Addr: "127.0.0.1", IP: "127.0.0.1", Slots: 8,
 		Role: "default", Can: []rendezvous.Ability{rendezvous.CanGate},
@@ -134,7 +153,10 @@ func (s *simulation) follow(ctx context.Context, session *api.Session, client *a
 		var err error
 		switch d.Kind {
 		case job.Wait:
-			tell(ctx, s.waiting, now())
+			select {
+			case s.waiting <- now():
+			default: // nobody asks again
+			}
 		case job.Check:
 			err = s.passGate(ctx, session, client, node)
 		case job.Lead:
@@ -145,7 +167,7 @@ func (s *simulation) follow(ctx context.Context, session *api.Session, client *a
 			s.epoch = d.EpochID
 			s.mu.Unlock()
 			tell(ctx, s.released, at)
-			if d.Place.GroupWorldSize != s.params.Max {
+			if s.gate != elastic && d.Place.GroupWorldSize != s.params.Max {
 				err = fmt.Errorf("a world of %d nodes", d.Place.GroupWorldSize)
 			}
 		case job.Stop:
@@ -191,6 +213,25 @@ func (s *simulation) collect(ctx context.Context, times <-chan int64) (at int64,
 	return at, nil
 }
 
+// cut breaks the connections of all nodes, and returns when the last one was back.
+func (s *simulation) cut(ctx context.Context) (at int64, err error) {
+	dialed := make(chan int64, 2*s.count)
+	s.dialed.Store(&dialed)
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range fds {
+		fd, _ := strconv.Atoi(f.Name()) // a number
+		if peer, err := unix.Getpeername(fd); err == nil {
+			if a, ok := peer.(*unix.SockaddrInet4); ok && strconv.Itoa(a.Port) == s.port {
+				_ = unix.Shutdown(fd, unix.SHUT_RDWR) // it may be closed already
+			}
+		}
+	}
+	return s.collect(ctx, dialed)
+}
+
 func (s *simulation) close() {
 	s.stop()
 	for i := range s.sessions {
@@ -201,8 +242,9 @@ func (s *simulation) close() {
 }
 
 // simulate is the main function of a process of simulated nodes, with the arguments PORT TOTAL FROM COUNT GATE. It
-// prints when all its nodes wait, when all have their places, and when all have them again after a restart. If nodes
-// are checked, it prints how long assignments took. It stays until it is ended.
+// prints when all its nodes wait, when all have their places, and whenever all have them again. If nodes are checked,
+// it prints how long assignments took. SIGUSR1 cuts all connections; it prints when all are there again. It stays until
+// it is ended.
 func simulate(args []string, out io.Writer) error {
 	if len(args) != 5 {
 		return errors.New("simulate: want PORT TOTAL FROM COUNT GATE")
@@ -222,23 +264,33 @@ func simulate(args []string, out io.Writer) error {
 		return err
 	}
 	defer s.close()
-	for _, step := range []struct {
-		name  string
-		times <-chan int64
-	}{{"joined", s.waiting}, {"released", s.released}, {"restarted", s.released}} {
-		at, err := s.collect(ctx, step.times)
-		if err != nil {
+	cuts := make(chan os.Signal, 1)
+	signal.Notify(cuts, syscall.SIGUSR1)
+	go func() {
+		for range cuts {
+			if at, err := s.cut(ctx); err == nil {
+				fmt.Fprintln(out, "back", at)
+			}
+		}
+	}()
+	for i := 0; ; i++ {
+		step, times := "restarted", s.released
+		switch i {
+		case 0:
+			step, times = "joined", s.waiting
+		case 1:
+			step = "released"
+		}
+		at, err := s.collect(ctx, times)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
 			return err
 		}
-		fmt.Fprintln(out, step.name, at)
-		if step.name == "released" && s.params.Check != "" {
+		fmt.Fprintln(out, step, at)
+		if step == "released" && s.params.Check != "" {
 			fmt.Fprintln(out, "assigned", s.waits.high())
 		}
-	}
-	select {
-	case err := <-s.failed:
-		return err
-	case <-ctx.Done():
-		return nil
 	}
 }
