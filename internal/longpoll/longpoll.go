@@ -352,12 +352,13 @@ func (a *answer) text() []byte {
 	} else if a.conn.last {
 		a.header.Set("Connection", "close")
 	}
-	b := bytes.NewBuffer(make([]byte, 0, 256+a.body.Len()))
-	fmt.Fprintf(b, "HTTP/1.1 %d %s\r\n", a.status, http.StatusText(a.status))
-	a.header["Date"] = []string{time.Now().UTC().Format(http.TimeFormat)}
+	head := fmt.Appendf(make([]byte, 0, 256+a.body.Len()), "HTTP/1.1 %d %s\r\nDate: ", a.status,
+		http.StatusText(a.status))
+	head = time.Now().UTC().AppendFormat(head, http.TimeFormat)
 	if a.status != http.StatusNoContent {
-		a.header["Content-Length"] = []string{fmt.Sprint(a.body.Len())}
+		head = fmt.Appendf(head, "\r\nContent-Length: %d", a.body.Len())
 	}
+	b := bytes.NewBuffer(append(head, "\r\n"...))
 	_ = a.header.Write(b) // to memory
 	b.WriteString("\r\n")
 	b.Write(a.body.Bytes())
