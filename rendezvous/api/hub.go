@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"dlrover-run/internal/conns"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/runhost"
 	"dlrover-run/internal/stable"
@@ -145,10 +146,10 @@ func (h *Hub) find(id string, absent func(id string) error) (*run, error) {
 	return h.runs.Find(id, absent)
 }
 
-// runsOfOne is how many runs nodes at one address may begin: half of the room is for other addresses.
+// runsOfOne is how many runs nodes of one conns.Origin may begin: half of the room is for others.
 const runsOfOne = runhost.MaxRuns / 2
 
-// open returns a run, a new one if need be. Its first node is at the address from, "" for unknown.
+// open returns a run, a new one if need be. Its first node is from a conns.Origin, "" for unknown.
 func (h *Hub) open(id, from string) (*run, error) {
 	create := h.runs.Get(id) == nil
 	if h.cfg.Keep > 0 || create {
@@ -236,7 +237,7 @@ func (h *Hub) member(id string) (*run, error) {
 
 // Join implements Service.
 func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
-	r, err := h.open(id, ev.Node.Peer)
+	r, err := h.open(id, conns.Origin(ev.Node.Peer))
 	if err != nil {
 		return err
 	}

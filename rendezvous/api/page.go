@@ -1,6 +1,7 @@
 package api
 
 import (
+	"errors"
 	"fmt"
 	"mime"
 	"net"
@@ -92,6 +93,9 @@ func (s *server) ownName(host string) bool {
 // turnAway answers a rejected caller, and ends the connection.
 func turnAway(w http.ResponseWriter, err error) {
 	w.Header().Set("Connection", "close")
+	if errors.Is(err, errTooMany) {
+		w.Header().Set("Retry-After", "1") // by then the bound allows a hundred of them, or more
+	}
 	limitBody(w)
 	wireErrors.Write(w, err)
 }

@@ -89,7 +89,7 @@ func (s *server) routes() []route {
 
 // Handler serves h over HTTP. It panics when a name of cfg.Mounts or cfg.Global cannot be one.
 func Handler(h *Hub, cfg ServerConfig) http.Handler {
-	s := &server{hub: h, cfg: cfg}
+	s := &server{hub: h, cfg: cfg, limits: newLimits()}
 	api := http.NewServeMux()
 	for _, r := range s.routes() {
 		api.HandleFunc(r.method+" "+r.path, r.serve)
@@ -202,13 +202,14 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 }
 
 type server struct {
-	hub  *Hub
-	cfg  ServerConfig
-	held longpoll.Pool // of watches
+	hub    *Hub
+	cfg    ServerConfig
+	held   longpoll.Pool // of watches
+	limits *limits
 }
 
-// guard is the one place where the token is checked. A connection that showed the right one is known from then on, and
-// any other ends.
+// guard is the one place where the token is checked, and requests are counted. A connection that showed the right one is
+// known from then on, and any other ends.
 func (s *server) guard(next http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		err := certified(req)
@@ -219,15 +220,18 @@ func (s *server) guard(next http.Handler) http.HandlerFunc {
 			err = checkMedia(req)
 		}
 		if err != nil {
-			turnAway(w, err)
+			turnAway(w, s.limits.refused(req, err))
 			return
 		}
 		Trust(req.Context())
-		if err := s.standby(req); err != nil {
+		if err = s.limits.served(req); err == nil {
+			err = s.standby(req)
+		}
+		if err != nil {
 			turnAway(w, err)
 			return
 		}
-		next.ServeHTTP(w, req)
+		s.limits.serve(next, w, req)
 	}
 }
 

@@ -100,6 +100,7 @@ var wireErrors = httperr.Table{
 	{rendezvous.ErrFinishing, http.StatusServiceUnavailable, "finishing"},
 	{rendezvous.ErrReturning, http.StatusServiceUnavailable, "returning"},
 	{rendezvous.ErrTaken, http.StatusServiceUnavailable, "taken"},
+	{errTooMany, http.StatusTooManyRequests, "too_many_requests"}, // before ErrBadRequest
 	{ErrUnauthorized, http.StatusUnauthorized, "unauthorized"},
 	{errStranger, http.StatusForbidden, "stranger"},
 	{errCertificate, http.StatusForbidden, "certificate"},
@@ -128,6 +129,9 @@ var (
 	errPage  = fmt.Errorf("%w: web pages are not served", ErrBadRequest)
 	errMedia = fmt.Errorf("%w: wrong Content-Type", ErrBadRequest)
 )
+
+// errTooMany answers those who have sent too many requests; see limits.
+var errTooMany = errors.New("too many requests")
 
 // ErrStandby answers requests to a launcher that may be elected to serve, and is not.
 var ErrStandby = errors.New("this launcher does not serve the rendezvous")

@@ -69,7 +69,7 @@ func TestTimeOfRuns(t *testing.T) {
 	m := newMetrics()
 	m.watch(s.Hub)
 	time.Sleep(10 * time.Millisecond)
-	text, err := (&page{reg: m.reg}).fresh(time.Now())
+	text, err := (&exposed{reg: m.reg}).fresh(time.Now())
 	require.NoError(t, err)
 	require.Regexp(t, `dlrover_run_seconds\{class="waiting"\} \d*\.?\d*[1-9]`, string(text))
 	require.Contains(t, string(text), `dlrover_run_seconds{class="training"} 0`)
