@@ -24,6 +24,9 @@ type Suite struct {
 	Open func(t *testing.T) lead.Store
 	// Deposes is set if Depose ends the leadership of a process that lives.
 	Deposes bool
+	// Deafen keeps all news of the election from a process, until hear is called: it goes on as the leader for as long as
+	// it may. Its records reach the store. Nil: there is no such thing.
+	Deafen func(p lead.Store) (hear func())
 }
 
 // Run runs all tests, each with a fresh store.

@@ -72,6 +72,8 @@ var model = porcupine.NondeterministicModel{
 type history struct {
 	begun time.Time
 	leads atomic.Uint64 // the newest term
+	asked atomic.Uint64 // the newest term whose leader has had an answer
+	deaf  atomic.Int64  // how often a leader has asked that did not know of its successor
 
 	mu  sync.Mutex
 	ops []porcupine.Operation
@@ -84,6 +86,9 @@ func (h *history) do(client int, q request, ask func() answer) answer {
 		Return: int64(time.Since(h.begun))}
 	if a.err == "unknown" {
 		op.Return = math.MaxInt64
+	}
+	if a.err == "" && q.kind != "campaign" && uint64(q.term) > h.asked.Load() {
+		h.asked.Store(uint64(q.term))
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -135,7 +140,7 @@ func linearizable(t *testing.T, s Suite) {
 	var processes sync.WaitGroup
 	for i := range 3 {
 		p := s.Open(t)
-		processes.Go(func() { h.terms(t, i, p) })
+		processes.Go(func() { h.terms(t, s, i, p) })
 	}
 	over := make(chan struct{})
 	go func() { processes.Wait(); close(over) }()
@@ -149,6 +154,9 @@ func linearizable(t *testing.T, s Suite) {
 				_ = rude.Depose(t.Context(), lead.Leader{Term: lead.Term(h.leads.Load())})
 			}
 		}
+	}
+	if s.Deafen != nil {
+		require.NotZero(t, h.deaf.Load(), "no leader was deaf")
 	}
 	result, info := porcupine.CheckOperationsVerbose(model.ToModel(), h.ops, time.Minute)
 	if result == porcupine.Illegal {
@@ -178,7 +186,7 @@ func (h *history) stuck(info porcupine.LinearizationInfo) string {
 }
 
 // terms has a process lead five times.
-func (h *history) terms(t *testing.T, i int, p lead.Store) {
+func (h *history) terms(t *testing.T, s Suite, i int, p lead.Store) {
 	for n := range 5 {
 		ctx, cancel := context.WithTimeout(t.Context(), 6*soon)
 		a := h.do(4*i, request{kind: "campaign"}, func() answer {
@@ -193,12 +201,27 @@ func (h *history) terms(t *testing.T, i int, p lead.Store) {
 		}
 		h.leads.Store(uint64(a.term))
 		h.term(t, i, p, a.term, fmt.Sprint(i, ".", n))
+		if s.Deafen != nil && n > 0 && n < 4 {
+			h.outlive(t, s, i, p, a.term)
+		}
 		_ = p.Resign(t.Context()) // it may have been deposed
 		late := fmt.Sprint(i, ".", n, ".late")
 		h.do(4*i, request{kind: "append", term: a.term, value: late}, func() answer {
 			return failure(p.Append(t.Context(), a.term, record("a", late)))
 		})
 	}
+}
+
+// outlive has a leader append once more when its successor, of which it does not know, has done something.
+func (h *history) outlive(t *testing.T, s Suite, i int, p lead.Store, term lead.Term) {
+	defer s.Deafen(p)()
+	for until := time.Now().Add(3 * time.Second); h.asked.Load() <= uint64(term); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			return
+		}
+	}
+	h.deaf.Add(1)
+	h.append(t.Context(), 4*i, p, term, fmt.Sprint(i, ".", term, ".deaf"))
 }
 
 func assertNoFailure(t *testing.T, a answer) bool {

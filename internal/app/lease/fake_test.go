@@ -23,10 +23,13 @@ type fake struct {
 
 	mu        sync.Mutex
 	version   int
-	objects   map[string]fields      // by path
-	watches   map[chan fields]string // with the path of the object
+	objects   map[string]fields // by path
+	watches   map[chan fields]watcher
 	intercept func(who string, r *http.Request) fate
 }
+
+// watcher is a client that watches an object.
+type watcher struct{ who, path string }
 
 // fate of a request.
 type fate int
@@ -41,7 +44,7 @@ const (
 
 func startFake(t *testing.T) *fake {
 	t.Helper()
-	f := &fake{objects: map[string]fields{}, watches: map[chan fields]string{}}
+	f := &fake{objects: map[string]fields{}, watches: map[chan fields]watcher{}}
 	f.http = httptest.NewServer(f)
 	t.Cleanup(f.http.Close)
 	return f
@@ -105,7 +108,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Query().Get("watch") != "" {
-		f.watch(w, r)
+		f.watch(w, r, who)
 		return
 	}
 	var body fields
@@ -189,21 +192,21 @@ func (f *fake) store(path string, o fields) fields {
 
 func (f *fake) tell(event, path string, o fields) {
 	for w, of := range f.watches {
-		if of == path {
+		if of.path == path {
 			w <- fields{"type": event, "object": copied(o)}
 		}
 	}
 }
 
 // watch begins with the present state.
-func (f *fake) watch(w http.ResponseWriter, r *http.Request) {
+func (f *fake) watch(w http.ResponseWriter, r *http.Request, who string) {
 	name, _ := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
 	path, events := r.URL.Path+"/"+name, make(chan fields, 1000)
 	f.mu.Lock()
 	if o := f.objects[path]; o != nil {
 		events <- fields{"type": "ADDED", "object": copied(o)}
 	}
-	f.watches[events] = path
+	f.watches[events] = watcher{who, path}
 	f.mu.Unlock()
 	defer func() {
 		f.mu.Lock()
@@ -231,11 +234,14 @@ func (f *fake) watching() int {
 	return len(f.watches)
 }
 
-// expire ends all watches as a compaction does.
-func (f *fake) expire() {
+// expire ends all watches, or those of one client, as a compaction does.
+func (f *fake) expire(who string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, w := range slices.Collect(maps.Keys(f.watches)) {
+		if who != "" && f.watches[w].who != who {
+			continue
+		}
 		w <- fields{"type": "ERROR", "object": status(http.StatusGone, "Expired")}
 		close(w)
 		delete(f.watches, w)

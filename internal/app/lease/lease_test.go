@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -77,7 +78,29 @@ func leads(lost <-chan struct{}) bool {
 func TestStore(t *testing.T) {
 	leadtest.Run(t, func(t *testing.T) leadtest.Suite {
 		f := startFake(t)
-		return leadtest.Suite{Deposes: true, Open: func(t *testing.T) lead.Store { return open(t, f, "x") }}
+		var names, deaf sync.Map // of clients
+		f.set(func(who string, r *http.Request) fate {
+			if _, is := deaf.Load(who); is && strings.Contains(r.URL.Path, "/leases") {
+				return stopped
+			}
+			return served
+		})
+		opened := 0
+		return leadtest.Suite{
+			Deposes: true,
+			Open: func(t *testing.T) lead.Store {
+				opened++
+				s := open(t, f, fmt.Sprint("x", opened))
+				names.Store(s, fmt.Sprint("x", opened))
+				return s
+			},
+			Deafen: func(p lead.Store) (hear func()) {
+				who, _ := names.Load(p)
+				deaf.Store(who, true)
+				f.expire(who.(string)) // watches that have begun
+				return func() { deaf.Delete(who) }
+			},
+		}
 	})
 }
 
@@ -227,7 +250,7 @@ func TestWatches(t *testing.T) {
 	leaders := b.Watch(t.Context())
 	require.Equal(t, lead.Leader{Term: term, Addr: "a:1"}, <-leaders)
 	require.Eventually(t, func() bool { return f.watching() == 2 }, soon, time.Millisecond, "a's own and b's")
-	f.expire()
+	f.expire("")
 	require.Eventually(t, func() bool { return asked.Load() >= 4 }, soon, time.Millisecond, "read and watched twice")
 	version := meta(f.do("GET", leasePath, nil))["resourceVersion"]
 	require.Eventually(t, func() bool {
