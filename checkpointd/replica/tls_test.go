@@ -13,7 +13,8 @@ import (
 // Copies go over TLS, back and forth. A peer with the token, but without what TLS asks for, gets none.
 func TestCopiesUnderTLS(t *testing.T) {
 	layer := func(c secure.Choice) *secure.Layer {
-		l, err := c.Layer("0123456789abcdef0123456789abcdef", secure.Asks, slog.New(slog.DiscardHandler))
+		tokens := func() []string { return []string{"0123456789abcdef0123456789abcdef"} }
+		l, err := c.Layer(tokens, secure.Asks, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		return l
 	}

@@ -85,16 +85,19 @@ const (
 	Serves                  // it serves others
 )
 
-// Layer reads the files, or derives a key from the job token; nil: there is no TLS. Later changes of the files count,
-// too; log hears of those that cannot be used.
-func (c Choice) Layer(token string, side Side, log *slog.Logger) (*Layer, error) {
-	l := &Layer{choice: c, log: log}
+// Layer reads the files, or derives keys from the job tokens; nil: there is no TLS. Later changes count, too; log hears
+// of those that cannot be used. A program takes all tokens, as token.Job.Accepted has them.
+func (c Choice) Layer(tokens func() []string, side Side, log *slog.Logger) (*Layer, error) {
+	l := &Layer{choice: c, log: log, tokens: tokens}
 	var err error
 	switch {
 	case !c.On():
 		return nil, nil
 	case c.Auto:
-		l.id, err = ofToken(token)
+		if l.known = tokens(); len(l.known) == 0 {
+			l.known = []string{""} // an error says what is needed
+		}
+		l.id, err = ofTokens(l.known)
 		return l, err
 	case side&Asks != 0 && c.CA == "":
 		return nil, errors.New("--tls-cert without --tls-ca: give the authority that has signed the servers' certificates " +

@@ -41,7 +41,7 @@ func (s stamp) equal(other stamp) bool {
 // identity is what the files say now. Files that cannot be used, as in the middle of a change, leave it as it was.
 func (l *Layer) identity() *identity {
 	if l.choice.Auto {
-		return l.id
+		return l.derived()
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

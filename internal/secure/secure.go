@@ -24,10 +24,12 @@ const (
 type Layer struct {
 	choice Choice
 	log    *slog.Logger
+	tokens func() []string
 
 	mu     sync.Mutex
 	looked time.Time
 	seen   [3]stamp // of the files that were read last, or could not be
+	known  []string // tokens that were read last, or could not be used
 	id     *identity
 }
 

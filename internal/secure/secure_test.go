@@ -1,6 +1,7 @@
 package secure
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/x509"
@@ -11,7 +12,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -26,9 +29,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const jobToken = "0123456789abcdef0123456789abcdef"
 
+func fixed(tokens ...string) func() []string { return func() []string { return tokens } }
+
 func layer(t *testing.T, c Choice, token string, side Side) *Layer {
 	t.Helper()
-	l, err := c.Layer(token, side, slog.New(slog.DiscardHandler))
+	l, err := c.Layer(fixed(token), side, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	return l
 }
@@ -83,20 +88,68 @@ func TestAuto(t *testing.T) {
 	_, err = get(t, layer(t, Choice{CA: ca.CA}, "", Asks), addr)
 	require.ErrorContains(t, err, "CN=dlrover) is not signed by an authority in --tls-ca="+ca.CA)
 	for _, weak := range []string{"", "0123456789abcdef012345678", strings.Repeat("abc", 20)} {
-		_, err = auto.Layer(weak, Asks, nil)
+		_, err = auto.Layer(fixed(weak), Asks, nil)
 		require.ErrorContains(t, err, "need a random token of at least 26 characters, such as the output of: ")
 	}
 }
 
 // The certificate that the code writes by itself is one that crypto/x509 knows, signed by its own key.
 func TestCertificateOfTheToken(t *testing.T) {
-	id, err := ofToken(jobToken)
+	key, err := ofToken(jobToken)
 	require.NoError(t, err)
-	c, err := x509.ParseCertificate(id.server.Certificates[0].Certificate[0])
+	c, err := x509.ParseCertificate(key.cert.Certificate[0])
 	require.NoError(t, err)
 	require.Equal(t, "CN=dlrover", c.Subject.String())
 	require.NoError(t, c.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature))
 	require.Regexp(t, "^4f", hex.EncodeToString(c.PublicKey.(ed25519.PublicKey)), "both sides derive it: it is wire")
+}
+
+// Each state of a token file that a job passes through, or skips to, connects to every other one that has a token with
+// it in common, in both directions. Others do not.
+func TestAutoWhileTheTokenChanges(t *testing.T) {
+	first, second := jobToken, strings.Repeat("fedcba9876543210", 2)
+	states := map[string][]string{
+		"old": {first}, "old, new": {first, second}, "new, old": {second, first}, "new": {second},
+	}
+	auto := Choice{Auto: true}
+	for of, tokens := range states {
+		server, err := auto.Layer(fixed(tokens...), Asks|Serves, slog.New(slog.DiscardHandler))
+		require.NoError(t, err)
+		addr := serve(t, server)
+		for from, others := range states {
+			client, err := auto.Layer(fixed(others...), Asks, slog.New(slog.DiscardHandler))
+			require.NoError(t, err)
+			common := slices.ContainsFunc(tokens, func(token string) bool { return slices.Contains(others, token) })
+			for range 2 {
+				_, err = get(t, client, addr)
+				require.Equal(t, common, err == nil, "%s asks %s: %v", from, of, err)
+			}
+		}
+	}
+}
+
+// The tokens of a Layer change while it is in use. A token that is too weak changes nothing.
+func TestAutoFollowsTheToken(t *testing.T) {
+	second := strings.Repeat("fedcba9876543210", 2)
+	var now atomic.Pointer[[]string]
+	says := func(tokens ...string) { now.Store(&tokens) }
+	says(jobToken)
+	log := &bytes.Buffer{}
+	l, err := Choice{Auto: true}.Layer(func() []string { return *now.Load() }, Asks|Serves,
+		slog.New(slog.NewTextHandler(log, nil)))
+	require.NoError(t, err)
+	addr := serve(t, l)
+	old, renewed := layer(t, Choice{Auto: true}, jobToken, Asks), layer(t, Choice{Auto: true}, second, Asks)
+	asks := func(c *Layer) bool { _, err := get(t, c, addr); return err == nil }
+	require.Equal(t, []bool{true, false, true}, []bool{asks(old), asks(renewed), asks(l)})
+	says(jobToken, second)
+	require.Equal(t, []bool{true, true, true}, []bool{asks(old), asks(renewed), asks(l)})
+	says("short")
+	require.Equal(t, []bool{true, true, true}, []bool{asks(old), asks(renewed), asks(l)})
+	require.Equal(t, 1, strings.Count(log.String(), "no key can be derived"))
+	require.NotContains(t, log.String(), jobToken)
+	says(second)
+	require.Equal(t, []bool{false, true, true}, []bool{asks(old), asks(renewed), asks(l)})
 }
 
 func TestCertificates(t *testing.T) {
@@ -236,10 +289,10 @@ func TestChosen(t *testing.T) {
 			require.Equal(t, c.want, strings.Join(got.Environ(), " "))
 		}
 	}
-	_, err := Choice{CA: testkit.NewAuthority(t, "ours").CA}.Layer("", Serves, nil)
+	_, err := Choice{CA: testkit.NewAuthority(t, "ours").CA}.Layer(nil, Serves, nil)
 	require.ErrorContains(t, err, "--tls-ca alone is for clients")
-	_, err = Choice{Cert: "x", Key: "y"}.Layer("", Asks, nil)
+	_, err = Choice{Cert: "x", Key: "y"}.Layer(nil, Asks, nil)
 	require.ErrorContains(t, err, "--tls-cert without --tls-ca")
-	_, err = Choice{CA: "/none"}.Layer("", Asks, nil)
+	_, err = Choice{CA: "/none"}.Layer(nil, Asks, nil)
 	require.ErrorContains(t, err, "--tls-ca=/none: ")
 }

@@ -20,7 +20,7 @@ func TestCertificateOfALauncher(t *testing.T) {
 	ca := testkit.NewAuthority(t, "ours")
 	cert, key := ca.Issue(t.TempDir(), nil, "127.0.0.1")
 	layer := func(c secure.Choice) *secure.Layer {
-		l, err := c.Layer("", secure.Asks, slog.New(slog.DiscardHandler))
+		l, err := c.Layer(nil, secure.Asks, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		return l
 	}

@@ -144,7 +144,7 @@ func layerOf(token string) (*secure.Layer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return chosen.Layer(token, secure.Asks, slog.New(slog.DiscardHandler))
+	return chosen.Layer(func() []string { return []string{token} }, secure.Asks, slog.New(slog.DiscardHandler))
 }
 
 // follow executes the directives until the session is closed.

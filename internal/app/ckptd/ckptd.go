@@ -313,7 +313,7 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 	}
 	secret.LogTo(cfg.Logger)
 	cfg.Token, cfg.Accepted = secret.Token, secret.Accepted
-	if cfg.TLS, err = layerOf(c, cfg.Token, cfg.Logger); err != nil {
+	if cfg.TLS, err = layerOf(c, secret, cfg.Logger); err != nil {
 		return cfg, err
 	}
 	var once sync.Once
@@ -345,12 +345,12 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 }
 
 // layerOf is the TLS between this daemon, the rendezvous and the daemons of other nodes; nil: none.
-func layerOf(c *cli.Context, token string, log *slog.Logger) (*secure.Layer, error) {
+func layerOf(c *cli.Context, secret token.Job, log *slog.Logger) (*secure.Layer, error) {
 	chosen, err := secure.Chosen(c.String, os.LookupEnv)
 	if err != nil || c.String("master") == "" {
 		return nil, err // there are no others
 	}
-	return chosen.Layer(token, secure.Asks, log)
+	return chosen.Layer(secret.Accepted, secure.Asks, log)
 }
 
 // runName is the run's name in the log.

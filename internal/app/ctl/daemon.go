@@ -71,7 +71,7 @@ func (p *program) call(args *cli.Context, f func(*call) error) error {
 	if err != nil {
 		return err
 	}
-	layer, err := chosen.Layer(secret.Token, secure.Asks, slog.New(slog.DiscardHandler))
+	layer, err := chosen.Layer(secret.Accepted, secure.Asks, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}

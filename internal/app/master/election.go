@@ -103,7 +103,7 @@ func newElection(c *cli.Context) (*election, error) {
 		return nil, err
 	}
 	e.token.LogTo(e.log)
-	if e.tls, err = layerOf(c, e.token.Token, secure.Asks|secure.Serves, e.log); err != nil {
+	if e.tls, err = layerOf(c, e.token, secure.Asks|secure.Serves, e.log); err != nil {
 		return nil, err
 	}
 	if e.addr == "" {

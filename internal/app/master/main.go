@@ -218,7 +218,7 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 	}
 	console.Libraries(d.log)
 	secret.LogTo(d.log)
-	layer, err := layerOf(c, secret.Token, secure.Serves, d.log)
+	layer, err := layerOf(c, secret, secure.Serves, d.log)
 	if err != nil {
 		return nil, err
 	}
@@ -294,12 +294,12 @@ func logger(c *cli.Context) (*slog.Logger, error) {
 }
 
 // layerOf is the TLS of the options; nil: none.
-func layerOf(c *cli.Context, secret string, side secure.Side, log *slog.Logger) (*secure.Layer, error) {
+func layerOf(c *cli.Context, secret token.Job, side secure.Side, log *slog.Logger) (*secure.Layer, error) {
 	chosen, err := secure.Chosen(c.String, os.LookupEnv)
 	if err != nil {
 		return nil, err
 	}
-	return chosen.Layer(secret, side, log)
+	return chosen.Layer(secret.Accepted, side, log)
 }
 
 func keepRuns(c *cli.Context) (time.Duration, error) {

@@ -144,7 +144,7 @@ func (b *beside) run(ctx context.Context) error {
 	}
 	b.secret = b.found()
 	b.news <- member.News{Token: b.cfg.Token}
-	if b.tls, err = b.cfg.TLS.Layer(b.secret.Token, secure.Asks|secure.Serves, b.log); err != nil {
+	if b.tls, err = b.cfg.TLS.Layer(b.secret.Accepted, secure.Asks|secure.Serves, b.log); err != nil {
 		return err
 	}
 	e := &election{store: b.store, addr: b.addr, token: b.secret, tls: b.tls, log: b.log, began: time.Now(),

@@ -69,7 +69,7 @@ func (a *auth) layer(b backend, log *slog.Logger) (*secure.Layer, error) {
 	if b == master {
 		side = secure.Asks
 	}
-	return a.chosen(b).Layer(a.token, side, log)
+	return a.chosen(b).Layer(a.shared().Accepted, side, log)
 }
 
 // chosen is what counts of the user's choice: a rendezvous that stays inside this process does without TLS where there

@@ -36,8 +36,21 @@ func (b *bench) secret(name string, tokens ...string) string {
 // The three steps of docs/tasks/job-token.md, at a job that runs. Programs that lag behind by a step go on.
 func TestTheTokenOfAJobChanges(t *testing.T) {
 	t.Parallel()
-	const old, young = "old-0123456789abcdef", "young-0123456789abcdef"
+	for mode, refusal := range map[string]string{
+		"off":  "the job token was not accepted",
+		"auto": "has another key than the one of this job token", // which is derived from it
+	} {
+		t.Run("--tls="+mode, func(t *testing.T) {
+			t.Parallel()
+			changeToken(t, mode, refusal)
+		})
+	}
+}
+
+func changeToken(t *testing.T, tls, refusal string) {
+	const old, young = "old-0123456789abcdef0123456789", "young-0123456789abcdef0123456789"
 	b := newBench(t)
+	b.env = append(b.env, "DLROVER_TLS="+tls)
 	master := b.start("dlrover-master", nil, "--listen=127.0.0.1:0", "--token-file="+b.secret("master.token", old))
 	addr := b.served(master)
 	env := []string{"DLROVER_MASTER_ADDR=" + addr}
@@ -70,7 +83,7 @@ func TestTheTokenOfAJobChanges(t *testing.T) {
 	step(young, young)
 	code, said = ctl(old, "runs")
 	require.NotEqual(t, 0, code)
-	require.Contains(t, said, "the job token was not accepted")
+	require.Contains(t, said, refusal)
 	starts := len(b.lines("starts"))
 	eventually(t, "an order", func() bool { // refused while the last one is carried out
 		code, _ = ctl(young, "restart", "job")
@@ -80,6 +93,7 @@ func TestTheTokenOfAJobChanges(t *testing.T) {
 	b.release()
 	require.Equal(t, 0, l1.wait())
 	require.Equal(t, 0, l2.wait())
+	require.Empty(t, b.events("node-loss"))
 	for _, l := range []*launched{master, l1, l2} {
 		require.NotContains(t, l.err.String(), old)
 		require.NotContains(t, l.err.String(), young)
