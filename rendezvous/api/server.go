@@ -208,8 +208,8 @@ type server struct {
 	limits *limits
 }
 
-// guard is the one place where the token is checked, and requests are counted. A connection that showed the right one is
-// known from then on, and any other ends.
+// guard is the one place where the token is checked, and requests are counted. A connection that showed the right token
+// is known from then on, and any other ends.
 func (s *server) guard(next http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		err := certified(req)
