@@ -62,6 +62,7 @@ type record struct {
 	gone   bool // the Hub has forgotten the run, and told nothing of it since
 	ends   int  // how often it has
 	of     int  // ends before the run that line is of
+	tried  int  // the newest chunk that a write had, which may have failed, and kept it all the same; 0: there was none
 
 	hangs  []byte      // guarded by mu
 	past   api.KeptRun // as loaded, until Follow
@@ -424,14 +425,14 @@ func fitting(records []lead.Record) int {
 func (k *Keeper) changes(n news) (changes []lead.Record, wrote func()) {
 	run, r := n.run, n.r
 	if n.gone {
-		if r.round != nil {
+		if r.round != nil || r.tried > 0 {
 			changes = append(changes, lead.Record{Key: roundKey(run)})
 		}
-		return append(changes, r.line.remove(run)...), func() { r.round, r.line, r.of = nil, line{}, n.ends }
+		return append(changes, r.removal(run)...), func() { r.round, r.line, r.of, r.tried = nil, line{}, n.ends, 0 }
 	}
 	old := r.line
 	if r.of != n.ends { // another run by that name
-		changes, old = old.remove(run), line{newest: old.newest}
+		changes, old = r.removal(run), line{newest: max(old.newest, r.tried)}
 	}
 	past, exists := k.hub.Kept(run, old.event, old.proof)
 	if !exists {
@@ -451,5 +452,15 @@ func (k *Keeper) changes(n news) (changes []lead.Record, wrote func()) {
 	if string(round) != string(r.round) {
 		changes = append(changes, lead.Record{Key: roundKey(run), Value: round})
 	}
+	r.tried = max(r.tried, grown.newest, 1)
 	return append(changes, chunks...), func() { r.round, r.line, r.of = round, grown, n.ends }
+}
+
+// removal removes all chunks of a run that the store may have.
+func (r *record) removal(run string) []lead.Record {
+	changes := r.line.remove(run)
+	for n := r.line.newest + 1; n <= r.tried; n++ {
+		changes = append(changes, lead.Record{Key: chunkKey(run, n)})
+	}
+	return changes
 }

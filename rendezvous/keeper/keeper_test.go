@@ -32,6 +32,7 @@ type store struct {
 	records map[string][]byte
 	appends int
 	err     error         // of the next Appends
+	lost    error         // as err, but they have been carried out
 	most    int           // bytes of values; 0: it is never full
 	block   chan struct{} // Append waits until it is closed; nil: it does not
 }
@@ -74,7 +75,7 @@ func (s *store) Append(ctx context.Context, term lead.Term, records ...lead.Reco
 			delete(s.records, r.Key)
 		}
 	}
-	return nil
+	return s.lost
 }
 
 func (s *store) Load(_ context.Context, term lead.Term) (all []lead.Record, err error) {
@@ -531,6 +532,22 @@ func TestForgottenRun(t *testing.T) {
 }
 
 // A run that is opened anew before the store has heard that it was forgotten has nothing of the one before.
+// A run is forgotten whose writes have failed, and were carried out all the same: nothing of it stays.
+func TestForgottenRunOfLostAnswers(t *testing.T) {
+	s := newStore()
+	s.lost = errors.New("timeout")
+	d := s.daemon(t)
+	d.finish("r", "a")
+	d.leave("r", "a")
+	require.Eventually(t, func() bool { return len(s.keys()) > 1 }, 10*time.Second, time.Millisecond)
+	require.NoError(t, d.hub.Forget("r"))
+	s.mu.Lock()
+	s.lost = nil
+	s.mu.Unlock()
+	d.settled()
+	require.Empty(t, s.keys())
+}
+
 func TestForgottenRunIsOpenedAnew(t *testing.T) {
 	s := newStore()
 	a := s.daemon(t)

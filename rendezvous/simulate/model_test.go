@@ -241,6 +241,7 @@ func (m *model) daemon(how, away string) {
 	}
 	if how == "empty" {
 		m.plane.forget()
+		defer func() { m.kept = later(m.kept, time.Now().Add(time.Minute)) }() // launchers know more until they are back
 	}
 	if how == "empty" || !m.safe() {
 		m.forgets()
@@ -304,7 +305,7 @@ func (m *model) order(c *cluster, kind, arg string) {
 	switch o.Kind {
 	case rendezvous.OrderPause:
 		c.paused = safe && m.safe() && before.Paused == nil // else it is held because it has failed, and that ends
-	case rendezvous.OrderResume:
+	case rendezvous.OrderResume, rendezvous.OrderStop: // others may begin the run anew
 		c.paused = false
 	}
 }
