@@ -12,8 +12,8 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// Rest ends all faults: each run must reach an end, or a running world, or lack the nodes for one. In the end nothing is
-// left of the runs.
+// Rest ends all faults: each run must reach an end, or a running world, or lack the nodes for one. In the end nothing
+// is left of the runs.
 func (m *model) Rest() {
 	m.plane.moment()
 	m.endOld()
