@@ -544,6 +544,25 @@ func TestAHoldOutlivesTheDaemon(t *testing.T) {
 }
 
 // TestADaemonWithoutMemoryLearnsWhatIsSpent: it neither forgets nor counts twice.
+// Where steps or checkpoints are known, and none is new, an epoch was for nothing, however long it was.
+func TestLongEpochsForNothing(t *testing.T) {
+	for name, p := range map[string]job.Progress{
+		"steps": {Step: 5, Stepping: true}, "checkpoints": {Checkpoint: 5, Saving: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t, unbounded(1, Budget{BackoffMax: -1, BackoffLimit: -1, SameFailures: -1, NoProgress: 2}))
+			s.join("a")
+			s.obey()
+			for i := range 3 {
+				s.runsFor(longEpoch)
+				_, ok := s.crashesWith(Failing{Progress: p}, "a")
+				require.Equal(t, i < 2, ok)
+			}
+			require.Contains(t, s.why(), "2 restarts in a row have brought neither")
+		})
+	}
+}
+
 // Only a restart that counts waits, and one that is ordered does not.
 func TestAnOrderedRestartDoesNotWait(t *testing.T) {
 	b := Budget{BackoffLimit: -1, SameFailures: -1, BackoffMin: time.Second, BackoffMax: time.Second}
@@ -636,6 +655,10 @@ func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 	}
 	want := Spent{Since: next.now, Recent: make([]restarted, 32), Alike: strings.Repeat("x", 256)}
 	require.Equal(t, want, r.account.spent)
+	_, err := r.Step(next.now, Join{Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 1}, Params: Params{Min: 5, Max: 5},
+		Seen: job.EpochID{Term: 7, Round: 2, Epoch: 1}, Spent: &Spent{Streak: 3}})
+	require.NoError(t, err)
+	require.Equal(t, 3, r.account.spent.Streak, "the larger one of one epoch counts")
 }
 
 func TestElsewhereAndShrink(t *testing.T) {

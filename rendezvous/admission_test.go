@@ -129,8 +129,9 @@ func TestFinishedRun(t *testing.T) {
 
 func TestJoinThatArrivesAfterTheGoodbye(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: 2})
-	s.join("a", "b")
+	s.join("a", "b", "c")
 	s.must(Leave{ID: "b"})
+	s.must(Leave{ID: "c"})
 	require.ErrorIs(t, s.step(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p}), ErrRefused)
 }
 

@@ -95,15 +95,15 @@ func (c *checks) grant(now time.Time, n *node, e Cleared) {
 // void takes the pass of n away.
 func (n *node) void() { n.cleared, n.unpaired = false, false }
 
-// failed books a check that has failed, and reports whether it bars the node for good.
-func (c *checks) failed(e Barred) (stands bool, err error) {
+// failed books a check that has failed.
+func (c *checks) failed(e Barred) error {
 	n, err := c.members.find(e.ID)
 	if err != nil {
-		return false, err
+		return err
 	}
 	n.asked = false
 	if c.epoch.phase == finished || !c.params.Gate || !n.can(CanGate) || n.state == barred {
-		return false, nil
+		return nil
 	}
 	n.void()
 	reason, aspect, event := text.Clip(e.Reason, maxReason), text.Clip(e.Aspect, maxAspect), job.EventBarred
@@ -115,7 +115,7 @@ func (c *checks) failed(e Barred) (stands bool, err error) {
 			event = job.EventLateCheck
 		}
 		c.out.note(event, n.Name, reason+"; it is checked again before the next world").Aspect = aspect
-		return false, nil
+		return nil
 	}
 	if c.epoch.phase == gating && e.withOthers() && len(c.wary) < maxGone {
 		c.wary[n.machine()] = true
@@ -125,7 +125,7 @@ func (c *checks) failed(e Barred) (stands bool, err error) {
 	c.exclude(n)
 	c.out.note(event, n.Name, reason).Aspect = aspect
 	c.shortage.back(n.Name)
-	return !n.unsure, nil
+	return nil
 }
 
 // withOthers: the check with others has failed. Older launchers name no aspect.
@@ -292,15 +292,15 @@ func (c *checks) askHelpers(now time.Time, subjects int) int {
 	return len(ns)
 }
 
-// newcomers is how many nodes wait, but for those that have failed a check with others and have passed only alone
-// since: no workers are stopped for these.
+// newcomers is how many nodes wait, but for those on machines that have failed a check with others and have passed only
+// alone since: no workers are stopped for these.
 func (c *checks) newcomers() int {
 	waits := c.members.waiting
 	if len(c.wary) == 0 {
 		return waits
 	}
 	for _, n := range c.members.nodes {
-		if n.state == waiting && n.unpaired && c.wary[n.machine()] {
+		if n.state == waiting && c.wary[n.machine()] {
 			waits--
 		}
 	}

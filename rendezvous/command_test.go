@@ -83,6 +83,19 @@ func TestAHoldEndsBeforeTheNodesHaveMet(t *testing.T) {
 	require.Equal(t, job.Run, s.dirs["a"].Kind)
 }
 
+// A hold that ends before the nodes have their places ends no world.
+func TestAHoldEndsBeforeTheStoreIsReady(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, Hold: true})
+	s.can = able()
+	s.join("a", "b")
+	require.Equal(t, releasing, s.r.epoch.phase)
+	s.must(Order{Kind: OrderResume})
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	require.False(t, s.runs["a"].Hold)
+	require.Equal(t, [2]int{1, 0}, [2]int{s.runs["a"].Round, s.runs["a"].Epoch})
+}
+
 func TestCommandsOfARun(t *testing.T) {
 	s := held(t, Params{Min: 2, Max: 3}, "a", "b")
 	s.must(Order{Kind: OrderPause})

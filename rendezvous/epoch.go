@@ -135,7 +135,7 @@ func (e *epoch) run(held bool) { e.phase, e.held = running, held }
 
 // finish ends the run.
 func (e *epoch) finish(now time.Time, o job.Outcome, c *job.Cause) {
-	e.phase, e.outcome, e.cause, e.finishedAt, e.held = finished, o, c, now, false
+	e.phase, e.outcome, e.cause, e.finishedAt = finished, o, c, now
 	if e.fresh() {
 		e.id.Term = e.term // no world of before is newer
 	}

@@ -167,6 +167,7 @@ func TestMostOfTheWorldIsSilent(t *testing.T) {
 func TestMostOfTheWorldStaysSilent(t *testing.T) {
 	s := servedBy(t, "b", "c", "d", "e")
 	s.hush("c", "d", "e")
+	s.joinNode(Node{ID: "x", Name: "x", Rank: -1, Slots: 1}) // a newcomer is none of them
 	s.pass(DefaultJoinTimeout)
 	require.Contains(t, s.why(), "--rdzv-conf=alone=true")
 }
@@ -251,6 +252,22 @@ func TestDeathsWhileAWorldIsRebuilt(t *testing.T) {
 	}
 }
 
+// A member that goes while its world is rebuilt, and is back before that is done, is not away.
+func TestBackWhileAWorldIsRebuilt(t *testing.T) {
+	s := servedBy(t, "b", "c")
+	v := s.revive()
+	v.r.cfg.Server = &Server{ID: "a", Term: 7, Elected: true}
+	v.r.memory.elected = true
+	v.comeBack("a", "b")
+	v.must(Detach{ID: "b", Broken: true})
+	v.pass(BrokenGrace)
+	require.Len(t, v.r.epoch.away, 1)
+	v.comeBack("b", "c")
+	require.Equal(t, running, v.r.epoch.phase)
+	absent, silent := v.r.sealer.absent()
+	require.Equal(t, [2]int{}, [2]int{absent, silent})
+}
+
 // In a world that the elected server has sealed itself, every vote counts, also after a launcher has come that knows a
 // later term.
 func TestWorldOfAnElectedServer(t *testing.T) {
@@ -300,6 +317,31 @@ func TestHalfThatIsBackInTime(t *testing.T) {
 	s.obey()
 	require.Len(t, s.runs, 3)
 	require.NotNil(t, s.runs["b"].Failover, "most of the old world is in this one")
+}
+
+// A pod of a later generation proves that the one before has ended, also if that was not known to be away.
+func TestLaterGenerationsHaveNoVoteLeft(t *testing.T) {
+	s := served(t, Params{Min: 1, Max: 5, MaxRestarts: 9})
+	join := func(id string, rank, generation int) {
+		s.joinNode(Node{ID: id, Name: id, Rank: rank, Slots: 1, Addr: fmt.Sprint("10.0.0.", rank+1), Serve: 1,
+			Generation: generation})
+	}
+	for i, id := range []string{"a", "b", "c", "d", "e"} {
+		join(id, i, 1)
+	}
+	s.obey()
+	require.True(t, s.r.epoch.votes)
+	for _, id := range []string{"c", "d", "e"} {
+		s.must(Detach{ID: id})
+		delete(s.dirs, id)
+		delete(s.runs, id)
+		s.gone[id] = true
+	}
+	for i, id := range []string{"c2", "d2", "e2"} {
+		join(id, i+2, 2)
+	}
+	s.obey()
+	require.Equal(t, "a b c2 d2 e2", s.order())
 }
 
 // The members of a world that has not been released know no deputies, and so have elected nobody.

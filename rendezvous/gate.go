@@ -46,8 +46,8 @@ const staticPatience = 5 * time.Second
 
 // failed books a check that has failed.
 func (g *gate) failed(now time.Time, e Barred) error {
-	stands, err := g.checks.failed(e)
-	if stands {
+	err := g.checks.failed(e)
+	if n := g.members.nodes[e.ID]; n != nil && n.bar != nil && !n.unsure {
 		g.fails(now)
 	}
 	return err

@@ -325,6 +325,41 @@ func TestNoWorkersAreStoppedTwiceForADeadNode(t *testing.T) {
 	require.Equal(t, "a b x2", s.order())
 }
 
+// A node that is barred is no partner of one that has passed alone.
+func TestPassedAloneBesideABarredNode(t *testing.T) {
+	s := gated(t, Params{Min: 1, Max: 2})
+	s.join("a", "b")
+	s.must(Barred{ID: "b", Reason: "gpu 3 is gone"})
+	s.must(Cleared{ID: "a", Until: s.now})
+	require.Equal(t, "a:lead b:bar", s.kinds())
+
+	s = gated(t, Params{Min: 1, Max: 2})
+	s.join("a", "b")
+	s.must(Barred{ID: "b", Reason: "1 of its 1 tests has failed", Again: true})
+	s.must(Cleared{ID: "a", Until: s.now})
+	require.Equal(t, "a:check b:wait", s.kinds(), "one of which nothing is proved is")
+}
+
+// A node that is barred does not keep another one out.
+func TestGrowthBesideADeadNode(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 4})
+	s.join("a", "b")
+	s.pass(defaultLastCall)
+	s.obey()
+	s.health["x"] = alone
+	s.join("x")
+	s.obey()
+	s.pass(defaultGrowthDelay)
+	s.health["x"] = broken
+	s.obey()
+	require.Equal(t, "a:run b:run x:bar", s.kinds())
+	s.join("y")
+	s.obey()
+	s.pass(defaultGrowthDelay)
+	s.obey()
+	require.Equal(t, "a b y", s.order())
+}
+
 // What a node finds of itself can be repaired without others: it may grow into a world that runs.
 func TestRepairedNodeGrowsIntoTheWorld(t *testing.T) {
 	for _, c := range []struct {
@@ -404,9 +439,10 @@ func TestCheckOnlyWaitsForAnswers(t *testing.T) {
 
 // Two nodes of which nothing is proved are asked again together: one that answers first waits for the other.
 func TestUndecidedNodesAreCheckedAgainTogether(t *testing.T) {
-	s := gated(t, Params{Min: 3, Max: 3})
-	s.join("a", "b", "c")
+	s := gated(t, Params{Min: 3, Max: 4})
+	s.join("a", "b", "c", "d")
 	s.clear("a")
+	s.must(Barred{ID: "d", Reason: "gpu 3 is gone"})
 	for range maxRechecks {
 		for _, id := range []string{"b", "c"} {
 			s.must(Barred{ID: id, Again: true})
@@ -414,6 +450,7 @@ func TestUndecidedNodesAreCheckedAgainTogether(t *testing.T) {
 			require.Equal(t, id == "b", s.state("b") == barred)
 		}
 		require.Equal(t, []nodeState{checking, checking}, []nodeState{s.state("b"), s.state("c")})
+		require.Equal(t, barred, s.state("d"), "of it something is proved")
 	}
 	s.clear("b", "c")
 	s.obey()

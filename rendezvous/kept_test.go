@@ -44,6 +44,8 @@ func TestKeptEnd(t *testing.T) {
 	s.pass(time.Second)
 	s.succeed("a", "b")
 	require.Equal(t, finished, s.r.epoch.phase)
+	require.Nil(t, s.r.Kept().World, "nobody is waited for")
+	require.Nil(t, newSim(t, s.p).r.Kept().World)
 	v := s.succession()
 	want, got := s.r.Status(), v.r.Status()
 	want.Members, want.Waiting = 0, 0
@@ -305,6 +307,29 @@ func TestLargeKeptWorld(t *testing.T) {
 	v.comeBack(ids...)
 	v.obey()
 	require.Len(t, v.runs, len(ids), "all are back, and nobody is waited for")
+
+	v = s.succession()
+	for _, name := range append(ids[1:], "stranger") {
+		v.joinNode(Node{ID: name, Name: name, Rank: -1, Slots: 2, Agent: AgentDLRover})
+	}
+	v.obey()
+	require.Empty(t, v.runs, "one is missing")
+	v.joinNode(Node{ID: ids[0], Name: ids[0], Rank: -1, Slots: 2, Agent: AgentDLRover})
+	v.obey()
+	require.Empty(t, v.runs, "which of so many are here is not known")
+	v.pass(resumeWindow)
+	v.obey()
+	require.Len(t, v.runs, len(ids))
+}
+
+// What is kept of a run without its rules, which no program writes, is of no use, and does no harm.
+func TestKeptWorldWithoutParams(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1})
+	s.r = New(Config{Kept: &Kept{World: &KeptWorld{Size: 1, Names: []string{"x"}}}})
+	s.join("a")
+	s.pass(resumeWindow)
+	s.obey()
+	require.Equal(t, "a", s.order())
 }
 
 func TestKeptOrders(t *testing.T) {
@@ -487,7 +512,7 @@ func TestKeptPasses(t *testing.T) {
 	require.Equal(t, "a b", v.order())
 	require.Empty(t, v.checked)
 
-	s.join("spare", "good")
+	s.join("spare", "good", "unchecked")
 	s.must(Cleared{ID: "spare", Until: s.now.Add(time.Minute)})
 	s.must(Cleared{ID: "good"})
 	passes := map[string]KeptPass{"a": {Left: time.Minute}, "b": {Left: time.Minute}, // their clocks stand still

@@ -69,7 +69,7 @@ func (l *liveness) attach(id string) (back bool, err error) {
 	}
 	n.attached++
 	back = n.broken
-	n.broken, n.silent, n.hungUp = false, false, false
+	n.broken, n.silent = false, false
 	return back, nil
 }
 

@@ -252,6 +252,7 @@ func TestClosedPort(t *testing.T) {
 			e := s.r.Evidence()
 			require.Len(t, e.Losses, 1)
 			require.Equal(t, "its connection broke, and its launcher's port is closed", e.Losses[0].Reason)
+			require.True(t, e.Losses[0].Silent, "it has said nothing")
 			delete(s.dirs, "b")
 			s.obey()
 			require.Equal(t, 0, s.r.Status().Restarts)

@@ -267,6 +267,19 @@ func TestTermsRiseAfterAnyWorld(t *testing.T) {
 	require.Greater(t, s.runs["a"].Term, id.Term)
 }
 
+// A node that ends its workers while the world is rebuilt, as an earlier daemon had told it, waits for the others.
+func TestStoppedWhileTheWorldIsRebuilt(t *testing.T) {
+	v := world(t, Params{Min: 2, Max: 2, MaxRestarts: 1}, "a", "b").revive()
+	v.comeBack("a")
+	v.must(Join{Node: v.old.r.members.nodes["a"].Node, Params: v.p, Stopped: v.old.r.epoch.id, Seen: v.old.r.epoch.id})
+	require.Equal(t, "a:run", v.kinds())
+	require.Nil(t, v.r.Status().Cause)
+	v.comeBack("b")
+	require.Equal(t, "a:wait b:stop", v.kinds())
+	v.obey()
+	require.Equal(t, "a b", v.order())
+}
+
 func TestPlausiblePlaces(t *testing.T) {
 	require.True(t, plausible(job.Place{GroupWorldSize: 1}))
 	require.True(t, plausible(job.Place{GroupWorldSize: MaxNodes, GroupRank: MaxNodes - 1}))

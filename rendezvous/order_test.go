@@ -397,6 +397,9 @@ func TestBarsAreBounded(t *testing.T) {
 	s.ordered(OrderUnbar, "7")
 	s.ordered(OrderBar, "one more")
 	require.Len(t, s.r.orders.bars, maxBars)
+	s.join("here")
+	require.ErrorIs(t, s.step(Order{Kind: OrderDrain, Node: "here"}), ErrBadOrder)
+	s.ordered(OrderPause, "")
 	s.can = []Ability{CanGate}
 	s.must(Join{
 		Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Can: s.can}, Params: s.p,

@@ -70,6 +70,19 @@ func TestANewcomerWithoutAWishIsTheLast(t *testing.T) {
 	require.Equal(t, "b a c", s.order())
 }
 
+// Wishes of which two are the same decide nothing about nodes that have ranks.
+func TestTheSameWishTwice(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 3})
+	for _, id := range []string{"a", "b"} {
+		s.joinNode(Node{ID: id, Name: id, Rank: 1, Slots: 2})
+	}
+	s.pass(defaultLastCall)
+	s.obey()
+	s.joinNode(Node{ID: "c", Name: "c", Rank: 0, Slots: 2})
+	s.obey()
+	require.Equal(t, "a b c", s.order())
+}
+
 func FuzzParseTopology(f *testing.F) {
 	f.Add("asw0 psw0 10.0.0.1\n# comment\n\nasw1 psw0 10.0.0.2\n")
 	f.Add("a b\n")

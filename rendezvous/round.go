@@ -299,7 +299,6 @@ func (r *Round) settle(now time.Time) {
 	case running:
 		if c := r.sealer.grow(now); c != nil {
 			r.breakWorld(now, *c)
-			r.epoch.elastic = true
 		}
 	case finished:
 		if len(r.members.nodes) == 0 {

@@ -140,6 +140,14 @@ func TestGrowth(t *testing.T) {
 	s.obey()
 	require.Equal(t, "a b c d", s.order())
 	require.Equal(t, 0, s.runs["a"].Place.RestartCount)
+	s.leave("c", "d")
+	s.obey()
+	require.Equal(t, 4, s.runs["a"].Round)
+	s.join("e", "f")
+	s.leave("e", "f")
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	require.Equal(t, [2]int{4, 1}, [2]int{s.runs["a"].Round, s.runs["a"].Epoch}, "it has not grown")
 }
 
 func TestGrowthWaitsForAWholeUnit(t *testing.T) {

@@ -28,6 +28,12 @@ func TestStatusOfNodes(t *testing.T) {
 	require.Equal(t, []int{2, 1, 4}, []int{st.Members, st.Waiting, st.WorldSize})
 	_, err := s.r.Member("x")
 	require.ErrorIs(t, err, ErrUnknownNode)
+	s.ordered(OrderStop, "")
+	require.Equal(t, []NodeStatus{
+		{Name: "b", State: "failed", GroupRank: 0, Slots: 2, Since: at},
+		{Name: "a", State: "failed", GroupRank: 1, Slots: 2, Since: at},
+		{Name: "spare", State: "waiting", GroupRank: -1, Slots: 2, Since: at},
+	}, s.r.Ended())
 }
 
 // Restarts of a node are those of its own workers; a newcomer has none.
