@@ -234,10 +234,9 @@ func (g *Registry) Size(now time.Time, run string, nodes []string) {
 	in := make(map[string]bool, len(nodes))
 	for _, name := range nodes {
 		r := g.node(now, name)
-		if r == nil || in[name] || !j.members[name] && g.runs.in[name] >= maxRunsNode {
-			continue
+		if r != nil && (j.members[name] || g.runs.in[name] < maxRunsNode) {
+			in[name] = true
 		}
-		in[name] = true
 	}
 	maps.DeleteFunc(in, func(name string, _ bool) bool { return g.nodes.of[name] == nil }) // forgotten to make room
 	g.runs.setMembers(j, in)

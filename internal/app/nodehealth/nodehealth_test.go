@@ -65,6 +65,9 @@ func TestOneHardFindingMarks(t *testing.T) {
 		require.NotEmpty(t, m.Reason)
 		require.Equal(t, []string{"n001"}, b.Avoid(noon))
 		require.Equal(t, []Mark{m}, b.Marks())
+		require.True(t, b.Marked(noon, "n001"))
+		require.False(t, b.Marked(m.Until, "n001"), "it has expired")
+		require.False(t, b.Marked(noon, "n002") || b.Marked(noon, "unknown"))
 		require.True(t, b.Noted("n001"))
 		require.False(t, b.Noted("n002") || b.Noted("unknown"))
 		require.Equal(t, []string{"r"}, b.RunsOf("n001"))
@@ -173,6 +176,12 @@ func TestTheNextTick(t *testing.T) {
 		b.Tick(at)
 	}
 	require.Empty(t, b.nodes.of)
+
+	b.Find(noon, Finding{Node: "n001", Kind: Hang})
+	require.Equal(t, after(time.Hour), b.Next(), "a finding of no run is forgotten, too")
+	b.Size(noon, "r", names(1))
+	b.Tick(after(time.Hour))
+	require.Equal(t, after(2*time.Hour), b.Next())
 }
 
 // of is a finding about one aspect.
@@ -381,6 +390,8 @@ func TestBreakers(t *testing.T) {
 	require.Equal(t, 20, total)
 	held := b.List(noon)[2]
 	require.Equal(t, "n002", held.Name)
+	require.Equal(t, 40, b.Held(noon))
+	require.Zero(t, b.Held(after(4*time.Hour)), "a mark would have expired")
 	require.Nil(t, held.Mark)
 	require.Contains(t, held.Held.Why, "2 nodes are marked for run r0 already")
 	require.NotContains(t, b.Avoid(noon), "n002")
@@ -412,10 +423,23 @@ func TestAMassVerdictMarksNobody(t *testing.T) {
 	require.Equal(t, []string{"hold n002"}, brief(b.Find(after(time.Second), find("n002", CheckFailed))))
 	require.Empty(t, b.Avoid(noon))
 
+	b = sized(3) // what another run has found stays marked, and what is found of another kind
+	b.Size(noon, "other", names(30))
+	require.Equal(t, []string{"mark n001", "mark n008", "mark n000"}, brief(b.Find(noon,
+		Finding{Node: "n001", Run: "other", Kind: CheckFailed}, find("n008", ECC), find("n000", CheckFailed))))
+	require.Equal(t, []string{"unmark n000", "hold n002"}, brief(b.Find(noon, find("n002", CheckFailed))))
+	require.Equal(t, []string{"n001", "n008"}, b.Avoid(noon))
+
 	b = sized(3) // nodes that have been replaced do not count
 	require.Equal(t, []string{"mark n000"}, brief(b.Find(noon, find("n000", CheckFailed))))
 	b.Size(noon, "r", []string{"n001", "n002", "n003"})
 	require.Equal(t, []string{"mark n003"}, brief(b.Find(after(time.Second), find("n003", CheckFailed))))
+
+	b = sized(3) // one node is one, however often it is blamed
+	require.Equal(t, []string{"mark n000"}, brief(b.Find(noon, find("n000", CheckFailed))))
+	b.Size(noon, "r", names(3))
+	acts := b.Find(after(time.Second), Finding{Node: "n000", Run: "r", Kind: CheckFailed, Text: "again"})
+	require.Equal(t, []string{"mark n000"}, brief(acts))
 
 	b = sized(1)
 	require.Equal(t, []string{"mark n000"}, brief(b.Find(noon, find("n000", CheckFailed))), "one is no mass")
@@ -548,15 +572,26 @@ func again(t *testing.T, b *Registry) *Registry {
 	return c
 }
 
+func TestWhichMachinesAreForgottenFirst(t *testing.T) {
+	found := []Finding{{Kind: Hang}, {Kind: Hang}}
+	want := []*record{{name: "a", seen: noon}, {name: "b", seen: noon}, {name: "0", seen: after(1)},
+		{name: "e", seen: noon, findings: found[:1]}, {name: "c", seen: after(1), findings: found}}
+	got := slices.Clone(want)
+	slices.Reverse(got)
+	slices.SortFunc(got, sooner)
+	require.Equal(t, want, got)
+}
+
 // Records have the machines that matter, the failures of runs, and no members.
 func TestRecords(t *testing.T) {
 	b := sized(3)
-	b.Find(noon, find("n001", ECC))
+	b.Find(noon, Finding{Node: "n001", Run: "r", Kind: ECC, Text: strings.Repeat("<", MaxText)})
 	b.Failed(noon, "r", "n002", "")
 	b.Failed(noon, "r", "n002", "")
 	records, err := b.Records()
 	require.NoError(t, err)
 	require.Len(t, records, 3)
+	require.Less(t, len(records[machineRecord+digest("n001")]), 3*MaxText, "twice as evidence, and not escaped")
 	b.Size(after(time.Minute), "r", names(2))
 	later, err := b.Records()
 	require.NoError(t, err)
@@ -569,6 +604,12 @@ func TestRecords(t *testing.T) {
 	same, err := again.Records()
 	require.NoError(t, err)
 	require.Equal(t, records, same)
+	_, err = again.SetMark(noon, "n009", "me", "", time.Time{})
+	require.NoError(t, err)
+	require.Len(t, again.List(noon), 2)
+	marked, err := again.Records()
+	require.NoError(t, err)
+	require.Contains(t, marked, machineRecord+digest("n009"), "a mark without findings")
 	require.False(t, again.Suspect("n002"))
 	again.Failed(noon, "r", "n002", "")
 	require.True(t, again.Suspect("n002"), "the third failure")
@@ -587,12 +628,16 @@ func TestRecords(t *testing.T) {
 func TestRestoreIsStrict(t *testing.T) {
 	b := sized(3)
 	b.Find(noon, find("n001", ECC))
+	b.Failed(noon, "r", "n002", "")
 	good, err := snapshotOf(b)
 	require.NoError(t, err)
 	const more = `{"node":"n001","kind":"ecc","at":"2026-03-01T12:00:00Z"},`
 	edit := func(old, with string) string {
 		require.Contains(t, string(good), old)
 		return strings.Replace(string(good), old, with, 1)
+	}
+	many := func(of string, n int, one string) string {
+		return fmt.Sprintf(`{"version":1,"%s":[%s]}`, of, strings.Repeat(one+",", n-1)+one)
 	}
 	for name, c := range map[string]struct{ data, want string }{
 		"nothing":       {"", "unexpected end"},
@@ -608,6 +653,11 @@ func TestRestoreIsStrict(t *testing.T) {
 		"other node":    {edit(`"findings":[{"node":"n001"`, `"findings":[{"node":"n002"`), `about node "n002"`},
 		"other mark":    {edit(`"mark":{"node":"n001"`, `"mark":{"node":"n002"`), `about node "n002"`},
 		"endless":       {edit(`"until":"2026-03-01T16:00:00Z",`, ""), "has no end"},
+		"endless mark":  {edit(`"until":"2026`, `"until":"9999`), "need a year"},
+		"old failure":   {edit(`"culprit":"n002","at":"2026`, `"culprit":"n002","at":"0001`), "need a year"},
+		"many nodes":    {many("nodes", MaxNodes+1, "{}"), "100001 nodes"},
+		"many runs":     {many("runs", maxRuns+1, "{}"), "4097 runs"},
+		"many marks":    {many("made", MaxNodes+1, `"2026-03-01T12:00:00Z"`), "100001 marks made"},
 		"ancient":       {edit(`"at":"2026`, `"at":"0001`), "need a year"},
 		"future":        {edit(`"at":"2026`, `"at":"9999`), "need a year"},
 		"no member":     {edit(`"members":["n000"`, `"members":["n009"`), `member "n009"`},

@@ -1,6 +1,7 @@
 package nodehealth
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -113,7 +114,13 @@ func (t *nodeTable) touch(now time.Time, name string) (r *record, gone []string)
 	return r, gone
 }
 
-// makeRoom forgets, if need be, machines that were not seen for longest, those without findings first.
+// sooner orders machines as they are forgotten: first those without findings, then those not seen for longest.
+func sooner(a, b *record) int {
+	return cmp.Or(cmp.Compare(min(len(a.findings), 1), min(len(b.findings), 1)), a.seen.Compare(b.seen),
+		strings.Compare(a.name, b.name))
+}
+
+// makeRoom forgets, if need be, the machines that come first by sooner.
 func (t *nodeTable) makeRoom() (gone []string) {
 	if len(t.of) < MaxNodes {
 		return nil
@@ -124,18 +131,7 @@ func (t *nodeTable) makeRoom() (gone []string) {
 			old = append(old, r)
 		}
 	}
-	slices.SortFunc(old, func(a, c *record) int {
-		if plain := len(c.findings) == 0; plain != (len(a.findings) == 0) {
-			if plain {
-				return 1
-			}
-			return -1
-		}
-		if d := a.seen.Compare(c.seen); d != 0 {
-			return d
-		}
-		return strings.Compare(a.name, c.name)
-	})
+	slices.SortFunc(old, sooner)
 	for _, r := range old[:min(len(old), MaxNodes/64)] {
 		t.remove(r)
 		gone = append(gone, r.name)
