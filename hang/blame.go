@@ -19,12 +19,8 @@ type blamer struct {
 func (b blamer) on(culprits, waiters members, g *processGroup) *Verdict {
 	v := &Verdict{Kind: kindOf(culprits), Confidence: High, Age: slices.Concat(culprits, waiters).age()}
 	t := both(b.limits.base())
-	for i, m := range culprits {
-		if mine := b.limits.terms(m); i == 0 {
-			t = mine
-		} else {
-			t = terms{max(t.tell, mine.tell), max(t.deadline, mine.deadline)}
-		}
+	for _, m := range culprits {
+		t = t.longest(b.limits.terms(m))
 		v.Phase = cmp.Or(v.Phase, m.phase)
 		v.Suspects = append(v.Suspects, b.suspect(m))
 	}

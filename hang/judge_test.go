@@ -247,6 +247,8 @@ func TestWhoIsBehindIsNamed(t *testing.T) {
 				"0,3"},
 		{"one asleep, one in a loop", newScene(2).behind(1, inLoader()).behind(2, inUser("spin")).spins(2), KindBehind, "1-2",
 			High, soon, spin, "rank 2 computing in spin"},
+		{"one in a loop, one asleep", newScene(2).behind(1, inUser("spin")).spins(1).behind(2, inLoader()), KindBehind, "1-2",
+			High, soon, spin, "rank 1 computing in spin"},
 		{"one asleep, one saves", newScene(2).behind(1, inLoader()).behind(0, inUser("save_checkpoint")).writes(0),
 			KindBehind, "1", High, soon, soon, "rank 1"},
 		{"one asleep, one may wait for it", newScene(2).behind(2, inLoader()).behind(1, inUser("step")).edit(1,

@@ -33,6 +33,8 @@ type terms struct{ tell, deadline time.Duration }
 
 func both(d time.Duration) terms { return terms{d, d} }
 
+func (t terms) longest(o terms) terms { return terms{max(t.tell, o.tell), max(t.deadline, o.deadline)} }
+
 // limits are the facts about all ranks that the deadlines depend on.
 type limits struct {
 	p99     time.Duration // of the steps of the slowest rank
@@ -102,7 +104,7 @@ func absentTerms(culprits members) (t terms) {
 		case m.wakes():
 			mine.deadline = phaseMin
 		}
-		t = terms{max(t.tell, mine.tell), max(t.deadline, mine.deadline)}
+		t = t.longest(mine)
 	}
 	return t
 }

@@ -124,7 +124,7 @@ func (c *coder) flag(v *bool) {
 // string is written as its length, from 1 on, and its bytes; 0 is the base.
 func (c *coder) string(v *string, base string) {
 	n := 0
-	if !c.reading && *v != base {
+	if *v != base {
 		n = 1 + len(*v)
 	}
 	number(c, &n, 0)

@@ -3,6 +3,7 @@ package hang
 import (
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -52,7 +53,7 @@ func TestPackedEvidence(t *testing.T) {
 			e.Node, e.GroupRank = "gpu-07", 7
 			want = append(want, e)
 		}
-		p := pack(want)
+		p := pack(slices.Clone(want))
 		require.Equal(t, want, p.unpack("gpu-07", 7), "seed %d", seed)
 		require.Equal(t, len(want) == 0, p.empty())
 	}
@@ -63,7 +64,7 @@ func TestPackedEvidenceShares(t *testing.T) {
 	groups, stacks := []Group{{ID: 1}}, &Stacks{}
 	es := []Evidence{{Groups: groups, Stacks: stacks}, {Groups: groups, Stacks: stacks}, {Groups: []Group{{ID: 2}},
 		Stacks: stacks}, {Groups: groups}, {}}
-	p := pack(es)
+	p := pack(slices.Clone(es))
 	require.Len(t, p.shared, 4)
 	require.Equal(t, es, p.unpack("", 0))
 }
