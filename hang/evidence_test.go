@@ -59,6 +59,17 @@ func TestTheLastProgressIsThatOfNodesThatSuspect(t *testing.T) {
 	require.Equal(t, began, s.lastProgress(began))
 }
 
+// Without progress an age counts from the report before, which the newest one may be late for.
+func TestAgesOfSuspicions(t *testing.T) {
+	for next, want := range map[Suspicion]time.Duration{
+		{Rank: 0, Age: 25 * time.Second}: 30 * time.Second, {Rank: 0, Age: 40 * time.Second}: 40 * time.Second,
+		{Rank: 0, Age: 5 * time.Second}: 5 * time.Second, {Rank: 1, Age: 15 * time.Second}: 15 * time.Second,
+	} {
+		m := nodeState{heard: dawn, suspicions: []Suspicion{{Age: 20 * time.Second}}}
+		require.Equal(t, want, m.dated(dawn.Add(10*time.Second), []Suspicion{next})[0].Age, next)
+	}
+}
+
 // Of every field that takes room.
 func TestSizeOfEvidence(t *testing.T) {
 	size := func(e Evidence) int { return e.Size() }

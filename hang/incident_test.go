@@ -748,6 +748,9 @@ func TestLateEvidenceIsJudgedWhenItComes(t *testing.T) {
 	s.pass(15*time.Second, 0)
 	require.Equal(t, []askKind{AskEvidence, AskPages, TellVerdict}, s.whats())
 	require.Less(t, s.at["hang-verdict"], 26*time.Second)
+	for _, evidence := range s.judged {
+		require.NotEqual(t, 2, len(evidence), "that of the other node is on its way")
+	}
 }
 
 func TestEvidenceThatNobodyWants(t *testing.T) {

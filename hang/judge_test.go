@@ -242,6 +242,9 @@ func TestWhoIsBehindIsNamed(t *testing.T) {
 		{"was seen to look for something", newScene(2).behind(2, inUser("poll")).works(2, workWakes), KindBehind, "2", Low,
 			soon, long, "polling in poll"},
 		{"rank 0", newScene(2).behind(0, inUser("hold")), KindBehind, "0", High, soon, soon, "rank 0 (node 0 gpu-00)"},
+		{"the newest progress counts", newScene(2).behind(2, inLoader()).edit(3, func(_ int, x *Sample) {
+			x.Page.Groups[0].Since += 5 * time.Second
+		}), KindBehind, "2", High, soon, soon, "hung for 11 s"},
 		{"two", newScene(2).behind(1, inLoader()).behind(2, inUser("hold")), KindBehind, "1-2", High, soon, soon,
 			"ranks 1-2 hung for 16 s: rank 1 asleep in load_batch at data.py:12, rank 2 asleep in hold at train.py:30; ranks " +
 				"0,3"},
@@ -616,7 +619,7 @@ func TestGroups(t *testing.T) {
 			"rank 2"},
 		{"behind in a chain", grid().chain(), KindBehind, "3", High, soon, soon, "rank 3"},
 		{"a circle", grid().circle(), KindDeadlock, "0-3", Low, soon, time.Minute, "waiting for each other"},
-		{"a circle, and one that waits for it", circleOfTwo(), KindDeadlock, "0-1", Low, soon, time.Minute, "ranks 0-1"},
+		{"a circle, and others that wait for it", circleOfTwo(), KindDeadlock, "0-1", Low, soon, time.Minute, "ranks 0-1"},
 		{"a group that does not go on", grid().deaf(), KindComm, "", High, soon, time.Minute, "ranks 0-1 hung"},
 		{"a pipeline", pipeline(), KindBehind, "0", Low, soon, soon, "rank 0"},
 	})
@@ -661,10 +664,10 @@ func (s *scene) chain() *scene {
 // circle: 0 waits for 1 in tensor, 1 for 3 in data, 3 for 2 in tensor, 2 for 0 in data.
 func (s *scene) circle() *scene { return s.wait(0, 1).wait(1, 2).wait(3, 1).wait(2, 2) }
 
-// circleOfTwo: 0 and 1 wait for each other in two groups of theirs, and 2 waits for 0 in a third one.
+// circleOfTwo: 0 and 1 wait for each other in two groups of theirs, 2 waits for 0, and 3 for 2.
 func circleOfTwo() *scene {
 	s := newScene(2)
-	for waits, ranks := range [][]int{{0, 1}, {0, 1}, {0, 2}} {
+	for waits, ranks := range [][]int{{0, 1}, {0, 1}, {0, 2}, {2, 3}} {
 		g := Group{ID: uint64(10 + waits), Ranks: rankset.Of(ranks...).String()}
 		for _, r := range ranks {
 			s.ev[r].Groups = append(s.ev[r].Groups, g)

@@ -90,6 +90,7 @@ func TestWhatAThreadWaitsIn(t *testing.T) {
 			{"_try_get_data", old + "utils/data/dataloader.py", 1120}, user}},
 		{"", []Frame{{"hook", "/job/train.py", 3}, {"backward", old + "autograd/__init__.py", 197}, user}},
 		{"", []Frame{{"forward", old + "nn/parallel/distributed.py", 1040}, user}},
+		{"", []Frame{{"_check_single_tensor", c2, 1}, {"all_reduce", "/job/train.py", 3}, user}},
 		{"a collective", []Frame{{"wait", pip + "torch/distributed/_functional_collectives.py", 1}, user}},
 		{"a collective", []Frame{{"wait_tensor", pip + "torch/distributed/_functional_collectives.py", 1}, user}},
 		{"", []Frame{{"prefetch", pip + "torch/distributed/fsdp/_runtime_utils.py", 1}, user, {"barrier", c1, 3152}}},
