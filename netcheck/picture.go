@@ -33,7 +33,7 @@ func (n *node) picture() NodePicture {
 
 // addPhase adds the newest tests of every pair of a phase.
 func (p *Picture) addPhase(s *pairPhase, place map[*node]int) {
-	if !s.torch || p.Median == 0 {
+	if p.Median == 0 {
 		p.Median = float64(s.judge.rates.norms.main().mbps)
 		p.Line = blameShare * p.Median
 	}
