@@ -374,6 +374,18 @@ func TestWhatIsUsualIsKnownFromTheLastCheck(t *testing.T) {
 	}
 }
 
+// A network that has become slower for all is no fault of a node.
+func TestWhatIsUsualChanges(t *testing.T) {
+	s := newSim(3, 8)
+	s.run()
+	for _, x := range s.nodes {
+		x.verdict, x.tx = nil, 0.5
+	}
+	s.run()
+	s.states(t, nil)
+	require.InDelta(t, 500, s.check.Picture().Median, 40)
+}
+
 func TestASubjectThatFailsWithHelpersIsNamed(t *testing.T) {
 	s := newSim(3, 10)
 	s.helpers = 8

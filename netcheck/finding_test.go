@@ -84,6 +84,7 @@ func TestACPUThatIsTheLimitIsNoEvidence(t *testing.T) {
 	s.run()
 	for i, x := range s.nodes {
 		require.Equal(t, StateOK, x.verdict.State, i)
+		require.Empty(t, x.verdict.Findings, i)
 	}
 	require.Less(t, s.took(), 10*time.Second)
 }

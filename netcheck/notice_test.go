@@ -2,6 +2,7 @@ package netcheck
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -57,6 +58,21 @@ func TestWhatANodeNoticesAtItsVerdict(t *testing.T) {
 		note := job.Note{Event: "check-verdict", Node: s.nodes[1].node.Name, Text: "faulty: eth0 has link"}
 		require.Equal(t, note, s.notes[len(s.notes)-1])
 	}
+}
+
+// Helpers that have taken part are counted as others are.
+func TestWhatAHelperNoticesAtItsVerdict(t *testing.T) {
+	s := newcomer(1, 4, dead())
+	fine := slices.IndexFunc(s.nodes[1:], func(x *simNode) bool { return x.verdict.State == StateOK })
+	require.GreaterOrEqual(t, fine, 0)
+	ok := 0
+	for _, n := range s.check.Picture().Nodes {
+		if n.Verdict.State == StateOK {
+			ok++
+		}
+	}
+	s.give(Report{s.nodes[1+fine].id, Result{Test: AfterVerdict, Findings: []Finding{noticed(Fatal, "link", "eth0")}}})
+	require.Contains(t, s.check.Picture().Summary, fmt.Sprintf("%d ok, 1 left out", ok-1))
 }
 
 // A verdict that proves nothing gives way to what the node finds of itself, and one that does stays.
