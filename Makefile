@@ -4,6 +4,8 @@
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GOTAGS    := urfave_cli_no_docs
 LDFLAGS   := -s -w -X dlrover-run/internal/version.Version=$(VERSION)
+# These libraries do little, and rarely: without inlining they take 200 kB less of the launcher.
+COLD      := $(addsuffix =-l,$(addprefix -gcflags=,github.com/ianlancetaylor/demangle go.yaml.in/yaml/v3 github.com/vishvananda/netlink))
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
 FOLDERS   := cmd hang internal launcher rendezvous checkpointd netcheck switchbox
 FUZZTIME  ?= 10s
@@ -31,7 +33,7 @@ help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
 
 build: gpucheck ## every program into bin/, all static but gpucheck
-	CGO_ENABLED=0 go build -trimpath -tags $(GOTAGS) -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
+	CGO_ENABLED=0 go build -trimpath -tags $(GOTAGS) $(COLD) -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
 
 # The only program with cgo. Functions of NVIDIA's libraries are bound when they are called: older ones lack some.
 gpucheck: # where there is a C compiler for glibc

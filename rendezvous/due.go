@@ -2,10 +2,10 @@ package rendezvous
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/stable"
 )
 
 // Due is what happens to a run at a time, unless something else happens before.
@@ -35,7 +35,7 @@ func dues(r *Round) (ds []Due) {
 	} else {
 		add(r.sealer.due())
 	}
-	slices.SortStableFunc(ds, func(a, b Due) int { return a.At.Compare(b.At) })
+	stable.Sort(ds, func(a, b Due) int { return a.At.Compare(b.At) })
 	return ds
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/stable"
 )
 
 // String is a run in one line: "trained 96.2 % of 3 d 4 h; lost: hangs 1.9 %, saves 0.3 %". It is ""
@@ -56,7 +57,7 @@ func (r Report) lost(whole time.Duration) (parts []string) {
 			all[i].d += d
 		}
 	}
-	slices.SortStableFunc(all, func(a, b part) int { return cmp.Compare(b.d, a.d) })
+	stable.Sort(all, func(a, b part) int { return cmp.Compare(b.d, a.d) })
 	for _, p := range all {
 		if 2000*p.d >= whole {
 			parts = append(parts, p.name+" "+Percent(p.d, whole))
