@@ -259,8 +259,8 @@ func (m *memory) adopt(now time.Time, n *node, join Join) bool {
 	return true
 }
 
-// outdated: the node has workers of a world that was followed by another one, which has been sealed without it. One that
-// has ended them may have no place in that, or not know of it.
+// outdated: the node has workers of a world that was followed by another one, which has been sealed without it. A node
+// that has ended them may have no place in that, or not know of it.
 func (m *memory) outdated(n *node, e Join) bool {
 	if m.kept == nil || !m.kept.Epoch.Newer(e.Resume.EpochID) {
 		return false

@@ -185,7 +185,8 @@ func TestWordsOfTheGone(t *testing.T) {
 	st := newState()
 	at := seat{"7.2", 1}
 	for _, ev := range []event{attendEvent{at, false}, attendEvent{at, true},
-		agreeEvent{Key: "breakpoint.7.2.0.abc", Node: 1, Nodes: 2, Holdings: []Holding{holding("s", 5, 5, 1, 2)}, Patience: 1}} {
+		agreeEvent{Key: "breakpoint.7.2.0.abc", Node: 1, Nodes: 2, Holdings: []Holding{holding("s", 5, 5, 1, 2)},
+			Patience: 1}} {
 		_, err := st.step(start, ev)
 		require.NoError(t, err)
 	}

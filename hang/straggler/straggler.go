@@ -157,7 +157,8 @@ func common(workers []hang.Sample) (group uint64) {
 
 // same reports whether it is the group and the workers of the window.
 func (l *lags) same(group uint64, workers []hang.Sample) bool {
-	return group == l.group && slices.EqualFunc(workers, l.ranks, func(s hang.Sample, rank int) bool { return s.Rank == rank })
+	is := func(s hang.Sample, rank int) bool { return s.Rank == rank }
+	return group == l.group && slices.EqualFunc(workers, l.ranks, is)
 }
 
 func (l *lags) reset(group uint64, workers []hang.Sample) {

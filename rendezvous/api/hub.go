@@ -464,7 +464,7 @@ func (h *Hub) Watch(ctx context.Context, id, node string, after Cursor) (News, e
 // watch is Watch without large values on the stack, for goroutines that wait in it. Over is the connection, if it is
 // known.
 func (h *Hub) watch(ctx context.Context, id, node string, after Cursor, over *line) (*News, error) {
-	w, hold, err := h.begin(id, node, after, over)
+	w, hold, err := begin(h, id, node, after, over)
 	if err != nil {
 		return nil, err
 	}
@@ -482,7 +482,7 @@ type visit struct {
 }
 
 // begin begins a Watch, and returns how long it is held.
-func (h *Hub) begin(id, node string, after Cursor, over *line) (w visit, hold time.Duration, err error) {
+func begin(h *Hub, id, node string, after Cursor, over *line) (w visit, hold time.Duration, err error) {
 	r, err := h.member(id)
 	if err != nil {
 		return w, 0, err

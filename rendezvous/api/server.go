@@ -403,7 +403,7 @@ func (s *server) watch(w http.ResponseWriter, req *http.Request) {
 		writeAnswer(w, nil, err)
 		return
 	}
-	v, hold, err := s.hub.begin(q.run, q.node, q.after, lineOf(req.Context()))
+	v, hold, err := begin(s.hub, q.run, q.node, q.after, lineOf(req.Context()))
 	if err != nil {
 		writeAnswer(w, nil, err)
 		return

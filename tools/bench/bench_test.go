@@ -204,8 +204,8 @@ func TestOwnProcess(t *testing.T) {
 }
 
 func TestTimesOfLosses(t *testing.T) {
-	log := fmt.Sprintf("    lease_test.go:80: %s: %v\n    lease_test.go:82: killed: the next master serves after 1s\n", "killed",
-		[]time.Duration{98 * time.Millisecond, 1200 * time.Millisecond})
+	log := fmt.Sprintf("    lease_test.go:80: %s: %v\n    lease_test.go:82: killed: the next master serves after 1s\n",
+		"killed", []time.Duration{98 * time.Millisecond, 1200 * time.Millisecond})
 	times, err := lossTimes(log, "killed")
 	require.NoError(t, err)
 	require.Equal(t, []float64{0.098, 1.2}, times)

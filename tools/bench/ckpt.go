@@ -246,8 +246,9 @@ func (l *lab) copyTarget(ctx context.Context, memory string) (string, int, error
 	}
 	hc := plainhttp.New(nil)
 	defer hc.CloseIdleConnections()
-	peers, err := coordinator.Client("http://"+addr, copyKey, func() []string { return []string{l.token} }, hc).Peers(ctx, w.Key(),
-		coordinator.Peer{Addr: "127.0.0.1:1"}, w.GroupWorldSize, 30*time.Second)
+	tokens := func() []string { return []string{l.token} }
+	client := coordinator.Client("http://"+addr, copyKey, tokens, hc)
+	peers, err := client.Peers(ctx, w.Key(), coordinator.Peer{Addr: "127.0.0.1:1"}, w.GroupWorldSize, 30*time.Second)
 	if err != nil {
 		return "", 0, err
 	}

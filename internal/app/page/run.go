@@ -95,7 +95,7 @@ func runView(f facts) view {
 	v := view{Run: f.run.Run, Path: pathOf(f.run.Run), At: f.now, Presses: f.presses(), Evidence: f.evidence()}
 	moves := f.moving()
 	v.Headline, v.Tone = moves.Lines[0], moves.Tone
-	v.Answers = []answer{moves, f.waitsFor(), f.why(), f.next(), f.atRisk()}
+	v.Answers = []answer{moves, f.waitsFor(), f.why(), f.next(), f.atRisk(), f.spent()}
 	v.Events, v.Older = eventRows(f.events)
 	v.Nodes = f.nodes()
 	v.Grid = gridOf(f.run)
@@ -301,6 +301,15 @@ func (f facts) atRisk() answer {
 	}
 	if n := describe.Workers(f.run.Status); n > 0 || f.run.WorldSize > 0 {
 		a.Lines = append(a.Lines, fmt.Sprintf("%.3g worker-hours a minute.", float64(max(n, f.run.WorldSize))/60))
+	}
+	return a
+}
+
+// spent answers where the time of the run went.
+func (f facts) spent() answer {
+	a := answer{ID: "time", Question: "Where did the time go?", Tone: plain, Lines: []string{"It has just begun."}}
+	if l := f.run.Ledger; l != nil && l.String() != "" {
+		a.Lines = []string{l.String() + "."}
 	}
 	return a
 }

@@ -100,8 +100,8 @@ func changeToken(t *testing.T, tls, refusal string) {
 	}
 }
 
-// A launcher, and people, whose first token is not known yet where they ask are served with the second one. With neither
-// it ends.
+// A launcher or user whose first token is not known yet to the server is served with the second one. With neither, a
+// launcher ends.
 func TestTheSecondTokenOfAFile(t *testing.T) {
 	t.Parallel()
 	const old, young = "old-0123456789abcdef", "young-0123456789abcdef"
