@@ -1,5 +1,5 @@
-// Package page serves the page of a rendezvous to browsers, below /ui/: all runs, and for each what stands still, why,
-// and what happens next. It reads the same service as the API; its numbers are for people.
+// Package page serves the page of a rendezvous to browsers, below /ui/: all runs, and for each whether it moves, the
+// reason, and the next events. It reads the same service as the API; its numbers are for people.
 //
 // The server writes HTML that needs no script. A script then asks for the changed part of the page whenever the run's
 // timeline grows. Nothing is loaded from anywhere else.
@@ -25,7 +25,7 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// Config is what a Page shows, and to whom.
+// Config has the source of a Page, and its visitors' tokens.
 type Config struct {
 	Service *service.Service
 	// Tokens are the job tokens that are right now; nil: there are none, and every request that comes is admitted.
@@ -45,7 +45,7 @@ type Page struct {
 	streams chan struct{} // one place for each open stream
 }
 
-// Bounds of what visitors take.
+// Bounds of visitors.
 const (
 	maxStreams = 64
 	maxBody    = 64 << 10
@@ -190,7 +190,7 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
 // orderHeader comes with orders from the script. No form, and no script of another page, can send it.
 const orderHeader = "X-Dlrover-Page"
 
-// order passes on what a visitor has pressed.
+// order passes on an order of a visitor.
 func (p *Page) order(w http.ResponseWriter, req *http.Request) {
 	if req.Header.Get(orderHeader) == "" || !sameOrigin(req) {
 		http.Error(w, "orders come from the page's own script", http.StatusForbidden)

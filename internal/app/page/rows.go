@@ -21,7 +21,7 @@ const (
 	maxNodeRows  = 200
 )
 
-// press is a button, and what it costs.
+// press is a button, and its cost.
 type press struct {
 	Kind        rendezvous.OrderKind
 	Label, Cost string

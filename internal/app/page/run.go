@@ -17,7 +17,7 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// facts are what is known about a run at one moment.
+// facts are everything known about a run at one moment.
 type facts struct {
 	now      time.Time
 	run      api.RunStatus
@@ -152,7 +152,7 @@ func (f facts) since(event job.Event, words string) string {
 // maxNamed bounds the names in one answer.
 const maxNamed = 8
 
-// waitsFor answers for whom the run waits.
+// waitsFor names the nodes or ranks that the run waits for.
 func (f facts) waitsFor() answer {
 	a := answer{ID: "waits", Question: "For whom does it wait?", Tone: plain}
 	s := f.run
@@ -239,7 +239,7 @@ func (f facts) why() answer {
 	return a
 }
 
-// history is what is known against the machine of a node.
+// history sums up the findings about the machine of a node.
 func (f facts) history(node string) string {
 	machine := node
 	for _, n := range slices.Concat(f.run.Nodes, f.run.Ended) {
@@ -260,7 +260,7 @@ func (f facts) history(node string) string {
 	return ""
 }
 
-// next answers what happens without anybody's help.
+// next lists the events that come without anybody's help.
 func (f facts) next() answer {
 	a := answer{ID: "next", Question: "What happens by itself?", Tone: plain, Due: f.run.Due}
 	if v := f.hang.Verdict; f.stands() && v.Deadline > 0 && f.hang.State != hang.StateDecided {
@@ -284,7 +284,7 @@ func (f facts) next() answer {
 	return a
 }
 
-// atRisk answers what a failure now would cost.
+// atRisk is the cost of a failure now.
 func (f facts) atRisk() answer {
 	a := answer{ID: "risk", Question: "What would be lost?", Tone: plain}
 	switch {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Use is what a proof is good for, so that none can stand for the other.
+// Use is the purpose of a proof, so that none can stand for the other.
 type Use string
 
 // The uses of a proof.
