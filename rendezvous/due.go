@@ -8,13 +8,13 @@ import (
 	"dlrover-run/internal/stable"
 )
 
-// Due is what happens to a run at a time, unless something else happens before.
+// Due is an event that time alone brings to a run, unless something else happens before.
 type Due struct {
 	At   time.Time `json:"at"`
 	Text string    `json:"text"`
 }
 
-// dues lists what time alone does to the run, the next first.
+// dues lists the events that time alone brings to the run, the next first.
 func dues(r *Round) (ds []Due) {
 	if r.epoch.phase == finished || len(r.members.nodes) == 0 {
 		return nil
@@ -39,7 +39,7 @@ func dues(r *Round) (ds []Due) {
 	return ds
 }
 
-// due is what time alone does to the world.
+// due is the event that time alone brings to the world.
 func (s *sealer) due() (time.Time, string) {
 	enough := s.params.fit(s.members.possible()) >= s.params.Min
 	switch {

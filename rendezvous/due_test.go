@@ -9,7 +9,7 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// What a status announces happens at that time, and not before.
+// An event that a status announces happens at that time, and not before.
 func TestDue(t *testing.T) {
 	for _, c := range []struct {
 		name string

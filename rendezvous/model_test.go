@@ -494,7 +494,7 @@ func (m *model) settle() {
 	}
 }
 
-// State is what the run is like, for people.
+// State describes the run for people.
 func (m *model) State() string {
 	s := m.lead.r.Status()
 	lines := []string{fmt.Sprintf("%s %d/%d, %d restarts", s.Phase, s.Round, s.Epoch, s.Restarts)}

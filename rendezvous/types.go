@@ -301,6 +301,6 @@ type Status struct {
 	EndedAt time.Time `json:"ended_at,omitzero"`
 	// Missing are nodes of the newest world that have gone, as long as no other world has followed; 16 at most.
 	Missing []job.Loss `json:"missing,omitempty"`
-	// Due is what time alone does to the run, the next first.
+	// Due are the events that time alone brings to the run, the next first.
 	Due []Due `json:"due,omitempty"`
 }

@@ -130,7 +130,7 @@ var (
 	errMedia = fmt.Errorf("%w: wrong Content-Type", ErrBadRequest)
 )
 
-// errTooMany answers those who have sent too many requests; see limits.
+// errTooMany answers a sender of too many requests; see limits.
 var errTooMany = errors.New("too many requests")
 
 // ErrStandby answers requests to a launcher that may be elected to serve, and is not.

@@ -344,7 +344,7 @@ func (m *model) known(c *cluster) {
 	require.True(m.t, !c.paused || s.Paused != nil, "an order to pause run %s is forgotten\n%s", c.run, m.State())
 }
 
-// State is what the runs are like, for people.
+// State describes the runs for people.
 func (m *model) State() string {
 	var lines []string
 	for _, c := range m.clusters() {

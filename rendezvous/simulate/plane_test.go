@@ -82,7 +82,7 @@ func (p *plane) crash() {
 	d.end()
 }
 
-// shutDown ends the daemon, which writes what it has decided.
+// shutDown ends the daemon, which writes its decisions.
 func (p *plane) shutDown() {
 	p.moment()
 	p.mu.Lock()
@@ -100,7 +100,7 @@ func (d *daemon) end() {
 	}
 }
 
-// forget loses what the daemons have kept.
+// forget loses all records of the daemons.
 func (p *plane) forget() { p.store.clear() }
 
 func (p *plane) running() *daemon {
@@ -152,7 +152,7 @@ func (s *decisions) clear() {
 	clear(s.records)
 }
 
-// now is what a leader of a term meets.
+// now is the fault that a leader of a term meets.
 func (s *decisions) now(term lead.Term) (fault string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
