@@ -38,14 +38,19 @@ func checkMedia(req *http.Request) error {
 	return fmt.Errorf("%w: %.100q; need application/json (curl: -H 'Content-Type: application/json')", errMedia, said)
 }
 
-// visitors lets browsers of this user through where there is no token. Where there is one, the page asks for it.
+// visitors lets browsers of this user through where there is no token. Where there is one, the page asks for it, and
+// requests that may be guesses are counted as those that the API refuses.
 func (s *server) visitors(page http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		err := certified(req)
-		if err == nil && s.cfg.Token == "" {
+		switch {
+		case err != nil:
+		case s.cfg.Token == "":
 			if err = s.checkHost(req, "same-origin"); err == nil {
 				err = s.checkUser(req)
 			}
+		case req.Method == http.MethodPost || req.Header.Get("Authorization") != "":
+			err = s.limits.refused(req, nil)
 		}
 		if err == nil && s.cfg.Standby != nil {
 			err = s.cfg.Standby()

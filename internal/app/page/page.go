@@ -23,6 +23,7 @@ import (
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
 )
 
 // Config has the source of a Page, and its visitors' tokens.
@@ -99,6 +100,7 @@ func (p *Page) admit(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		switch {
 		case p.admitted(req):
+			api.Trust(req.Context())
 			next(w, req)
 		case req.Method == http.MethodGet && !isPart(req) && !strings.HasSuffix(req.URL.Path, "/live"):
 			w.WriteHeader(http.StatusUnauthorized)

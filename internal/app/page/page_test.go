@@ -147,6 +147,19 @@ func TestLoggingIn(t *testing.T) {
 	}
 }
 
+func TestGuessesAreCounted(t *testing.T) {
+	s := newServed(t, secret)
+	status := 0
+	for i := 0; status != http.StatusTooManyRequests; i++ {
+		require.Less(t, i, 20_000)
+		resp, _ := s.do(http.MethodPost, "/ui/login", "token=guess", "Content-Type", form)
+		status = resp.StatusCode
+	}
+	resp, _ := s.do(http.MethodGet, "/ui/", "", "Cookie", "dlrover="+
+		ticket.New(secret, ticket.Cookie, time.Now().Add(time.Hour)))
+	require.Equal(t, http.StatusOK, resp.StatusCode, "a visitor who has logged in")
+}
+
 func TestUsedLinksAreBounded(t *testing.T) {
 	var used tickets
 	now := time.Now()
