@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"dlrover-run/internal/duration"
 )
 
 var update = flag.Bool("update", false, "write the states of testdata")
@@ -95,7 +97,7 @@ func Params(given []string) ([]byte, error) {
 		value := option.value
 		if n, err := strconv.Atoi(text); err == nil {
 			value = n
-		} else if d, err := time.ParseDuration(text); err == nil {
+		} else if d, err := duration.Parse(text); err == nil {
 			value = d
 		}
 		if field, of := strings.CutPrefix(option.field, "budget."); of {

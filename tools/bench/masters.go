@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	durations "dlrover-run/internal/duration"
 	"dlrover-run/internal/testkit"
 	"dlrover-run/rendezvous/api"
 )
@@ -82,7 +83,7 @@ func lossTimes(log, how string) (times []float64, err error) {
 	_, list, _ := strings.Cut(log, ": "+how+": [")
 	list, _, _ = strings.Cut(list, "]")
 	for text := range strings.FieldsSeq(list) {
-		d, err := time.ParseDuration(text)
+		d, err := durations.Parse(text)
 		if err != nil {
 			return nil, err
 		}

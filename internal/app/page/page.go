@@ -12,7 +12,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"html/template"
-	"io/fs"
 	"log/slog"
 	"net/http"
 	"path"
@@ -147,7 +146,7 @@ func (p *Page) writeTo(w http.ResponseWriter, req *http.Request, name string, vi
 
 // asset serves a script or style, for which a browser asks each time: they are few and small.
 func asset(w http.ResponseWriter, req *http.Request) {
-	data, err := fs.ReadFile(assets, "assets/"+path.Base(req.PathValue("name")))
+	data, err := assets.ReadFile("assets/" + path.Base(req.PathValue("name")))
 	if err != nil {
 		http.NotFound(w, req)
 		return
