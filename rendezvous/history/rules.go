@@ -19,28 +19,37 @@ type Told struct {
 // Rules hold for all that the launchers of a run are told, by all daemons together.
 type Rules struct {
 	min, max, unit int
-	seats          map[string]string      // by epoch and rank: the launcher, and what it was told
-	leads          map[job.EpochID]string // the launchers that were told to lead
-	heard          map[string]*heard      // by launcher
+	worlds         map[job.EpochID]*world
+	order          []job.EpochID     // of worlds, the oldest first
+	heard          map[string]*heard // by launcher
+}
+
+// maxWorlds is how many worlds are remembered: a history may be long.
+const maxWorlds = 64
+
+// world is an epoch, as launchers were told of it.
+type world struct {
+	leads          string // the launcher that was told to lead
+	nodes, workers int
+	seats          map[int]string // launchers by rank
 }
 
 // heard is what a launcher has heard.
 type heard struct {
 	restarts int
-	ran      map[job.EpochID]bool
 	last     Told     // the newest Run
 	over     job.Kind // the run has ended so
 }
 
 // NewRules returns the rules of a run with worlds of so many nodes.
 func NewRules(least, most, unit int) *Rules {
-	return &Rules{min: least, max: most, unit: max(unit, 1), seats: map[string]string{},
-		leads: map[job.EpochID]string{}, heard: map[string]*heard{}}
+	return &Rules{min: least, max: most, unit: max(unit, 1), worlds: map[job.EpochID]*world{},
+		heard: map[string]*heard{}}
 }
 
 func (r *Rules) of(id string) *heard {
 	if r.heard[id] == nil {
-		r.heard[id] = &heard{ran: map[job.EpochID]bool{}}
+		r.heard[id] = &heard{}
 	}
 	return r.heard[id]
 }
@@ -63,7 +72,7 @@ func (r *Rules) Told(t Told) error {
 		h.restarts = t.Restarts
 	}
 	if t.Kind == job.Run {
-		h.last, h.ran[t.EpochID] = t, true
+		h.last = t
 	}
 	return err
 }
@@ -95,19 +104,17 @@ func (r *Rules) broken(h *heard, t Told) error {
 
 // fresh holds what is true of a new world.
 func (r *Rules) fresh(h *heard, t Told) error {
-	switch leads := r.leads[t.EpochID]; {
+	switch leads := &r.world(t).leads; {
 	case t.Paused != nil:
 		return fmt.Errorf("%s gets workers in a pause", t.ID)
 	case t.Barred != nil:
 		return fmt.Errorf("%s gets workers, and is barred", t.ID)
 	case t.Restarts < h.restarts:
 		return fmt.Errorf("%s: spent restarts come back: %d after %d", t.ID, t.Restarts, h.restarts)
-	case t.Kind == job.Lead && leads != "" && leads != t.ID:
-		return fmt.Errorf("%s and %s lead in %v", leads, t.ID, t.EpochID)
+	case t.Kind == job.Lead && *leads != "" && *leads != t.ID:
+		return fmt.Errorf("%s and %s lead in %v", *leads, t.ID, t.EpochID)
 	case t.Kind == job.Lead:
-		r.leads[t.EpochID] = t.ID
-	case h.ran[t.EpochID]:
-		return fmt.Errorf("%s runs epoch %v twice", t.ID, t.EpochID)
+		*leads = t.ID
 	case !t.Newer(h.last.EpochID):
 		return fmt.Errorf("%s runs %v after %v", t.ID, t.EpochID, h.last.EpochID)
 	}
@@ -120,16 +127,30 @@ func (r *Rules) seat(t Told) error {
 	if size < r.min || size > r.max || size%r.unit != 0 || rank < 0 || rank >= size {
 		return fmt.Errorf("%s has rank %d of %d", t.ID, rank, size)
 	}
-	for key, value := range map[string]string{
-		fmt.Sprint(t.EpochID, rank): t.ID,
-		fmt.Sprint(t.EpochID):       fmt.Sprint(size, t.Place.WorldSize),
-	} {
-		if r.seats[key] == "" {
-			r.seats[key] = value
-		}
-		if r.seats[key] != value {
-			return fmt.Errorf("two worlds of %s: %s and %s", key, r.seats[key], value)
-		}
+	w := r.world(t)
+	if w.nodes != size || w.workers != t.Place.WorldSize {
+		return fmt.Errorf("two worlds of %v: %d nodes, %d workers and %d, %d", t.EpochID, w.nodes, w.workers, size,
+			t.Place.WorldSize)
+	}
+	if w.seats[rank] == "" {
+		w.seats[rank] = t.ID
+	}
+	if w.seats[rank] != t.ID {
+		return fmt.Errorf("%s and %s have rank %d of %v", w.seats[rank], t.ID, rank, t.EpochID)
 	}
 	return nil
+}
+
+// world is that of which a launcher is told.
+func (r *Rules) world(t Told) *world {
+	if w := r.worlds[t.EpochID]; w != nil {
+		return w
+	}
+	if r.order = append(r.order, t.EpochID); len(r.order) > maxWorlds {
+		delete(r.worlds, r.order[0])
+		r.order = r.order[1:]
+	}
+	w := &world{nodes: t.Place.GroupWorldSize, workers: t.Place.WorldSize, seats: map[int]string{}}
+	r.worlds[t.EpochID] = w
+	return w
 }
