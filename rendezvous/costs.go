@@ -8,7 +8,7 @@ import (
 	"dlrover-run/rendezvous/ledger"
 )
 
-// costs books the time of the run. Its class follows from the state of the other parts, none of which has to tell it.
+// costs books the time of the run. It derives the class from the state of the other parts, which do not know it.
 type costs struct {
 	params  *Params
 	members *members

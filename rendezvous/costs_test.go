@@ -159,7 +159,7 @@ func TestCostOfPlantedFailures(t *testing.T) {
 	}
 }
 
-// Starts that fail, each later than the one before: none has made a step, whatever a node has reported earlier.
+// Starts that fail, each later than the one before: none has made a step, even if a node has reported some earlier.
 func TestCostOfBackOff(t *testing.T) {
 	s := trains(t, Params{Min: 2, Max: 2, MaxRestarts: 9, Budget: Budget{BackoffMin: 8 * second}})
 	s.stepped("a", job.Progress{Step: 100, Stepping: true, Idle: 40 * second})

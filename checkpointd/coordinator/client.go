@@ -62,7 +62,7 @@ type replay struct {
 
 // Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". It
 // sends the first of the tokens, and another one if that is refused; nil: none. hc may be nil for a client of its own:
-// then base may name several addresses, separated by commas, of which the elected one listens. hc must not limit
+// then base may name several addresses, separated by commas; only the elected one listens. hc must not limit
 // requests to less than a minute. While the hub is away every method tries again, until its ctx ends.
 func Client(base, run string, tokens func() []string, hc *http.Client) Coordinator {
 	base = strings.TrimRight(base, "/")

@@ -212,7 +212,7 @@ func (h *history) terms(t *testing.T, s Suite, i int, p lead.Store) {
 	}
 }
 
-// outlive has a leader append once more when its successor, of which it does not know, has done something.
+// outlive has a leader append once more after its successor, which it does not know, has done something.
 func (h *history) outlive(t *testing.T, s Suite, i int, p lead.Store, term lead.Term) {
 	defer s.Deafen(p)()
 	for until := time.Now().Add(3 * time.Second); h.asked.Load() <= uint64(term); time.Sleep(time.Millisecond) {

@@ -87,7 +87,7 @@ func Open(cfg Config) (*Manager, error) {
 	return mgr, nil
 }
 
-// Close writes all changes, and ends the Manager. What cannot be written is lost, and the log says of which machines.
+// Close writes all changes, and ends the Manager. Those that cannot be written are lost; the log names their machines.
 func (mgr *Manager) Close() error {
 	mgr.stop()
 	mgr.wg.Wait()

@@ -74,7 +74,7 @@ func (r *records) changes(g *nodehealth.Registry) (changes []lead.Record, err er
 	return changes, nil
 }
 
-// unkept are the machines of which something is not written, sorted.
+// unkept are the machines with unwritten changes, sorted.
 func (r *records) unkept(g *nodehealth.Registry) (names []string) {
 	changes, _ := r.changes(g)
 	for _, c := range changes {
