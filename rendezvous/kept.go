@@ -20,6 +20,7 @@ type Kept struct {
 	Params Params      `json:"params,omitzero"`  // zero: no node has opened the run
 	Epoch  job.EpochID `json:"epoch,omitzero"`   // the newest that is known; all below is of its time, or later
 	World  *KeptWorld  `json:"world,omitempty"`  // its nodes; nil without, and after the end
+	Unrun  bool        `json:"unrun,omitempty"`  // its workers have not been started yet
 	Broken *KeptBreak  `json:"broken,omitempty"` // nil: its workers run, or it is not known to have ended
 	Works  []string    `json:"works,omitempty"`  // of the run's nodes, as Join.Work
 	Over   job.EpochID `json:"over,omitzero"`    // the newest of the run by this name that has ended before
@@ -88,13 +89,14 @@ func (r *Round) Kept() Kept {
 	o, e := r.orders, r.epoch
 	k := Kept{
 		Term: max(e.id.Term, e.term), Params: *r.params, Epoch: e.id, World: r.memory.world(),
-		Broken: r.memory.broken(), Works: r.admission.works, Over: r.admission.over,
+		Unrun: e.phase == releasing, Broken: r.memory.broken(), Works: r.admission.works, Over: r.admission.over,
 		Restarts: r.account.restarts, Spent: r.account.spent, PausedAt: r.account.pausedAt,
 		Paused: o.paused, Unpaused: o.unpausedIn, Hold: o.hold, Unheld: o.unheldIn, Command: o.command, OnResume: o.onResume,
 		Restart: o.restart, Bars: o.barred(), Passes: r.checks.passes(),
 	}
 	if e.fresh() && e.phase != finished {
 		k.Epoch = r.account.spentIn
+		k.Unrun = r.memory.past != nil && r.memory.past.Unrun
 	}
 	k.Spent.Recent = k.Spent.Recent[max(0, len(k.Spent.Recent)-maxRecentTold):]
 	for name, c := range o.bars {
@@ -129,6 +131,7 @@ func (k Kept) Steady(now time.Time) *Kept {
 func (m *memory) recall(k *Kept) {
 	*m.params = k.Params
 	m.account.restarts, m.account.spent, m.account.spentIn = k.Restarts, k.Spent, k.Epoch
+	m.past = k
 	m.account.pausedAt = k.PausedAt
 	m.orders.recall(k)
 	if k.Ledger != nil {

@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -156,6 +157,63 @@ func TestFailureIsChargedOnce(t *testing.T) {
 			require.Equal(t, 1, v.runs["a"].Place.RestartCount)
 		})
 	}
+}
+
+// A daemon is lost before it could keep what its nodes have seen: the next one notes that, and once.
+func TestWorldThatWasNotKept(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 3})
+	s.join("a")
+	opened := stored(t, s.r)
+	s.join("b")
+	s.obey()
+	first := stored(t, s.r)
+	s.fail("a", RestartCharged)
+	s.obeyOne("a")
+	broken := stored(t, s.r)
+	require.NotNil(t, broken.Broken)
+	for s.r.epoch.phase != releasing {
+		s.obeyOne("a")
+		s.obeyOne("b")
+	}
+	sealed := stored(t, s.r)
+	s.obey()
+	for name, c := range map[string]struct {
+		kept  *Kept
+		notes []job.Event
+	}{
+		"nothing":    {nil, nil},
+		"no world":   {opened, []job.Event{"seal", "run"}},
+		"another":    {first, []job.Event{"break", "seal", "run"}},
+		"its end":    {broken, []job.Event{"seal", "run"}},
+		"its seal":   {sealed, []job.Event{"run"}},
+		"everything": {stored(t, s.r), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := s.revive()
+			v.r = New(Config{Term: s.r.out.seq + 1000, Kept: c.kept})
+			if c.kept != nil { // for a third one, before any node is back
+				require.Equal(t, c.kept.Unrun, v.r.Kept().Unrun)
+			}
+			v.comeBack("a")
+			k := stored(t, v.r)
+			v.comeBack("b")
+			require.Equal(t, c.notes, v.events("break", "seal", "run"))
+			third := s.revive()
+			third.r = New(Config{Term: v.r.out.seq + 1000, Kept: k})
+			third.comeBack("a", "b")
+			require.Empty(t, third.events("break", "seal", "run"))
+		})
+	}
+}
+
+// events are those of the kinds that were noted.
+func (s *sim) events(kinds ...job.Event) (all []job.Event) {
+	for _, n := range s.log {
+		if slices.Contains(kinds, n.Event) {
+			all = append(all, n.Event)
+		}
+	}
+	return all
 }
 
 func TestKeptWorldThatDoesNotComeBack(t *testing.T) {

@@ -50,6 +50,7 @@ type memory struct {
 
 	elected bool      // the daemon was, by members of the newest world
 	kept    *Kept     // of earlier daemons, until the nodes of that time are back or given up; or nil
+	past    *Kept     // as kept was; nil: they have kept no timeline either
 	back    bool      // some of them are back
 	opener  *Join     // the first node since then, whose settings count if none comes back
 	rebuild *rebuild  // a world that an earlier daemon sealed, or nil
@@ -309,7 +310,29 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 	if o := m.orders.restart; o != nil && o.Of == e.EpochID {
 		m.rebuild.restart = o
 	}
+	m.noteLost(n)
 	m.out.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
+}
+
+// noteLost notes that the world of n was sealed and started, and that an older one ended, if the earlier daemon was lost
+// before it could keep that.
+func (m *memory) noteLost(n *node) {
+	const text = "known to an earlier rendezvous daemon, which could not keep it"
+	p := m.past
+	if p == nil {
+		return
+	}
+	lost := m.epoch.id.Newer(p.Epoch)
+	if lost && p.Epoch.Round > 0 && p.Broken == nil && p.End == nil {
+		b := m.out.note(job.EventBreak, "", text)
+		b.Round, b.Epoch, b.Term = p.Epoch.Round, p.Epoch.Epoch, p.Epoch.Term
+	}
+	if lost {
+		m.out.note(job.EventSeal, n.Name, text)
+	}
+	if lost || p.Unrun && m.epoch.id == p.Epoch {
+		m.out.note(job.EventRun, "", text)
+	}
 }
 
 // catchUp books the events of a member's workers while there was no daemon.
