@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	haRounds = 2 // unless HA_ROUNDS says how many
+	haRounds = 2 // unless HA_ROUNDS says how many; two masters are lost in each
 	haLeast  = 3 // nodes
 	haMost   = 5
 )
@@ -105,28 +105,37 @@ func (c *haChaos) join() {
 		"--restart-backoff=0", "--same-failures=-1", "--rdzv-conf=last_call_timeout=1", c.script))
 }
 
-// round changes the job, or does not, and has the master be lost about then.
+// round changes the job, or does not, and has one master be killed, and one deposed, about then.
 func (c *haChaos) round(i int) {
 	starts := len(c.b.lines("starts"))
 	change := c.change()
-	lose, how := c.kill, "killed"
-	if i%2 == 1 {
-		lose, how = c.depose, "deposed"
+	first, second := c.after(change), c.after(change)
+	lose, then, how := c.kill, c.depose, "killed, and then deposed"
+	if c.rnd.Intn(2) == 0 {
+		lose, then, how = c.depose, c.kill, "deposed, and then killed"
 	}
-	after := time.Duration(c.rnd.Intn(250)) * time.Millisecond // in the midst of the change, as a rule
-	if change == "nothing" {
-		after = 0
-	} else if c.rnd.Intn(2) == 0 {
-		after *= 6
-	}
-	c.b.t.Logf("round %d: %s; %v later the master is %s", i, change, after, how)
-	time.Sleep(after)
+	c.b.t.Logf("round %d: %s; %v and %v later the master is %s", i, change, first, second, how)
+	time.Sleep(first)
 	lose()
+	time.Sleep(second)
+	then()
 	if change != "nothing" {
 		starts += len(c.nodes)
 	}
 	c.trains(starts)
 	c.knows(change)
+}
+
+// after is when a master is lost: in the midst of the change, as a rule.
+func (c *haChaos) after(change string) time.Duration {
+	d := time.Duration(c.rnd.Intn(250)) * time.Millisecond
+	switch {
+	case change == "nothing":
+		return d / 10
+	case c.rnd.Intn(2) == 0:
+		return d * 6
+	}
+	return d
 }
 
 // served asks until a master listens: between two of them none does.
