@@ -183,8 +183,7 @@ func (e *epoch) table() []job.Member {
 func (e *epoch) lose(n *node, l job.Loss) {
 	e.elastic = true
 	if len(e.kept.losses) < maxKept {
-		l.Node, l.GroupRank, l.RankBase, l.Slots = n.Name, n.rank, n.rankBase, n.Slots
-		e.kept.losses = append(e.kept.losses, l)
+		e.kept.losses = append(e.kept.losses, n.lost(l))
 	}
 }
 

@@ -203,14 +203,22 @@ func (m *memory) recallPass(now time.Time, n *node) {
 // newest world that are here.
 func (m *memory) world() *KeptWorld {
 	switch {
+	case m.rebuild != nil && !m.recalls():
+		w := keptWorld(m.rebuild.world, func(n *node) bool { return n != nil })
+		w.Size = len(m.rebuild.world) - len(m.rebuild.broken.Losses)
+		return w
 	case m.kept != nil:
 		return m.kept.World
-	case m.epoch.fresh() || m.epoch.phase == finished || m.rebuild != nil:
+	case m.epoch.fresh() || m.epoch.phase == finished:
 		return nil
 	}
+	return keptWorld(m.epoch.world, func(n *node) bool { return m.members.here(n) && n.state != leaving })
+}
+
+func keptWorld(nodes []*node, here func(*node) bool) *KeptWorld {
 	w := &KeptWorld{}
-	for _, n := range m.epoch.world {
-		if !m.members.here(n) || n.state == leaving {
+	for _, n := range nodes {
+		if !here(n) {
 			continue
 		}
 		w.Size++
@@ -225,10 +233,25 @@ func (m *memory) world() *KeptWorld {
 	return w
 }
 
-// broken is why the newest world has ended.
+// less is w without a node of the name.
+func (w *KeptWorld) less(name string) *KeptWorld {
+	less := KeptWorld{Size: w.Size - 1, Hash: w.Hash - hashed(name), Names: slices.Clone(w.Names)}
+	if i := slices.Index(less.Names, name); i >= 0 {
+		less.Names = slices.Delete(less.Names, i, i+1)
+	}
+	return &less
+}
+
+// broken is why the newest world has ended, or cannot go on.
 func (m *memory) broken() *KeptBreak {
 	e := m.epoch
 	switch {
+	case m.rebuild != nil && len(m.rebuild.broken.Losses) > 0:
+		b := m.rebuild.broken
+		if m.recalls() && m.kept.Broken != nil {
+			b = KeptBreak{m.kept.Broken.Cause, slices.Concat(m.kept.Broken.Losses, b.Losses)}
+		}
+		return &KeptBreak{b.Cause, b.Losses[:min(len(b.Losses), maxKeptLosses)]}
 	case m.kept != nil:
 		return m.kept.Broken
 	case e.cause == nil || !e.collecting():

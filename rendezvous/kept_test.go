@@ -126,6 +126,37 @@ func TestKeptBreak(t *testing.T) {
 	require.Nil(t, v.r.Kept().Broken)
 }
 
+// A node leaves while a daemon still waits for the others of its world: that daemon knows why, and so does a later one.
+func TestLeaveDuringTheReturn(t *testing.T) {
+	for name, keeps := range map[string]bool{"of a world that was kept": true, "of another": false} {
+		t.Run(name, func(t *testing.T) {
+			s := world(t, Params{Min: 2, Max: 3, MaxRestarts: 3}, "a", "b", "c")
+			v := s.revive()
+			if keeps {
+				v = s.succession()
+			}
+			v.comeBack("a")
+			v.must(Leaving{ID: "a", Reason: "SIGTERM"})
+			v.must(Leave{ID: "a", Reason: "SIGTERM"})
+			delete(v.dirs, "a")
+			third := s.revive()
+			third.r = New(Config{Term: v.r.out.seq + 1000, Kept: stored(t, v.r)})
+			for _, d := range []*revived{v, third} {
+				d.comeBack("b", "c")
+				if d == third && !keeps { // it does not know that nobody else is missing
+					d.pass(resumeWindow)
+				}
+				require.Equal(t, "node 0 (a) is leaving: SIGTERM", d.noted(job.EventBreak))
+				d.obey()
+				require.Equal(t, 4, d.r.epoch.workers)
+				require.Len(t, d.ended, 1)
+				require.Equal(t, "a", d.ended[0].Losses[0].Node)
+				require.Zero(t, d.r.account.restarts, "a leave is not charged")
+			}
+		})
+	}
+}
+
 // A daemon is lost between the seal that a failure has led to and the start of its workers: the next one does not
 // charge for that failure again, if a node or the store knows of the seal.
 func TestFailureIsChargedOnce(t *testing.T) {

@@ -34,7 +34,7 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 	switch {
 	case n.idle():
 	case r.memory.rebuild != nil:
-		r.memory.rebuild.forgo(now, n)
+		r.memory.forgo(now, n, cause, job.Loss{Reason: reason, At: now})
 		r.out.direct(n, Directive{Kind: job.Stop, Cause: &cause}) // its Run would be no news
 	default:
 		r.epoch.lose(n, job.Loss{Reason: reason, At: now})
@@ -83,13 +83,14 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 	if n.idle() || n.state == succeeded || n.state == leaving || r.epoch.phase == finished {
 		return // it has no work to do; the world does not need it any more
 	}
+	loss := job.Loss{Reason: reason, At: lossTime(now, n, kind), Silent: silent}
+	cause := job.Cause{Kind: kind, Node: n.Name, Text: fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)}
 	if rebuilds {
-		r.memory.rebuild.forgo(now, n)
+		r.memory.forgo(now, n, cause, loss)
 		return
 	}
-	r.epoch.lose(n, job.Loss{Reason: reason, At: lossTime(now, n, kind), Silent: silent})
-	text := fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)
-	r.breakWorld(now, job.Cause{Kind: kind, Node: n.Name, Text: text})
+	r.epoch.lose(n, loss)
+	r.breakWorld(now, cause)
 }
 
 // lossTime is when the node went away, not when patience ran out.

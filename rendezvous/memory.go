@@ -69,7 +69,7 @@ type rebuild struct {
 	stopped  []*node   // have ended their workers already, by a directive of the old daemon
 	restart  *Order    // to be carried out when the world is rebuilt
 	names    string    // of those that are missing, as far as they are known
-	broken   KeptBreak // as the earlier daemon knew it
+	broken   KeptBreak // why it cannot go on, as far as this daemon or an earlier one knows
 	followed bool      // a later epoch has been sealed, but has no workers: the price of this one is booked
 }
 
@@ -245,6 +245,7 @@ func (m *memory) adopt(now time.Time, n *node, join Join) bool {
 	}
 	w.world[e.Place.GroupRank] = n
 	w.missing--
+	w.broken.Losses = slices.DeleteFunc(w.broken.Losses, func(l job.Loss) bool { return l.GroupRank == e.Place.GroupRank })
 	m.epoch.away = slices.DeleteFunc(m.epoch.away, func(a away) bool { return a.early && a.rank == e.Place.GroupRank })
 	w.followed = w.followed || join.Seen.Newer(e.EpochID)
 	if m.kept != nil && m.kept.Epoch.Newer(e.EpochID) { // nobody may have heard of it
@@ -358,14 +359,14 @@ func (m *memory) catchUp(n *node, e *Resume) {
 // rebuilt ends the rebuilding when everyone is back, or when waiting is useless, and returns the world; nil: not yet.
 func (m *memory) rebuilt(now time.Time) *rebuild {
 	w := m.rebuild
-	if w.missing > 0 && now.Before(w.until) && !m.allBack() {
+	if w.missing > len(w.broken.Losses) && now.Before(w.until) && !m.allBack() {
 		return nil
 	}
-	if m.kept != nil && m.kept.Epoch == m.epoch.id {
+	if m.recalls() {
 		w.names = listed(m.kept.World.missing(m.members))
-		if m.kept.Broken != nil {
-			w.broken = *m.kept.Broken
-		}
+	}
+	if b := m.broken(); b != nil {
+		w.broken = *b
 	}
 	m.kept = nil
 	m.rebuild, m.epoch.adopted, m.epoch.phase, m.epoch.sealedAt, m.account.newest.ranAt = nil, true, running, now, now
@@ -376,9 +377,17 @@ func (m *memory) rebuilt(now time.Time) *rebuild {
 	return w
 }
 
+// abandoned: no node is here, and none of an earlier world is waited for.
+func (m *memory) abandoned(now time.Time) bool {
+	if m.rebuild != nil {
+		return !now.Before(m.rebuild.until)
+	}
+	return m.kept == nil
+}
+
 // allBack: of the world that is being rebuilt, only nodes are missing that an earlier daemon had given up.
 func (m *memory) allBack() bool {
-	return m.kept != nil && m.kept.Epoch == m.epoch.id && m.kept.World.complete(m.members)
+	return m.recalls() && m.kept.World.complete(m.members)
 }
 
 // cause is why the world cannot go on: nodes are missing.
@@ -414,11 +423,26 @@ func (w *rebuild) hurry(now time.Time) {
 	}
 }
 
-// forgo takes a node out of the world.
-func (w *rebuild) forgo(now time.Time, n *node) {
+// forgo takes a node that goes away out of the world that is being rebuilt, also for a later daemon.
+func (m *memory) forgo(now time.Time, n *node, c job.Cause, l job.Loss) {
+	w := m.rebuild
 	w.world[n.rank] = nil
-	w.missing++
-	w.hurry(now)
+	if w.missing++; w.missing < len(w.world) { // others are here
+		w.hurry(now)
+	}
+	if w.broken.Losses = append(w.broken.Losses, n.lost(l)); w.broken.Cause.Kind == "" {
+		w.broken.Cause = c
+	}
+	if m.recalls() {
+		k := *m.kept
+		k.World = k.World.less(n.Name)
+		m.kept = &k
+	}
+}
+
+// recalls: the world that is being rebuilt is the one that an earlier daemon has kept.
+func (m *memory) recalls() bool {
+	return m.kept != nil && m.kept.World != nil && m.kept.Epoch == m.epoch.id
 }
 
 // restartedAcross is the cause of an epoch that an earlier daemon had ended already.

@@ -134,3 +134,9 @@ func (n Node) checkOffers() error {
 	}
 	return nil
 }
+
+// lost is l with the place of the node.
+func (n *node) lost(l job.Loss) job.Loss {
+	l.Node, l.GroupRank, l.RankBase, l.Slots = n.Name, n.rank, n.rankBase, n.Slots
+	return l
+}

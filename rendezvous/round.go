@@ -274,8 +274,8 @@ func (r *Round) settle(now time.Time) {
 	switch r.epoch.phase {
 	case forming, gating:
 		if len(r.members.nodes) == 0 {
-			if r.memory.kept == nil || r.memory.rebuild != nil {
-				r.reset() // abandoned: the next node starts afresh
+			if r.memory.abandoned(now) {
+				r.reset() // the next node starts afresh
 			}
 			return
 		}
