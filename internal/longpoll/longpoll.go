@@ -1,8 +1,8 @@
 // Package longpoll keeps the connections of requests that wait for news. While net/http holds a request, it costs 30 kB
 // and two goroutines; here it is 6 kB with all that the rendezvous has of a node, and one goroutine. So a handler takes
 // the connection of such a request out of its server, and answers when there is an answer. Further requests of the same
-// method and path are passed to the server's handler from here. With any other one the connection goes back to the
-// server.
+// method and path are passed to the server's handler from here, and so is a POST beside that path. With any other one
+// the connection goes back to the server.
 //
 // Goroutines: one for each connection, a few that write answers, and one for the way back to the server. All end with
 // the server.
@@ -16,6 +16,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"path"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -241,19 +242,24 @@ func (c *Conn) receive(first []byte) {
 }
 
 // next is the request in data, which r has read; nil: it is one for the server. It must be one whole request and
-// nothing more, with the method and path of those before. It must request nothing but an answer.
+// nothing more, and want nothing but an answer.
 func (c *Conn) next(r *bufio.Reader, data []byte) *http.Request {
 	if !bytes.Contains(data, []byte("\r\n\r\n")) {
 		return nil
 	}
 	req, err := http.ReadRequest(r)
-	if err != nil || req.Method != c.method || req.URL.Path != c.path || req.Header.Get("Expect") != "" ||
+	if err != nil || !c.expects(req.Method, req.URL.Path) || req.Header.Get("Expect") != "" ||
 		req.Header.Get("Upgrade") != "" || !req.ProtoAtLeast(1, 1) || req.ContentLength != int64(r.Buffered()) {
 		return nil
 	}
 	c.last = req.Close
 	req.RemoteAddr = c.remote
 	return req.WithContext(c.ctx)
+}
+
+// expects: a request that may be held, or a POST beside it.
+func (c *Conn) expects(method, at string) bool {
+	return method == c.method && at == c.path || method == http.MethodPost && path.Dir(at) == path.Dir(c.path)
 }
 
 // serve passes a request to the server's handler, which answers, or holds it.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"dlrover-run/internal/httperr"
@@ -27,14 +28,15 @@ const (
 	watchTimeout   = 90 * time.Second
 )
 
-// Client speaks to the Hub of another process. It keeps one connection while only
-// Watch is under way, and a second one while something is reported.
+// Client speaks to the Hub of another process. It keeps one connection. While Watch is under way, a report has one that
+// is closed afterwards: a second open connection would double the daemon's open files when 10,000 nodes restart.
 type Client struct {
-	among  *plainhttp.Among
-	tokens *plainhttp.Tokens
-	tls    *secure.Layer // nil: none
-	hc     *http.Client
-	dialed func(peer net.Addr) // nil: no callback
+	among    *plainhttp.Among
+	tokens   *plainhttp.Tokens
+	tls      *secure.Layer // nil: none
+	hc       *http.Client
+	dialed   func(peer net.Addr) // nil: no callback
+	watching atomic.Int32        // requests of Watch
 }
 
 // NewClient returns a Client of the daemon at host:port, or at one of several with commas between, of which only the
@@ -109,34 +111,33 @@ func (c *Client) Join(ctx context.Context, run string, ev rendezvous.Join) error
 		r.Failures = dated(r.Failures, now)
 		ev.Resume = &r
 	}
-	first := ev.Stopped.Round == 0 // the watch will take over its connection
 	ev.Failures = dated(ev.Failures, now)
-	return c.post(ctx, run, "join", !first, joinBody{ev, sent{now}}, nil)
+	return c.post(ctx, run, "join", joinBody{ev, sent{now}}, nil)
 }
 
 // Report implements Service.
 func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) error {
 	switch e := ev.(type) {
 	case rendezvous.Ready:
-		return c.post(ctx, run, "ready", true, readyBody{Ready: e}, nil)
+		return c.post(ctx, run, "ready", readyBody{Ready: e}, nil)
 	case rendezvous.Success:
-		return c.post(ctx, run, "success", true, successBody{Success: e}, nil)
+		return c.post(ctx, run, "success", successBody{Success: e}, nil)
 	case rendezvous.Stepped:
-		return c.post(ctx, run, "stepped", true, e, nil)
+		return c.post(ctx, run, "stepped", e, nil)
 	case rendezvous.Failing:
 		now := time.Now()
 		e.Failures = dated(e.Failures, now)
-		return c.post(ctx, run, "failing", true, failingBody{e, sent{now}}, nil)
+		return c.post(ctx, run, "failing", failingBody{e, sent{now}}, nil)
 	case rendezvous.Cleared:
 		now := time.Now()
 		e.Until = wall(e.Until, now)
-		return c.post(ctx, run, "cleared", true, clearedBody{e, sent{now}}, nil)
+		return c.post(ctx, run, "cleared", clearedBody{e, sent{now}}, nil)
 	case rendezvous.Barred:
-		return c.post(ctx, run, "barred", true, e, nil)
+		return c.post(ctx, run, "barred", e, nil)
 	case rendezvous.Doubt:
-		return c.post(ctx, run, "doubt", true, e, nil)
+		return c.post(ctx, run, "doubt", e, nil)
 	case rendezvous.Leaving:
-		return c.post(ctx, run, "leaving", true, e, nil)
+		return c.post(ctx, run, "leaving", e, nil)
 	}
 	return fmt.Errorf("%w: %T cannot be reported", ErrBadRequest, ev)
 }
@@ -145,7 +146,7 @@ func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) er
 func (c *Client) Leave(ctx context.Context, run string, ev rendezvous.Leave) (e job.Evidence, err error) {
 	now := time.Now()
 	ev.Failures = dated(ev.Failures, now)
-	err = c.post(ctx, run, "leave", true, leaveBody{ev, sent{now}}, &e)
+	err = c.post(ctx, run, "leave", leaveBody{ev, sent{now}}, &e)
 	return e, err
 }
 
@@ -184,23 +185,25 @@ func (c *Client) Watch(ctx context.Context, run, id string, after Cursor) (n New
 	if after.WithNotices {
 		q.Set("notices", strconv.FormatUint(after.Notices, 10))
 	}
+	c.watching.Add(1)
+	defer c.watching.Add(-1)
 	err = c.get(noticing(ctx), watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/watch?"+q.Encode(), &n)
 	return n, err
 }
 
 // Order does as Hub.Order.
 func (c *Client) Order(ctx context.Context, run string, o rendezvous.Order) error {
-	return c.post(ctx, run, "orders", true, o, nil)
+	return c.post(ctx, run, "orders", o, nil)
 }
 
 // Notify does as Hub.Notify.
 func (c *Client) Notify(ctx context.Context, run, node, topic, body string) error {
-	return c.post(ctx, run, "notices", true, noticeBody{node, topic, body}, nil)
+	return c.post(ctx, run, "notices", noticeBody{node, topic, body}, nil)
 }
 
 // Forget does as Hub.Forget.
 func (c *Client) Forget(ctx context.Context, run string) error {
-	return c.post(ctx, run, "forget", true, struct{}{}, nil)
+	return c.post(ctx, run, "forget", struct{}{}, nil)
 }
 
 // Events does as Hub.Events.
@@ -216,14 +219,12 @@ func (c *Client) Runs(ctx context.Context) (rs []RunStatus, err error) {
 	return rs, err
 }
 
-// post sends a body. once closes its connection afterwards: reports are rare, and a second open connection next to the
-// watch's would double the daemon's open files when 10,000 nodes restart.
-func (c *Client) post(ctx context.Context, run, verb string, once bool, body, into any) error {
+func (c *Client) post(ctx context.Context, run, verb string, body, into any) error {
 	data, err := json.Marshal(body)
 	if err != nil {
 		return fmt.Errorf("%s run %q: %w", verb, run, err)
 	}
-	return c.do(ctx, requestTimeout, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+verb, once, data, into)
+	return c.do(ctx, requestTimeout, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+verb, c.watching.Load() > 0, data, into)
 }
 
 func (c *Client) get(ctx context.Context, timeout time.Duration, path string, into any) error {

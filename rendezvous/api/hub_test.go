@@ -3,10 +3,12 @@ package api
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -341,20 +343,65 @@ func TestRunWithANodeIsKept(t *testing.T) {
 	require.True(t, r.Idle(time.Now().Add(24*time.Hour)))
 }
 
-// Only the connection of the first join is kept: the watch takes it over.
-func TestReportsKeepNoConnection(t *testing.T) {
-	closes := make(chan bool, 1)
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) { closes <- req.Close }))
+// A report beside a watch has a connection that is closed; without a watch it leaves its connection to that.
+func TestReportsKeepNoSecondConnection(t *testing.T) {
+	closes, watching := make(chan bool, 1), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+		if req.Method == http.MethodGet {
+			close(watching)
+			<-req.Context().Done()
+			return
+		}
+		closes <- req.Close
+	}))
 	c := NewClient(server.Listener.Addr().String(), "")
 	defer func() { c.Close(); server.Close() }()
-	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1})
-	require.NoError(t, c.Join(t.Context(), "r", j))
+	require.NoError(t, c.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
 	require.False(t, <-closes)
-	j.Stopped = job.EpochID{Round: 1}
-	require.NoError(t, c.Join(t.Context(), "r", j))
-	require.True(t, <-closes)
+	ctx, stop := context.WithCancel(t.Context())
+	watched := make(chan error)
+	go func() { _, err := c.Watch(ctx, "r", "a", Cursor{}); watched <- err }()
+	<-watching
 	require.NoError(t, c.Report(t.Context(), "r", rendezvous.Cleared{ID: "a"}))
 	require.True(t, <-closes)
+	stop()
+	require.Error(t, <-watched)
+	require.NoError(t, c.Report(t.Context(), "r", rendezvous.Cleared{ID: "a"}))
+	require.False(t, <-closes)
+}
+
+// Nodes restart without new connections: 10,000 of these at once overflow the daemon's queue, and some wait for seconds.
+func TestRestartMakesNoConnection(t *testing.T) {
+	s := serveHub(t, "")
+	var dials atomic.Int32
+	s.client.WhenDialed(func(net.Addr) { dials.Add(1) })
+	session, err := Open(t.Context(), s.client, SessionConfig{Run: "r", Node: joinOf("a", rendezvous.Params{}).Node,
+		Params: rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 3}})
+	require.NoError(t, err)
+	defer session.Close()
+	next := func(kind job.Kind) rendezvous.Directive {
+		for d := range session.Directives() {
+			if d.Kind == kind {
+				return d
+			}
+		}
+		t.Fatal(session.Err())
+		return rendezvous.Directive{}
+	}
+	run := func() rendezvous.Directive {
+		d := next(job.Lead)
+		ready := rendezvous.Ready{ID: "a", EpochID: d.EpochID, Addr: "127.0.0.1", Port: 1}
+		require.NoError(t, s.hub.Report(t.Context(), "r", ready))
+		return next(job.Run)
+	}
+	d := run()
+	for range 3 {
+		require.NoError(t, s.hub.Order("r", rendezvous.Order{Kind: rendezvous.OrderRestart}))
+		next(job.Stop)
+		require.NoError(t, session.Rejoin(t.Context(), d.EpochID, nil))
+		d = run()
+	}
+	require.EqualValues(t, 1, dials.Load())
 }
 
 // An order may reach a run between its making for a node and the refusal of the node.

@@ -61,6 +61,7 @@ type Session struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 	dirs     chan rendezvous.Directive
+	rejoined chan struct{} // has room for one: Rejoin has made a request
 	notices  chan job.Notice
 	flooded  bool  // of follow: dropped notices have been logged
 	err      error // why dirs is closed; read after it is
@@ -95,7 +96,7 @@ func Open(ctx context.Context, svc Service, cfg SessionConfig) (*Session, error)
 	}
 	s := &Session{
 		svc: svc, cfg: cfg, params: cfg.Params.WithDefaults(),
-		dirs: make(chan rendezvous.Directive, 1), notices: make(chan job.Notice, maxNotices),
+		dirs: make(chan rendezvous.Directive, 1), rejoined: make(chan struct{}, 1), notices: make(chan job.Notice, maxNotices),
 	}
 	if err := s.connect(ctx); err != nil {
 		return nil, err
@@ -237,7 +238,18 @@ func (s *Session) Rejoin(ctx context.Context, stopped job.EpochID, failures []jo
 	s.mu.Lock()
 	s.stopped = stopped
 	s.mu.Unlock()
-	return s.retry(ctx, "join", func(ctx context.Context) error { return s.part(ctx, failures) })
+	return s.retry(ctx, "join", func(ctx context.Context) error {
+		defer s.tell()
+		return s.part(ctx, failures)
+	})
+}
+
+// tell ends a lull.
+func (s *Session) tell() {
+	select {
+	case s.rejoined <- struct{}{}:
+	default:
+	}
 }
 
 // part joins, and gives up a vote for another server.
@@ -356,11 +368,16 @@ func (s *Session) follow(ctx context.Context) {
 	away := outage{s: s, what: "watch"}
 	after := Cursor{WithNotices: slices.Contains(s.cfg.Node.Can, rendezvous.CanNotice)}
 	for ctx.Err() == nil {
+		select {
+		case <-s.rejoined: // before the next Stop
+		default:
+		}
 		n, err := s.watch(ctx, after)
 		switch {
 		case err == nil:
 			away.over(nil)
 			s.take(n, &after)
+			s.lull(ctx, n.Directive)
 		case errors.Is(err, ErrNothingNew):
 			away.over(nil)
 		case ctx.Err() != nil:
@@ -403,6 +420,24 @@ func (s *Session) outlast(ctx context.Context, away *outage, err error) error {
 func (s *Session) outOfPatience(outage time.Time) bool {
 	limit, endless := s.patience()
 	return !endless && !s.working() && time.Since(s.awaySince(outage)) > limit
+}
+
+// lullTime is how long a node that ends its workers leaves its connection to the request that follows that.
+const lullTime = 2 * time.Second
+
+// lull keeps the connection free for Rejoin, which else needs one of its own: 10,000 nodes that make new connections
+// at once overflow the daemon's queue, and some wait for seconds.
+func (s *Session) lull(ctx context.Context, d rendezvous.Directive) {
+	if d.Kind != job.Stop {
+		return
+	}
+	late := time.NewTimer(lullTime)
+	defer late.Stop()
+	select {
+	case <-s.rejoined:
+	case <-late.C:
+	case <-ctx.Done():
+	}
 }
 
 // take delivers the news in the answer of a Watch, and moves the cursor.
