@@ -29,6 +29,9 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == judgeCommand {
 		exit(judge(os.Args[2:]))
 	}
+	if len(os.Args) == 4 && os.Args[1] == storeCommand {
+		exit(storeCrowd(os.Args[2:]))
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	exit(run(ctx, os.Args[1:]))

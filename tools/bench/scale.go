@@ -22,9 +22,9 @@ func scaleRows(o options) []row {
 	rs := []row{smallWorld(8, 0), smallWorld(32, 0), smallWorld(128, 0.1), largeWorld(1000, 0.5)}
 	rs[2].slowPeer = true
 	if o.quick {
-		return append(rs, elasticWorld(1000), checkedWorld(1000), hangRow(1000))
+		return append(rs, elasticWorld(1000), checkedWorld(1000), hangRow(1000), storeRow(1000))
 	}
-	return append(rs, largeWorld(10_000, 5), elasticWorld(10_000), checkedWorld(10_000), hangRow(10_000))
+	return append(rs, largeWorld(10_000, 5), elasticWorld(10_000), checkedWorld(10_000), hangRow(10_000), storeRow(10_000))
 }
 
 func world(n int, goal float64) row {
