@@ -58,7 +58,7 @@ func (t *markTable) next() (next time.Time) {
 // breaker is why no other machine may be marked for a run now; "": one may. j may be nil; known is the number of all
 // machines.
 func (t *markTable) breaker(now time.Time, cfg Config, run string, j *job, known int) string {
-	if run != "" && j != nil {
+	if j != nil {
 		if most := limit(cfg.JobShare, cfg.JobLeast, len(j.members)); t.byRun[run] >= most {
 			return fmt.Sprintf("%d nodes are marked for run %s already, the most of its %d", t.byRun[run], run,
 				len(j.members))

@@ -179,7 +179,7 @@ func TestTheNextTick(t *testing.T) {
 
 	b.Find(noon, Finding{Node: "n001", Kind: Hang})
 	require.Equal(t, after(time.Hour), b.Next(), "a finding of no run is forgotten, too")
-	b.Size(noon, "r", names(1))
+	b.Size(noon, "r", []string{"n001"}) // as many runs as nodes
 	b.Tick(after(time.Hour))
 	require.Equal(t, after(2*time.Hour), b.Next())
 }
@@ -252,6 +252,15 @@ func TestAMarkThatRestsOnSeveralFindings(t *testing.T) {
 	}
 }
 
+func TestAMarkTellsOfTheFindingThatIsLeft(t *testing.T) {
+	b := sized(100)
+	b.Find(noon, of("n001", CheckFailed, "network"))
+	b.Find(noon, of("n001", CheckFailed, "memory"))
+	acts := b.Passed(noon, "n001", "memory")
+	require.Equal(t, []string{"mark n001"}, brief(acts), "the reason is the same")
+	require.Equal(t, "check-failed network", acts[0].Mark.Evidence)
+}
+
 // What is disproved counts also where the newest finding is another one, which no check can see.
 func TestAMarkWhoseNewestFindingStays(t *testing.T) {
 	b := sized(100)
@@ -315,6 +324,7 @@ func TestOperators(t *testing.T) {
 	acts, err = b.SetMark(noon, "new", "me", "", after(time.Second))
 	require.NoError(t, err)
 	require.Equal(t, after(time.Second), acts[0].Mark.Until)
+	require.Equal(t, "me", acts[0].Mark.By)
 	require.Contains(t, brief(b.Tick(after(time.Second))), "unmark new")
 }
 
@@ -344,6 +354,14 @@ func TestCulpritsOfManyFailuresAreSuspect(t *testing.T) {
 	require.False(t, b.Suspect("n001"), "only the last ten count")
 	for range 3 {
 		b.Failed(noon, "other", "n003", "")
+	}
+	require.True(t, b.Suspect("n003"))
+	b.Failed(noon, "other", "n005", "")
+	b.Failed(noon, "other", "", "")
+	b.Failed(noon, "third", "n006", "")
+	for node, want := range map[string]bool{"": false, "n007": false, "n005": true, "n006": true} {
+		_, known := b.Clear(noon, node, "me", "")
+		require.Equal(t, want, known, node)
 	}
 	require.True(t, b.Suspect("n003"))
 	_, known := b.Clear(noon, "n003", "me", "")
@@ -489,6 +507,17 @@ func TestWhichFindingsAreOfAMassVerdict(t *testing.T) {
 		"n004 one more"}, got)
 }
 
+// What a cleared machine was blamed for is no part of a mass verdict, and what the others are blamed for stays one.
+func TestClearedMachinesAndMassVerdicts(t *testing.T) {
+	for cleared, mass := range map[string]bool{"n000": false, "n001": true} {
+		b := sized(3)
+		b.Find(noon, find("n000", Hang))
+		b.Clear(noon, cleared, "me", "")
+		b.Find(noon, find("n002", Hang))
+		require.Equal(t, mass, b.nodes.of["n002"].findings[0].Mass, cleared)
+	}
+}
+
 func TestBounds(t *testing.T) {
 	b := sized(100)
 	for i := range 3 * MaxPerNode {
@@ -507,12 +536,19 @@ func TestBounds(t *testing.T) {
 	}
 	require.Equal(t, fmt.Sprint(3*MaxPerNode-1), list[1].Findings[0].Run, "the oldest go")
 	for _, bad := range []Finding{
-		{Kind: ECC}, {Node: "a\x00", Kind: ECC}, {Node: "a", Run: "\n", Kind: ECC}, {Node: "a", Kind: "\n"},
+		{Kind: ECC}, {Node: "a\x00", Kind: ECC}, {Node: "a", Run: "\n", Kind: ECC}, {Node: "a", Kind: "\n"}, {Node: "a"},
+		{Node: "a", Kind: Kind(strings.Repeat("x", MaxKind+1))},
 	} {
 		require.Empty(t, b.Find(noon, bad))
 	}
 	require.Empty(t, b.Failed(noon, "", "n001", ""))
 	require.Len(t, b.List(noon), 2)
+	for _, bad := range []string{"", "\n"} {
+		b.Size(noon, bad, names(5))
+	}
+	b.Size(noon, "a run that is over", nil)
+	require.Len(t, b.List(noon), 2)
+	require.Len(t, b.Runs(), 3*MaxPerNode+1)
 	for i := range maxRuns + 10 {
 		b.Size(noon, fmt.Sprint("run", i), names(3))
 	}
@@ -663,6 +699,7 @@ func TestRestoreIsStrict(t *testing.T) {
 		"no member":     {edit(`"members":["n000"`, `"members":["n009"`), `member "n009"`},
 		"member twice":  {edit(`"members":["n000"`, `"members":["n001"`), `member "n001"`},
 		"run twice":     {edit(`"runs":[`, `"runs":[{"run":"r","heard":"2026-03-01T12:00:00Z"},`), "twice"},
+		"no blame":      {edit(`"blames":[{"node":"n001"`, `"blames":[{"node":""`), "need a name"},
 		"many findings": {edit(`"findings":[`, `"findings":[`+strings.Repeat(more, 16)), "at most 16"},
 	} {
 		t.Run(name, func(t *testing.T) {

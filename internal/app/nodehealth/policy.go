@@ -90,9 +90,9 @@ func (g *Registry) noteMass(now time.Time, found []Finding) {
 	}
 }
 
-// setMass flags the findings after since that are like f as those of a mass verdict, if f is blamed.
+// setMass flags the findings after since that are like f as those of a mass verdict.
 func (g *Registry) setMass(since time.Time, f Finding) {
-	if r := g.nodes.of[f.Node]; r != nil && g.runs.of[f.Run].known[about{f.Node, f.Kind}] {
+	if r := g.nodes.of[f.Node]; r != nil {
 		r.setMass(since, f)
 	}
 }
@@ -216,7 +216,7 @@ func (g *Registry) Passed(now time.Time, node string, covered ...string) []Act {
 	}
 	if f, reason := g.rest(now, r); reason != "" {
 		m := *r.mark
-		if f.Text == m.Evidence && f.Kind == m.Kind && reason == m.Reason {
+		if f.Text == m.Evidence && reason == m.Reason { // which names the kind
 			return nil
 		}
 		m.Kind, m.Aspect, m.Reason, m.Evidence, m.Until = f.Kind, f.Aspect, reason, f.Text, f.At.Add(g.cfg.Expiry)
