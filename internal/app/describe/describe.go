@@ -4,7 +4,6 @@ package describe
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -113,9 +112,9 @@ func Node(n rendezvous.NodeStatus) string {
 	return n.State
 }
 
-// Rank is the group rank of a node, or "-": a node outside of the world has that of the last one.
+// Rank is the group rank of a node, or "-" outside of the world.
 func Rank(n rendezvous.NodeStatus) string {
-	if n.GroupRank < 0 || slices.Contains([]string{"waiting", "checking", "barred"}, n.State) {
+	if n.GroupRank < 0 {
 		return "-"
 	}
 	return strconv.Itoa(n.GroupRank)
