@@ -62,7 +62,7 @@ type bucket struct {
 }
 
 func (b *bucket) take(now time.Time) bool {
-	if b.at.IsZero() || b.left == maxAsks {
+	if b.left == maxAsks {
 		b.at = now
 	}
 	if n := int(now.Sub(b.at) / askEvery); n > 0 {

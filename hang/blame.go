@@ -22,7 +22,7 @@ func (b blamer) on(culprits, waiters members, g *processGroup) *Verdict {
 	for _, m := range culprits {
 		t = t.longest(b.limits.terms(m))
 		v.Phase = cmp.Or(v.Phase, m.phase)
-		v.Suspects = append(v.Suspects, b.suspect(m))
+		v.Suspects = append(v.Suspects, suspect(m))
 	}
 	v.Tell, v.Deadline = t.tell, t.deadline
 	if culprits.any((*member).wakes) {
@@ -35,23 +35,11 @@ func (b blamer) on(culprits, waiters members, g *processGroup) *Verdict {
 
 // kindOf is the kind that all culprits have in common.
 func kindOf(culprits members) Kind {
-	kinds := map[Kind]bool{}
-	for _, m := range culprits {
-		switch m.class {
-		case classStopped:
-			kinds[KindStopped] = true
-		case classBlocked:
-			kinds[KindBlocked] = true
-		case classBusy:
-			kinds[KindBusy] = true
-		default:
-			kinds[KindBehind] = true
-		}
+	kinds := map[class]Kind{classStopped: KindStopped, classBlocked: KindBlocked, classBusy: KindBusy}
+	if len(culprits) == 0 || culprits.any(func(m *member) bool { return m.class != culprits[0].class }) {
+		return KindBehind
 	}
-	if len(kinds) == 1 {
-		return sortedKeys(kinds)[0]
-	}
-	return KindBehind
+	return cmp.Or(kinds[culprits[0].class], KindBehind)
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
@@ -74,13 +62,9 @@ func (b blamer) silent(v *Verdict, ranks rankset.Set) {
 	v.doubt("nothing is known of ranks " + ranks.Brief(8))
 }
 
-func (b blamer) suspect(m *member) Suspect {
-	_, groupRank := b.world.NodeOf(m.rank)
-	if groupRank < 0 {
-		groupRank = m.groupRank
-	}
+func suspect(m *member) Suspect {
 	return Suspect{
-		Rank: m.rank, Node: m.node, GroupRank: groupRank, PID: m.pid, Doing: m.doing(), Where: m.where,
+		Rank: m.rank, Node: m.node, GroupRank: m.groupRank, PID: m.pid, Doing: m.doing(), Where: m.where,
 		Exception: m.error, Phase: m.phase,
 	}
 }

@@ -285,6 +285,48 @@ func TestAnotherProcessBeginsAnew(t *testing.T) {
 	require.Empty(t, l.d.workers)
 }
 
+// Only before its first steps, and only with a page, is a worker excused by being at work.
+func TestWorkIsNoProgress(t *testing.T) {
+	for name, c := range map[string]struct {
+		cfg    DetectorConfig
+		before func(*lookout)
+		want   float64
+	}{
+		"it trains": {DetectorConfig{}, func(l *lookout) { l.train(t, time.Second, time.Minute) }, 10},
+		"without an optimizer": {DetectorConfig{}, func(l *lookout) {
+			for range 120 {
+				l.look(func() { l.s.Page.Groups = []GroupState{{ID: 1, Seq: l.s.Page.Groups[0].Seq + 20, Since: l.now}} })
+			}
+		}, 10},
+		"outside":        {DetectorConfig{Outside: true}, func(*lookout) {}, 10},
+		"without a page": {DetectorConfig{}, func(l *lookout) { l.s.Page = nil }, 60},
+	} {
+		l := newLookout(c.cfg)
+		c.before(l)
+		after, _ := l.untilSuspected(time.Hour, func() { l.s.Proc.State = 'R' })
+		require.InDelta(t, c.want, after.Seconds(), 5, name)
+	}
+}
+
+func TestWhyAWorkerIsSuspected(t *testing.T) {
+	for state, want := range map[byte]string{
+		'T': "it is stopped", 't': "it is stopped", 'S': "no step and no collective",
+	} {
+		l := newLookout(DetectorConfig{})
+		_, s := l.untilSuspected(time.Hour, func() { l.s.Proc.State = state })
+		require.Equal(t, want, s.Why)
+	}
+}
+
+// Each step counts once for the pace, however many pages show it.
+func TestPaceOfAWorker(t *testing.T) {
+	var w watched
+	w.remember(&Page{StepTimes: []time.Duration{1, 2, 3}})
+	w.remember(&Page{StepTimes: []time.Duration{2, 3, 7}})
+	require.Equal(t, 3, w.steps.n)
+	require.Equal(t, []time.Duration{1, 1, 4}, w.steps.ring[:3])
+}
+
 // A page whose times are nonsense neither hides a hang nor makes one.
 func TestNonsenseInPages(t *testing.T) {
 	l := newLookout(DetectorConfig{})

@@ -83,6 +83,8 @@ func TestSizeOfEvidence(t *testing.T) {
 		"a phase":      {page, size(Evidence{Samples: []Sample{{Page: &Page{Spans: make([]Span, 1)}}}})},
 		"a collective": {size(Evidence{}), size(Evidence{Flight: &Flight{Entries: make([]FlightEntry, 1)}})},
 		"output":       {size(Evidence{Log: "l"}), size(Evidence{Log: "line"})},
+		"work":         {size(Evidence{}), size(Evidence{Work: workIO})},
+		"a socket":     {size(Evidence{}), size(Evidence{Sockets: make([]string, 1)})},
 		"an error":     {size(Evidence{}), size(Evidence{Error: "e", Exception: "e"})},
 	} {
 		require.Greater(t, c[1], c[0], name)
@@ -97,6 +99,78 @@ func TestStateOfEvidence(t *testing.T) {
 	require.Equal(t, "T (stopped)", StateName(state))
 	for state, name := range map[byte]string{0: "gone", 'R': "R (running)", 'D': "D (disk sleep)", 'Y': "Y", 0xff: "ÿ"} {
 		require.Equal(t, name, StateName(state))
+	}
+}
+
+func TestOnlyTheNewestPageHasRings(t *testing.T) {
+	steps, spans := &Page{StepTimes: make([]time.Duration, 1)}, &Page{Spans: make([]Span, 1)}
+	e := Evidence{Samples: []Sample{{Page: steps}, {}, {Page: spans}, {Page: steps}}}
+	e.thin()
+	require.Equal(t, []Sample{{Page: &Page{}}, {}, {Page: &Page{}}, {Page: steps}}, e.Samples)
+	_, ok := (*Page)(nil).Group(1)
+	require.False(t, ok)
+}
+
+func TestUseBetweenTwoLooks(t *testing.T) {
+	use := useBetween(Sample{}, Sample{At: 2 * time.Second, Proc: Proc{CPU: 1e9, TreeCPU: 3e9, MainCPU: 1e9, MainWait: 5e8,
+		IO: 10, TreeIO: 4, Switches: 3}})
+	require.Equal(t, usage{cpu: 2, mainCPU: 0.5, wants: 0.75, io: 7, switches: 3, span: 2 * time.Second}, use)
+	var w busyWork
+	w.see(Sample{At: 1}, Sample{At: 1, Proc: Proc{Switches: 9}}, false)
+	require.Zero(t, w, "it is one look")
+}
+
+// What a node could not find out of any worker holds for all of them but those of which it says more.
+func TestEvidenceThatIsNotWhole(t *testing.T) {
+	f := &file{world: World{Nodes: []WorldNode{{Slots: 2}}}, nodes: make([]nodeReport, 1)}
+	f.take(0, &Report{Partial: "late", Evidence: []Evidence{{}, {Worker: Worker{Rank: 1}, Error: "no stacks"}}}, true)
+	require.Equal(t, "late", f.of(0)[0].Error)
+	require.Equal(t, "no stacks", f.of(0)[1].Error)
+	p := packed{text: make([]byte, 8), shared: make([]shared, 1)}
+	require.Equal(t, 40, p.size())
+}
+
+func TestOldSuspicionsAreSwept(t *testing.T) {
+	var s suspicions
+	s.begin(1)
+	s.replace(dawn, 0, []Suspicion{{}})
+	require.False(t, s.sweep(s.sweepAt.Add(-1)), "it is not time for that")
+	require.True(t, s.sweep(s.sweepAt))
+	s.clear()
+	require.False(t, s.sweep(s.sweepAt), "there is nothing to sweep")
+}
+
+// From outside a suspect's own work is a sign only if all waiters spin for their devices, which looks like work.
+func TestWorkOfASuspectWithoutAPage(t *testing.T) {
+	at := func(d time.Duration, switches uint64) Sample {
+		return Sample{Worker: Worker{PID: 1}, At: d, Proc: Proc{Switches: switches}}
+	}
+	for name, c := range map[string]struct {
+		stacks [2]*Stacks // of the waiters, which are ranks 1 and 2
+		spin   [2]bool
+		moved  bool
+	}{
+		"both spin":        {[2]*Stacks{onDeviceStacks(), onDeviceStacks()}, [2]bool{true, true}, true},
+		"one rests":        {[2]*Stacks{onDeviceStacks(), onDeviceStacks()}, [2]bool{true, false}, false},
+		"both rest":        {[2]*Stacks{inAllReduce(), inAllReduce()}, [2]bool{}, false},
+		"one does more":    {[2]*Stacks{inAllReduce(), inAllReduce()}, [2]bool{true, false}, true},
+		"nothing is known": {[2]*Stacks{nil, nil}, [2]bool{false, true}, true},
+	} {
+		f := &file{world: World{Nodes: []WorldNode{{Slots: 3}}}, nodes: make([]nodeReport, 1)}
+		look := func(d time.Duration, switches ...uint64) {
+			r := Report{}
+			for rank, s := range append([]*Stacks{inUser("f")}, c.stacks[:]...) {
+				sample := at(d, switches[rank])
+				sample.Rank = rank
+				r.Evidence = append(r.Evidence, Evidence{Worker: sample.Worker, Stacks: s, Samples: []Sample{sample}})
+			}
+			f.take(0, &r, false)
+		}
+		look(0, 0, 0, 0)
+		f.markProgress()
+		look(1, 900, uint64(900*count(c.spin[0])), uint64(900*count(c.spin[1])))
+		_, moved := f.moved(Verdict{Suspects: []Suspect{{Rank: 0}}, Waiting: "1-2"})
+		require.Equal(t, c.moved, moved, name)
 	}
 }
 

@@ -209,8 +209,7 @@ func (in *Incident) goOn() {
 		return
 	}
 	if in.suspicions.count == 0 {
-		in.withdraw("nothing is suspected any more")
-		return
+		in.withdraw("nothing is suspected any more") // the state is idle now
 	}
 	switch in.state {
 	case StateSuspected:

@@ -985,6 +985,35 @@ func TestOldEpochs(t *testing.T) {
 	require.Len(t, s.asks, 1, "no workers run")
 }
 
+// The evidence is kept for some time after an incident, and never forgotten in the middle of one.
+func TestHowLongEvidenceIsKept(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	s.hangs()
+	s.step(Collect{})
+	s.pass(2*keepTime, 0)
+	require.NotZero(t, s.c.File(), "it goes on")
+	s.hear(0, Report{})
+	s.hear(1, Report{})
+	require.Equal(t, StateIdle, s.c.state)
+	s.pass(keepTime-1, -1)
+	require.NotZero(t, s.c.File())
+	s.pass(1, -1)
+	require.Zero(t, s.c.File())
+}
+
+// Stacks that are being collected are not asked for again, however long that takes.
+func TestOneCollectionAtATime(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	s.mute[0] = true
+	s.step(Collect{})
+	s.pass(pagesTime+time.Second, -1)
+	s.step(Collect{})
+	require.Len(t, s.asks, 1)
+	s.pass(collectTime, -1)
+	s.step(Collect{})
+	require.Len(t, s.asks, 2)
+}
+
 // What nodes say cannot make a time that lies nowhere.
 func TestSuspicionsOfAnyAge(t *testing.T) {
 	for _, age := range []time.Duration{0, -1, math.MaxInt64, math.MinInt64, 1} {

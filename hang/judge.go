@@ -40,6 +40,7 @@ type analysis struct {
 	members members         // by rank, one for each rank with evidence
 	groups  []*processGroup // with at least two members, in a fixed order
 	noData  rankset.Set
+	search  *waitSearch // from all waiting ranks
 	store   []StoreWait
 	blame   blamer
 }
@@ -60,13 +61,14 @@ func newAnalysis(w World, ev iter.Seq[Evidence], store []StoreWait) *analysis {
 	world := w.Ranks()
 	a.noData = world.Without(known)
 	a.groups = groupsOf(a.members, world)
+	a.search = a.members.follow(true)
 	a.blame = blamer{w, limits{p99: a.members.p99(), early: a.members.early(), outside: a.members.outside()}}
 	return a
 }
 
 // byCollectives compares the sequence numbers: some have entered a collective that others have not.
 func (a *analysis) byCollectives() *Verdict {
-	h := a.members.follow(true)
+	h := a.search
 	if len(h.culprits) == 0 {
 		h = a.members.follow(false)
 	}
@@ -98,7 +100,7 @@ func (a *analysis) byStacks() *Verdict {
 	}
 	v := a.blame.on(a.blame.limits.urgent(culprits), waiters, nil)
 	a.doubtStacks(v, culprits, waiters)
-	if v.Confidence == Low && v.Kind == KindBusy && len(culprits) >= len(waiters) {
+	if v.Kind == KindBusy && len(culprits) >= len(waiters) {
 		v.Tell = v.Deadline // those that only seem to be at work may wait for their devices
 	}
 	return v
@@ -139,9 +141,9 @@ func (a *analysis) byOperation() *Verdict {
 func (a *analysis) meetings() []*processGroup {
 	meets := func(m *member) bool { return m.class == classWaiting && !m.wait.store && !m.wait.p2p }
 	if len(a.groups) == 0 && len(a.members) > 1 && len(a.members.all(meets)) == len(a.members) {
-		return []*processGroup{{members: a.members, unknown: a.noData, whole: true}}
+		return []*processGroup{{members: a.members, unknown: a.noData}}
 	}
-	stuck := a.members.follow(true).stuck
+	stuck := a.search.stuck
 	gs := slices.DeleteFunc(slices.Clone(a.groups), func(g *processGroup) bool {
 		strange := g.members.any(func(m *member) bool { return !meets(m) || m.blocking() != nil })
 		missed := stuck.any(func(m *member) bool { return slices.Contains(m.in, g) })
@@ -197,7 +199,7 @@ func (a *analysis) doubtMismatch(v *Verdict, g *processGroup, most int) {
 
 // byCircle finds groups that wait for each other.
 func (a *analysis) byCircle() *Verdict {
-	h := a.members.follow(true)
+	h := a.search
 	if len(h.circle) < 2 {
 		return nil
 	}
@@ -272,7 +274,7 @@ func (a *analysis) together(gs []*processGroup) members {
 
 // byUnknown names the ranks that others wait for, and that wait for something unknown.
 func (a *analysis) byUnknown() *Verdict {
-	h := a.members.follow(true)
+	h := a.search
 	if len(h.stuck) == 0 {
 		return nil
 	}

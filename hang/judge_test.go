@@ -266,6 +266,8 @@ func TestWhoIsBehindIsNamed(t *testing.T) {
 				x.Proc = Proc{}
 			}
 		}), KindBehind, "2", High, soon, soon, "hung for 16 s: ended"},
+		{"others without samples", newScene(2).behind(3, inLoader()).outside().samples(0, 0),
+			KindBehind, "3", High, soon, soon, "ranks 0-2 wait in all_reduce"},
 		{"wait in backward", newScene(2).all2(inBackward).behind(3, inUser("hold")), KindBehind, "3", High, soon, soon,
 			"ranks 0-2 wait in backward #246"},
 		{"gloo's numbers say nothing", newScene(2).behind(3, inUser("hold")).shift(1804289383), KindBehind, "3", High,
@@ -303,6 +305,12 @@ func (s *scene) without(ranks ...int) *scene {
 	for i := len(ranks) - 1; i >= 0; i-- {
 		s.ev = append(s.ev[:ranks[i]], s.ev[ranks[i]+1:]...)
 	}
+	return s
+}
+
+// samples leaves so many samples of a rank.
+func (s *scene) samples(rank, n int) *scene {
+	s.ev[rank].Samples = s.ev[rank].Samples[:n]
 	return s
 }
 
@@ -419,6 +427,11 @@ func TestMismatch(t *testing.T) {
 		{"outside", other(newScene(2), 2).outside(), KindMismatch, "2", Low, soon, soon, ""},
 		{"one is unknown", other(newScene(3), 2).without(5), KindMismatch, "2", Low, soon, soon,
 			"(uncertain: nothing is known of ranks 5)"},
+		{"in backward", func() *scene {
+			s := newScene(2)
+			s.ev[2].Stacks = inBackward()
+			return s
+		}(), KindMismatch, "2", High, soon, soon, "waiting in backward"},
 		{"on devices", other(newScene(2).nccl(), 2), KindMismatch, "2", Low, soon, soon,
 			"operations on devices may be waited for later"},
 	})
@@ -461,6 +474,7 @@ func TestWhoWaitsForADeviceSpins(t *testing.T) {
 		{"in .item(), as the recorder says", recorded(asleep(inItem)), KindBehind, "2", High, soon, soon,
 			"rank 2 (node 1 gpu-01) hung for 16 s: asleep in load_batch at data.py:12; ranks 0-1,3 wait in all_reduce #246"},
 		{"perhaps in .item()", asleep(inItem), KindBehind, "2", Low, soon, soon, "nobody is seen to wait"},
+		{"one computes with many threads", asleep(inItem).computes(0), KindBehind, "2", High, soon, soon, "asleep"},
 		{"in synchronize()", asleep(onDeviceStacks), KindBehind, "2", High, soon, soon, "asleep in load_batch"},
 		{"from outside", asleep(onDeviceStacks).outside(), KindBehind, "2", Low, soon, soon,
 			"asleep in load_batch at data.py:12; ranks 0-1,3 wait in a synchronization with its device (uncertain: the others " +
@@ -552,11 +566,23 @@ func TestOutside(t *testing.T) {
 			soon, soon, "may wait for something that its stack does not show"},
 		{"a loop", newScene(2).behind(2, inUser("spin")).spins(2).outside(), KindBusy, "2", Low, soon, spin, ""},
 		{"in the kernel", asleep().state(2, 'D').outside(), KindBlocked, "2", High, soon, soon, ""},
+		{"most loop", newScene(2).all2(func() *Stacks { return inUser("spin") }).spinAll().waits(3).outside(), KindBusy,
+			"0-2", Low, spin, spin, "it may be at work"},
+		{"most look for something", newScene(2).all2(func() *Stacks { return inUser("poll") }).waits(3).works(0,
+			workWakes).works(1, workWakes).works(2, workWakes).outside(), KindBehind, "0-2", Low, soon, long, "polling"},
 		{"most do nothing", asleep().behind(1, inLoader()).behind(0, inLoader()).outside(), KindBehind, "0-2", Low, soon,
 			soon, ""},
 		{"they wait below the interpreter", newScene(2).all2(func() *Stacks { return native }).behind(1,
 			inLoader()).outside(),
 			KindBehind, "1", High, soon, soon, "ranks 0,2-3 wait in a collective"},
+	})
+}
+
+// waits: the rank waits for the others.
+func (s *scene) waits(rank int) *scene {
+	s.ev[rank].Stacks = inAllReduce()
+	return s.edit(rank, func(_ int, x *Sample) {
+		x.Proc = Proc{State: 'S', CPU: time.Minute, WChan: "futex_wait_queue", Threads: 9}
 	})
 }
 
@@ -575,12 +601,26 @@ func TestStore(t *testing.T) {
 		return s
 	}
 	unseen := func(s *scene, rank int) *scene { s.ev[rank].Stacks = inUser("connect"); return s }
+	built := func(s *scene) *scene {
+		s.ev[2].Stacks = py(Frame{"load", site + "utils/cpp_extension.py", 1})
+		return s
+	}
+	foreign := func(s *scene) *scene { // and these are in a collective
+		for r := range s.waits(0).waits(1).waits(3).ev {
+			s.ev[r].Sockets = nil
+		}
+		return s
+	}
 	keyed := func(s *scene, key string) *scene { s.store[0].Key = key; return s }
 	check(t, []ruling{
 		{"asleep", before(0, 1, 3), KindMissing, "2", High, namedByStore, namedByStore,
 			"rank 2 (node 1 gpu-01) has not come to " +
 				"init_process_group for 14 s: asleep in prepare at train.py:30; ranks 0-1,3 wait for that"},
 		{"stopped", before(0, 1, 3).state(2, 'T'), KindMissing, "2", High, namedByStore, namedByStore, "stopped"},
+		{"stopped while it builds", built(before(0, 1, 3).state(2, 'T')), KindMissing, "2", High, namedByStore,
+			namedByStore, "stopped"},
+		{"builds", built(before(0, 1, 3)), KindMissing, "2", High, long, long, "asleep in load"},
+		{"who waits for the key is not here", foreign(before(0, 1, 3)), KindBehind, "2", High, soon, soon, ""},
 		{"loops", before(0, 1, 3).spins(2), KindMissing, "2", Low, namedByStore, spin, ""},
 		{"downloads", before(0, 1, 3).writes(2), KindMissing, "2", Low, long, long, ""},
 		{"another one, too", before(0, 3), KindMissing, "1-2", High, namedByStore, namedByStore, "ranks 1-2 have not come"},
@@ -603,6 +643,7 @@ func TestRankInKey(t *testing.T) {
 		"default_pg/0/0/rank_12": 12, "default_pg/0/0/3": 3, "default_pg/0/0": 0,
 		"default_pg/0//cuda//0:1": -1, "default_pg/1//cpu//0/2": -1, "store_based_barrier_key:1": -1, "": -1,
 		"default_pg/0/0/x": -1, "default_pg/0/": -1, "default_pg/0//": -1, "default_pg/0//cpu//0/-3": -1,
+		"default_pg/0//cuda": -1,
 	} {
 		rank, ok := rankInKey(key)
 		if !ok {
@@ -621,6 +662,11 @@ func TestGroups(t *testing.T) {
 		{"a circle", grid().circle(), KindDeadlock, "0-3", Low, soon, time.Minute, "waiting for each other"},
 		{"a circle, and others that wait for it", circleOfTwo(), KindDeadlock, "0-1", Low, soon, time.Minute, "ranks 0-1"},
 		{"a group that does not go on", grid().deaf(), KindComm, "", High, soon, time.Minute, "ranks 0-1 hung"},
+		{"two that go on no more, one after the other", twoGroups(5 * time.Second), KindComm, "", High, soon, time.Minute,
+			"ranks 2-3 hung for 11 s: all of them wait in all_reduce #50 of group tp"},
+		{"two that go on no more, at the same time", twoGroups(time.Second), KindComm, "", High, soon, time.Minute,
+			"ranks 0-3 hung"},
+		{"groups of one rank say nothing", alone(), KindComm, "", High, soon, time.Minute, "ranks 0-3 hung"},
 		{"a pipeline", pipeline(), KindBehind, "0", Low, soon, soon, "rank 0"},
 	})
 }
@@ -635,6 +681,30 @@ func grid() *scene {
 		s.edit(r, func(_ int, x *Sample) {
 			x.Page.Groups = append(x.Page.Groups, GroupState{ID: tensor[r/2].ID, Seq: 50, Since: now0 - time.Second},
 				GroupState{ID: data[r%2].ID, Seq: 80, Since: now0 - 2*time.Second})
+		})
+	})
+}
+
+// twoGroups are the tensor groups alone, all of which wait, those of the second one for a shorter time.
+func twoGroups(later time.Duration) *scene {
+	s := grid()
+	return s.all(func(r int) {
+		s.ev[r].Groups = s.ev[r].Groups[1:2]
+		s.edit(r, func(_ int, x *Sample) {
+			x.Page.Groups = x.Page.Groups[1:2]
+			x.Page.Groups[0].Since = now0 + time.Duration(r/2)*later
+		})
+	})
+}
+
+// alone: each rank has, besides the default group, one of its own, in which it was last.
+func alone() *scene {
+	s := newScene(2)
+	return s.all(func(r int) {
+		g := Group{ID: uint64(30 + r), Ranks: fmt.Sprint(r)}
+		s.ev[r].Groups = append(s.ev[r].Groups, g)
+		s.edit(r, func(_ int, x *Sample) {
+			x.Page.Groups = append(x.Page.Groups, GroupState{ID: g.ID, Seq: 9, Since: now0 + time.Second})
 		})
 	})
 }
@@ -688,6 +758,28 @@ func pipeline() *scene {
 	s := newScene(2).all2(inRecv)
 	s.ev[0].Stacks = inUser("hold")
 	return s.edit(0, func(_ int, x *Sample) { x.Proc.WChan = "hrtimer_nanosleep" })
+}
+
+func TestWhichGroupsCount(t *testing.T) {
+	m := &member{rank: 0, page: &Page{Groups: []GroupState{{ID: 1}, {ID: 2}, {ID: 3}}}, groups: []Group{
+		{ID: 1, Ranks: "0"}, {ID: 2, Ranks: "0,3"}, {ID: 4, Ranks: "2-3"}}}
+	groups := groupsOf(members{m}, rankset.Of(0, 2, 3))
+	require.Len(t, groups, 1)
+	require.EqualValues(t, 2, groups[0].ID, "one of several ranks, of which one at least is known")
+}
+
+// The operation is that of most members of the group, whatever others do.
+func TestOperationOfAGroup(t *testing.T) {
+	in := func(op string) *member { return &member{class: classWaiting, wait: wait{op: op}} }
+	ms := members{in("all_reduce"), in(""), in("barrier"), in("barrier")}
+	op, _ := (&processGroup{members: ms[:1]}).place(ms)
+	require.Equal(t, "all_reduce", op)
+	op, _ = (*processGroup)(nil).place(ms)
+	require.Equal(t, "barrier", op)
+	op, _ = (*processGroup)(nil).place(members{{class: classStopped}})
+	require.Empty(t, op)
+	op, _ = (*processGroup)(nil).place(members{in("")})
+	require.Equal(t, "a collective", op)
 }
 
 // After the last step nobody may wait for the one that does not end.

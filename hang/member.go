@@ -47,8 +47,7 @@ func (m *member) halted() bool {
 // seemsToWait reports whether no sign contradicts a wait. A rank that computes in its own code may wait there for a
 // device, as .item() does: the flight recorder knows a collective that has not ended.
 func (m *member) seemsToWait() bool {
-	return m.recorded() != "" || m.class == classWaiting || m.class == classIdle ||
-		m.wait.op == "" && m.class == classBusy && !m.spin
+	return m.recorded() != "" || m.class == classWaiting || m.class == classIdle || m.class == classBusy && !m.spin
 }
 
 // asyncWait reports whether m has entered all collectives that others have, and rests where it might wait for them.
@@ -65,7 +64,7 @@ func (m *member) operation(g *processGroup) string {
 	if e := m.entry(g.Name); e != nil {
 		return e.Op
 	}
-	if m.wait.named && !m.wait.p2p || m.wait.op == "backward" {
+	if m.wait.named || m.wait.op == "backward" {
 		return m.wait.op
 	}
 	return ""

@@ -31,6 +31,13 @@ func TestPhases(t *testing.T) {
 		{"evaluation_loop", pip + "transformers/trainer.py", PhaseEval},
 		{"run", pip + "lightning/pytorch/loops/evaluation_loop.py", PhaseEval},
 		{"eval", pip + "torch/nn/modules/module.py", PhaseUnknown},
+		{"validate", pip + "torch/distributed/tensor/placement_types.py", PhaseUnknown},
+		{"test", pip + "pandas/core.py", PhaseUnknown},
+		{"test", "/job/train.py", PhaseEval},
+		{"save", pip + "PIL/Image.py", PhaseUnknown},
+		{"save", "/job/train.py", PhaseCheckpoint},
+		{"snapshot", pip + "wandb/sdk.py", PhaseUnknown},
+		{"dump", "/usr/lib/python3.11/json/__init__.py", PhaseUnknown},
 		{"_fn", pip + "torch/_dynamo/eval_frame.py", PhaseUnknown},
 		{"validate_args", "/job/train.py", PhaseUnknown},
 		{"_compile", pip + "torch/_dynamo/convert_frame.py", PhaseCompile},
@@ -85,6 +92,12 @@ func TestWhatAThreadWaitsIn(t *testing.T) {
 			{"init_process_group", c2, 2721}, {"wrapper", wrap, 97}, user}},
 		{"init_process_group", []Frame{{"_create_c10d_store", old + "distributed/rendezvous.py", 177},
 			{"_env_rendezvous_handler", old + "distributed/rendezvous.py", 246}, {"init_process_group", c1, 754}, user}},
+		{"backward", []Frame{{"grad", old + "autograd/__init__.py", 300}, user}},
+		{"", []Frame{{"set_grad_enabled", old + "autograd/__init__.py", 1}, user}},
+		{"", []Frame{{"backward", "/job/train.py", 1}, user}},
+		{onDevice, []Frame{{"synchronize", old + "cuda/__init__.py", 1162}, user}},
+		{onDevice, []Frame{{"wait", pip + "torch/cuda/streams.py", 30}, user}},
+		{"", []Frame{{"empty_cache", old + "cuda/memory.py", 1}, user}},
 		{"new_group", []Frame{{"_new_process_group_helper", c1, 862}, {"new_group", c1, 3335}, user}},
 		{"", []Frame{{"select", "/usr/lib/python3.11/selectors.py", 415},
 			{"_try_get_data", old + "utils/data/dataloader.py", 1120}, user}},
@@ -112,6 +125,8 @@ func TestAThreadThatWaitsIsNotTheMainOne(t *testing.T) {
 	require.Equal(t, "all_gather", w.op)
 	require.False(t, sure)
 	require.False(t, s.Waits())
+	_, sure = waitOf(&Stacks{})
+	require.False(t, sure)
 }
 
 // What is called by the interpreter is on Python's stack.
@@ -124,5 +139,27 @@ func TestWhatNativeCodeWaitsIn(t *testing.T) {
 		{}:                                      {{Func: "poll"}, eval, store},
 	} {
 		require.Equal(t, want, waitOfThread(&Thread{Native: frames}))
+	}
+}
+
+func TestFilesThatAreNotTheUsersOwn(t *testing.T) {
+	for file, want := range map[string]bool{
+		"<frozen importlib._bootstrap>": true, pip + "x.py": true, "/usr/lib/python3/dist-packages/x.py": true,
+		"/usr/lib/python3.11/json/__init__.py": true, "/dev/shm/_dlrover_hang/hooks.py": true, "/job/train.py": false, "": false,
+	} {
+		require.Equal(t, want, inLibrary(file), file)
+	}
+}
+
+// The stack knows better than a page what a training or an evaluation does; all else the page knows better.
+func TestPhaseOfPageAndStack(t *testing.T) {
+	for _, c := range []struct{ page, stack, want Phase }{
+		{PhaseUnknown, PhaseData, PhaseData}, {PhaseTrain, PhaseData, PhaseData}, {PhaseEval, PhaseData, PhaseData},
+		{PhaseTrain, PhaseUnknown, PhaseTrain}, {PhaseCheckpoint, PhaseData, PhaseCheckpoint},
+		{PhaseInit, PhaseData, PhaseInit}, {PhaseInit, PhaseCompile, PhaseCompile},
+	} {
+		m := member{phase: c.page}
+		m.read(reading{phase: c.stack})
+		require.Equal(t, c.want.String(), m.phase.String(), "%s, %s", c.page, c.stack)
 	}
 }

@@ -10,7 +10,7 @@ type wait struct {
 	op    string // such as all_reduce, backward; "" if it does not wait
 	store bool   // for a key of the workers' store, as init_process_group does
 	p2p   bool   // for one other rank, not for all of a group
-	named bool   // op was called by this name, so two that differ are different collectives
+	named bool   // op was called by this name, and is no p2p: two that differ are different collectives
 }
 
 // onDevice is the operation of a thread that waits for its device, which may be in a collective. CUDA lets it spin.
@@ -84,7 +84,7 @@ func waitOfDistributed(frames []Frame) wait {
 		case known && slices.Contains(storeOps, f.Func):
 			return wait{op: storeOp(frames), store: true}
 		case known && slices.Contains(p2pOps, f.Func):
-			return wait{op: f.Func, p2p: true, named: true}
+			return wait{op: f.Func, p2p: true}
 		case known && slices.Contains(collectives, f.Func):
 			return wait{op: op, named: true}
 		}

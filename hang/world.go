@@ -20,16 +20,6 @@ func (w World) Working() (n int) {
 	return n
 }
 
-// NodeOf returns the node that a rank belongs to, with its group rank; -1 if it belongs to none.
-func (w World) NodeOf(rank int) (WorldNode, int) {
-	for i, n := range w.Nodes {
-		if rank >= n.RankBase && rank < n.RankBase+n.Slots {
-			return n, i
-		}
-	}
-	return WorldNode{}, -1
-}
-
 // SuspectRanks are the ranks of the suspects.
 func (v Verdict) SuspectRanks() (s rankset.Set) {
 	for _, suspect := range v.Suspects {

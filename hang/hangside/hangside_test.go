@@ -97,7 +97,5 @@ func TestWorldOfAPod(t *testing.T) {
 	require.Equal(t, "8-11", w.Ranks().String())
 	require.Equal(t, 12, w.Elsewhere)
 	require.Equal(t, 1, w.Working())
-	n, group := w.NodeOf(9)
-	require.Equal(t, "pod-2", n.Name)
-	require.Equal(t, 2, group)
+	require.Equal(t, hang.WorldNode{Name: "pod-2", RankBase: 8, Slots: 4}, w.Nodes[2])
 }
