@@ -180,7 +180,7 @@ func (l *Ledger) book(now time.Time) {
 		trains := l.share(d)
 		l.Times.add(Training, trains)
 		l.Times.add(Waiting, d-trains)
-		if d > trains && l.Short.Cause != "" {
+		if l.Short.Cause != "" {
 			l.row(l.Short).Times.add(Waiting, d-trains)
 		}
 	default:

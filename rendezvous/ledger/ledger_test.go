@@ -189,7 +189,7 @@ func TestStepsBecomeKnown(t *testing.T) {
 	require.Equal(t, "workers ran 83.3 % of 24 s (steps unknown); lost: start 16.7 %", r.l.Until(r.now).String())
 	r.l.Stepped(r.now, 2*s)
 	r.in(Training, 8*s)
-	r.l.Stepped(r.now, 10*s) // it is told again
+	r.l.Stepped(r.now, 1*s) // another node tells it later
 	require.Equal(t, Times{Waiting: 3 * s, Starting: 19 * s, Training: 10 * s}, r.l.Until(r.now).Times)
 	require.Equal(t, Times{Waiting: 3 * s, Starting: 19 * s}, r.row(Start).Times)
 }
