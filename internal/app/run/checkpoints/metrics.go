@@ -79,7 +79,8 @@ func ckptRanks(s *exposition.Scrape, st checkpointd.Status, now time.Time) {
 			}
 			labels := []exposition.Label{{Name: "rank", Value: strconv.Itoa(r.Rank)}, {Name: "where", Value: where}}
 			ckptGauge(s, "step", "Newest step of a rank of this node, in memory and on disk.", float64(n), labels...)
-			ckptGauge(s, "age_seconds", "Age of that step: what would be lost.", now.Sub(at).Seconds(), labels...)
+			ckptGauge(s, "age_seconds", "Age of the newest step of a rank of this node, in memory and on disk.",
+				now.Sub(at).Seconds(), labels...)
 		}
 		tell("memory", r.MemoryStep, r.MemoryAt)
 		tell("disk", r.DurableStep, r.DurableAt)

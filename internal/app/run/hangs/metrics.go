@@ -134,7 +134,8 @@ func (m *hangMetrics) tell(s *exposition.Scrape) {
 	}
 	s.Counter("dlrover_hang_suspicions_total", "Workers of this node that made no progress for unusually long.",
 		float64(m.suspicions))
-	s.Counter("dlrover_hang_false_alarms_total", "Those of them that went on by themselves.", float64(m.alarms))
+	s.Counter("dlrover_hang_false_alarms_total",
+		"Workers of this node that were suspected of a hang, and went on by themselves.", float64(m.alarms))
 	for rank, r := range m.ranks {
 		m.tellRank(s, rank, r)
 	}
@@ -145,7 +146,7 @@ func (m *hangMetrics) tellRank(s *exposition.Scrape, rank int, r *hangRank) {
 	s.Gauge("dlrover_hang_state",
 		"State of the worker: 0 no step yet, 1 runs, 2 suspected, 3 hung, 5 in another phase than training.",
 		float64(r.state()), label)
-	s.Gauge("dlrover_hang_progress_age_seconds", "Since the worker was last seen to make progress.",
+	s.Gauge("dlrover_hang_progress_age_seconds", "Time since the worker was last seen to make progress.",
 		(r.sample.At - r.moved).Seconds(), label)
 	shim := 0.0
 	if p := r.sample.Page; p != nil {
