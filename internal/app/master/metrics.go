@@ -15,6 +15,7 @@ import (
 	hangs "dlrover-run/hang/serve"
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/job"
 	checks "dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -34,6 +35,9 @@ func newMetrics() *metrics {
 		Help: `State changes of runs, by kind: join, seal, run, break, node-loss, node-leave, succeeded, failed and others.`,
 	}
 	m := &metrics{reg: prometheus.NewRegistry(), events: prometheus.NewCounterVec(events, []string{"event"})}
+	for _, e := range []job.Event{job.EventBreak, job.EventNodeLoss, job.EventFailed, job.EventSucceeded} {
+		m.events.WithLabelValues(string(e)) // 0 before the first one, which is an increase
+	}
 	process := collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})
 	m.reg.MustRegister(m.events, collectors.NewGoCollector(), process)
 	return m
@@ -127,7 +131,7 @@ type reporter interface {
 
 // watchAll adds the metrics of the daemon's parts; k is nil without marks.
 func (m *metrics) watchAll(s *service.Service, k *marks.Manager) {
-	m.watch(s.Hub)
+	m.reg.MustRegister(runs{s.Hub})
 	m.watchCheckpoints(s.Checkpoints)
 	m.watchChecks(s.Checks)
 	m.watchHangs(s.Hangs)
@@ -136,46 +140,62 @@ func (m *metrics) watchAll(s *service.Service, k *marks.Manager) {
 	}
 }
 
-// watch adds the gauges of the hub's runs. The run's name is not a label: names come
-// from users, and every new one would be a new time series for ever.
-func (m *metrics) watch(h *api.Hub) {
-	gauge := func(name, help string, value func(api.RunStatus) int) {
-		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
-			sum := 0
-			for _, s := range h.Runs(false) {
-				sum += value(s)
-			}
-			return float64(sum)
-		}))
+// runs are the gauges of the hub's runs, of one look at them. The run's name is not a label: names come from users, and
+// every new one would be a new time series for ever.
+type runs struct{ hub *api.Hub }
+
+// Describe implements prometheus.Collector.
+func (r runs) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(r, ch) }
+
+// Collect implements prometheus.Collector. The times can become less, because runs are forgotten.
+func (r runs) Collect(ch chan<- prometheus.Metric) {
+	all := r.hub.Runs(false)
+	members, waiting, restarts, most := 0, 0, 0, 0.0
+	now, times := map[ledger.Class]int{}, ledger.Times{}
+	for _, s := range all {
+		members, waiting, restarts, most = members+s.Members, waiting+s.Waiting, restarts+s.Restarts, max(most, spent(s))
+		if s.Ledger == nil {
+			continue
+		}
+		now[s.Ledger.Class]++
+		for class, d := range s.Ledger.Times {
+			times[class] += d
+		}
 	}
-	gauge("dlrover_rendezvous_runs", "Runs that this daemon keeps, finished ones included.",
-		func(api.RunStatus) int { return 1 })
-	gauge("dlrover_rendezvous_members", "Nodes that are members of a world, over all runs.",
-		func(s api.RunStatus) int { return s.Members })
-	gauge("dlrover_rendezvous_waiting", "Nodes that wait for a world or as spares, over all runs.",
-		func(s api.RunStatus) int { return s.Waiting })
-	gauge("dlrover_rendezvous_restarts", "Restarts spent, over all runs.",
-		func(s api.RunStatus) int { return s.Restarts })
-	m.watchTime(h)
+	tell := func(name, help string, value float64, class ...string) {
+		d := prometheus.NewDesc(name, help, []string{"class"}[:len(class)], nil)
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, class...)
+	}
+	tell("dlrover_rendezvous_runs", "Runs that this daemon keeps, finished ones included.", float64(len(all)))
+	tell("dlrover_rendezvous_members", "Nodes that are members of a world, over all runs.", float64(members))
+	tell("dlrover_rendezvous_waiting", "Nodes that wait for a world or as spares, over all runs.", float64(waiting))
+	tell("dlrover_rendezvous_restarts", "Restarts spent, over all runs.", float64(restarts))
+	tell("dlrover_restart_budget_spent_ratio", "Spent share of the restarts that a run may make, in all or in a row "+
+		"without progress; of the run that has spent most, and has not ended.", most)
+	for _, class := range ledger.Classes() {
+		tell("dlrover_runs", "Runs that have not ended, by what they do now: the classes are those of dlrover_run_seconds.",
+			float64(now[class]), string(class))
+		tell("dlrover_run_seconds", "Time of the runs that this daemon keeps, by class: training, waiting and others.",
+			times[class].Seconds(), string(class))
+	}
 }
 
-// watchTime adds the time of the runs by class. It can become less, because runs are forgotten.
-func (m *metrics) watchTime(h *api.Hub) {
-	for _, class := range ledger.Classes() {
-		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name:        "dlrover_run_seconds",
-			Help:        "Time of the runs that this daemon keeps, by class: training, waiting and others.",
-			ConstLabels: prometheus.Labels{"class": string(class)},
-		}, func() float64 {
-			sum := 0.0
-			for _, s := range h.Runs(false) {
-				if s.Ledger != nil {
-					sum += s.Ledger.Times[class].Seconds()
-				}
-			}
-			return sum
-		}))
+// spent is the share of its restarts that a run has spent; 0 for one that may make none, or has ended.
+func spent(s api.RunStatus) (share float64) {
+	if s.Outcome != "" {
+		return 0
 	}
+	if s.Params.MaxRestarts > 0 {
+		share = float64(s.Restarts) / float64(s.Params.MaxRestarts)
+	}
+	if b := s.Budget; b != nil && b.Limit > 0 {
+		count := b.Streak
+		if b.SumCounts {
+			count = b.Sum
+		}
+		share = max(share, float64(count)/float64(b.Limit))
+	}
+	return share
 }
 
 // watchCheckpoints adds the age of the checkpoints of each run that reports them: the oldest of all ranks, because that

@@ -13,6 +13,7 @@ import (
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
 )
 
 // Two requests within a second get the same bytes.
@@ -67,10 +68,29 @@ func TestTimeOfRuns(t *testing.T) {
 	require.NoError(t, s.Hub.Join(t.Context(), "job", rendezvous.Join{
 		Node: rendezvous.Node{ID: "n1", Name: "n1", Rank: -1, Slots: 1}, Params: rendezvous.Params{Min: 2, Max: 2}}))
 	m := newMetrics()
-	m.watch(s.Hub)
+	m.reg.MustRegister(runs{s.Hub})
 	time.Sleep(10 * time.Millisecond)
 	text, err := (&exposed{reg: m.reg}).fresh(time.Now())
 	require.NoError(t, err)
 	require.Regexp(t, `dlrover_run_seconds\{class="waiting"\} \d*\.?\d*[1-9]`, string(text))
 	require.Contains(t, string(text), `dlrover_run_seconds{class="training"} 0`)
+	require.Contains(t, string(text), `dlrover_runs{class="waiting"} 1`)
+	require.Contains(t, string(text), `dlrover_runs{class="training"} 0`)
+}
+
+func TestSpentShareOfRestarts(t *testing.T) {
+	for name, c := range map[string]struct {
+		s    rendezvous.Status
+		want float64
+	}{
+		"none allowed": {rendezvous.Status{Budget: &rendezvous.BudgetStatus{Limit: -1, Streak: 4}}, 0},
+		"in all":       {rendezvous.Status{Params: rendezvous.Params{MaxRestarts: 4}, Restarts: 3}, 0.75},
+		"in a row":     {rendezvous.Status{Budget: &rendezvous.BudgetStatus{Limit: 10, Streak: 2, Sum: 9}}, 0.2},
+		"all count":    {rendezvous.Status{Budget: &rendezvous.BudgetStatus{Limit: 10, Sum: 9, SumCounts: true}}, 0.9},
+		"the larger": {rendezvous.Status{Params: rendezvous.Params{MaxRestarts: 4}, Restarts: 1,
+			Budget: &rendezvous.BudgetStatus{Limit: 10, Streak: 9}}, 0.9},
+		"ended": {rendezvous.Status{Params: rendezvous.Params{MaxRestarts: 4}, Restarts: 4, Outcome: "failed"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) { require.InDelta(t, c.want, spent(api.RunStatus{Status: c.s}), 1e-9) })
+	}
 }
