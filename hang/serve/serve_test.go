@@ -61,8 +61,10 @@ func TestHangIsJudgedAndEnded(t *testing.T) {
 		require.Equal(t, job.Note{Event: "hang-verdict", Node: "n0", Text: line}, r.notes[1])
 		require.Equal(t, 1, r.worlds, "the world is fetched once")
 
+		require.Equal(t, 1, h.Standing())
 		h.Ended("r", r.epoch)
 		synctest.Wait()
+		require.Zero(t, h.Standing())
 		p, err := h.Picture(t.Context(), "r", true)
 		require.NoError(t, err)
 		require.Equal(t, hang.StateIdle, p.State)

@@ -38,6 +38,16 @@ func (h *Hub) Stats() Stats {
 	return s
 }
 
+// Standing is how many runs stand still: a hang of theirs counts, and is not over.
+func (h *Hub) Standing() (n int) {
+	for _, r := range h.runs.All() {
+		if p, _, err := r.picture(false); err == nil && p.State == hang.StateDecided {
+			n++
+		}
+	}
+	return n
+}
+
 type stats struct {
 	reports, refusals atomic.Int64
 

@@ -279,6 +279,9 @@ func (m *metrics) watchHangs(h *hangs.Hub) {
 		func(s hangs.Stats) int { return s.Refused })
 	m.reg.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "dlrover_hang_runs", Help: "Runs that stand still: a hang of theirs counts, and is not over.",
+		}, func() float64 { return float64(h.Standing()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "dlrover_hang_evidence_bytes", Help: "Bytes of memory that the kept evidence takes, about.",
 		}, func() float64 { return float64(h.Stats().Held) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
