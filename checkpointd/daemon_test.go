@@ -335,6 +335,31 @@ func withFS(f fsx.FS) func(*checkpointd.Config) {
 	return func(c *checkpointd.Config) { c.FS = f }
 }
 
+// What the workers tell of their epoch is forgotten with it.
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c := n.control()
+	usage := func() checkpointd.Usage {
+		st, err := c.Status(t.Context())
+		require.NoError(t, err)
+		return st.Usage
+	}
+	loaded := func(step int, source string) { n.ask(map[string]any{"op": "loaded", "step": step, "source": source}) }
+	saved := func(seg string, blocked int) { n.ask(map[string]any{"op": "saved", "seg": seg, "blocked_ns": blocked}) }
+	loaded(0, "")
+	require.Equal(t, checkpointd.Usage{Resumed: true}, usage())
+	loaded(7, "disk")
+	loaded(0, "")
+	saved("l0-0.seg", 5)
+	saved("l1-0.seg", 4)
+	saved("l0-1.seg", 0) // as of an older client
+	saved("", 8)
+	require.Equal(t, checkpointd.Usage{Loaded: 7, Resumed: true, Blocked: 8, Before: 5}, usage())
+	require.NoError(t, c.World(t.Context(), checkpointd.World{Term: 1, Epoch: 1, GroupWorldSize: 1}))
+	require.Zero(t, usage())
+}
+
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	disk := &faulty{FS: fsx.OS{}, hit: make(chan struct{}, 1)}

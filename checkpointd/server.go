@@ -44,6 +44,8 @@ type request struct {
 	World     World  `json:"world"`
 	Launcher  string `json:"launcher"`
 	Addr      string `json:"addr"`
+	// Blocked is for how long the saves of the worker have kept it from training, all together.
+	Blocked time.Duration `json:"blocked_ns"`
 }
 
 func (r *request) timeout() time.Duration {
@@ -181,6 +183,7 @@ func (d *Daemon) do(ctx context.Context, s *session, r request) (reply, error) {
 		d.loaded(r)
 		return nil, nil
 	case "saved":
+		d.epochs.blocked(r)
 		d.segs.rescan()
 		return d.pressure(), nil
 	case "wait":

@@ -18,4 +18,6 @@ func TestALoadIsLoggedOncePerEpoch(t *testing.T) {
 	d.SetWorld(World{Term: 1, Epoch: 1, GroupWorldSize: 1})
 	d.loaded(r)
 	require.Len(t, log.texts, 3)
+	d.loaded(request{Dir: "/other"})
+	require.Len(t, log.texts, 3, "nothing was loaded from there")
 }

@@ -17,6 +17,7 @@ type Status struct {
 	Ranks    []coordinator.Age `json:"ranks"` // of this node, ascending
 	Saves    []saveStatus      `json:"saves"` // under way
 	Counters Counters          `json:"counters"`
+	Usage    Usage             `json:"usage,omitzero"`
 }
 
 // SegmentStatus is one file of shared memory.
@@ -44,7 +45,7 @@ type saveStatus struct {
 // Status reads it all; it is meant for people and metrics, not for every save.
 func (d *Daemon) Status() Status {
 	st := Status{World: d.epochs.current(), Trouble: d.retries.trouble(), Segments: d.segs.status(),
-		Counters: d.count.snapshot()}
+		Counters: d.count.snapshot(), Usage: d.epochs.used()}
 	st.Saves, st.Ranks = d.saves.status(st.Segments)
 	return st
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -16,7 +17,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 from . import copying, estimate, saveid, segment, sync
 from .image import Image
 from .inline import Cleaner, Gather, InlineWriter
-from .notices import Dropped, Once, Waits
+from .notices import Dropped, Once, Stopwatch, Waits
 from .pool import NoRoom, Pool, pool
 from .ranks import RankInfo, Ranks
 from .restore import DISK, MEMORY, MEMORY_FIRST, Loaded, Search, Wanted, directory_id
@@ -29,6 +30,7 @@ log = logging.getLogger("dlrover.ckpt")
 
 _TOGETHER_PATIENCE = 300.0  # seconds that a rank may keep the others waiting at most: NCCL ends a job after 600
 _LONG = 0.05  # seconds that a save may wait without a word
+_UNTOLD = 10**8  # ns for which saves may have kept the process from training without a word
 _REMEMBERED = 1000  # steps
 
 _ALONE = ("there is no checkpoint daemon (dlrover-run starts one): DISK saves are written while training waits, and "
@@ -36,6 +38,7 @@ _ALONE = ("there is no checkpoint daemon (dlrover-run starts one): DISK saves ar
 _UNUSABLE = "shared memory cannot be used, checkpoints go to disk only: %s"
 
 _once = Once()
+_blocked = Stopwatch()  # runs while saves keep this process from training
 
 
 class StorageType(Enum):
@@ -61,6 +64,21 @@ def checked_dir(directory: Any) -> str:
     if not path:
         raise ValueError("checkpoint_dir is empty: name the directory for the checkpoints (\".\" is the current one)")
     return os.path.abspath(os.path.expanduser(path))
+
+
+def _blocks(method: Any) -> Any:
+    """The daemon hears for how long a method keeps the process from training."""
+
+    @functools.wraps(method)
+    def blocking(self: "Engine", *args: Any, **kwargs: Any) -> Any:
+        try:
+            with _blocked:
+                return method(self, *args, **kwargs)
+        finally:
+            if self._daemon is not None and _blocked.ns() - self._told > _UNTOLD:
+                self._daemon.notify({"op": "saved", "blocked_ns": self._tell()})
+
+    return blocking
 
 
 class Engine:
@@ -117,6 +135,7 @@ class Engine:
         self._incarnation = ""  # rank 0's word for this incarnation of the workers, when there was one
         self._note = ""  # the daemon's last report of the storage
         self._excuse = ""  # the daemon's last answer to wait
+        self._told = 0  # ns of _blocked that the daemon has heard of
         self._runtime = ""
         self._launched = False
         self._pool: Optional[Pool] = None
@@ -131,6 +150,7 @@ class Engine:
     # Public
     # -----------------------------------------------------------------------------------------------------------------
 
+    @_blocks
     def save(self, step: int, images: Union[Sequence[Image], Callable[[], Sequence[Image]]],
              storage_type: StorageType, trackers: Iterable[Tuple[str, str]] = ()) -> bool:
         """Saves images (a list, or a function that returns it, called on holders only). False: skipped, see the log.
@@ -187,6 +207,7 @@ class Engine:
             self.latest_step = found.step
         return found
 
+    @_blocks
     def wait(self, step: Optional[int] = None, timeout: float = 1800) -> int:
         """Waits until a step is committed (default: the newest DISK save) and returns it: it is on disk then, fsynced
         and named by the trackers. Without any DISK save it returns latest_step at once.
@@ -382,11 +403,15 @@ class Engine:
             segment.touch(self._runtime)
             return
         reply = self._daemon.notify({"op": "saved", "seg": os.path.basename(b.path), "seq": seq, "step": step,
-                                     "disk": disk})
+                                     "disk": disk, "blocked_ns": self._tell()})
         note = reply.get("note", self._note)
         if note and note != self._note:
             log.warning("checkpoint daemon: %s", note)
         self._note = note
+
+    def _tell(self) -> int:
+        self._told = _blocked.ns()
+        return self._told
 
     def _to_disk(self, meta: Dict[str, Any], images: Sequence[Image]) -> None:
         """Writes a save here and now."""

@@ -44,6 +44,25 @@ class Waits:
                         self._number, self._seconds)
 
 
+class Stopwatch:
+    """Runs while any of some calls does."""
+
+    def __init__(self) -> None:
+        self._ns = self._began = self._running = 0
+
+    def ns(self) -> int:
+        return self._ns + (time.monotonic_ns() - self._began if self._running else 0)
+
+    def __enter__(self) -> None:
+        if not self._running:
+            self._began = time.monotonic_ns()
+        self._running += 1
+
+    def __exit__(self, *_: Any) -> None:
+        self._ns = self.ns() if self._running == 1 else self._ns
+        self._running -= 1
+
+
 class Dropped:
     """Logs the saves that newer ones replace: each once in a job, though every rank may drop its shard of it, and not
     all at the same time."""

@@ -269,9 +269,10 @@ class Search:
 
     def _report(self, found: Optional[Loaded]) -> None:
         said, dir = "; ".join(dict.fromkeys(self._notes)), self._wanted.dir
+        if self._daemon is not None:  # nothing was found: from no source
+            step, source = (found.step, found.source) if found is not None else (0, "")
+            self._daemon.notify({"op": "loaded", "step": step, "source": source, "dir": dir})
         if found is not None:
-            if self._daemon is not None:
-                self._daemon.notify({"op": "loaded", "step": found.step, "source": found.source, "dir": dir})
             warn = self._notes and not self._ranks.info.local_rank  # one of a node is enough
             log.log(logging.WARNING if warn else logging.INFO, "checkpoint of step %d is loaded from %s%s", found.step,
                     found.source, " (%s)" % said if said else "")

@@ -607,6 +607,40 @@ class WithDaemon(One):
             self.assertTrue(self.save(e, step))
         self.assertEqual(len(d.ops("saved")), 1)
 
+    def test_it_hears_for_how_long_saves_block(self):
+        """Those that took long at once, the end of others with the next save."""
+        d = self.daemon(wait=lambda r: time.sleep(0.2) or {"committed": r["step"]})
+        e = self.engine()
+
+        def slow():
+            time.sleep(0.3)
+            raise RuntimeError("no images")
+
+        with self.assertRaisesRegex(RuntimeError, "no images"):
+            e.save(1, slow, MEMORY)
+        self.assertTrue(self.save(e, 2))
+        time.sleep(0.3)  # this is training
+        self.assertTrue(self.save(e, 3, DISK))
+        self.assertEqual(e.wait(timeout=10), 3)
+        while len(d.ops("saved")) < 4:
+            time.sleep(0.01)
+        told = [r["blocked_ns"] / 1e9 for r in d.ops("saved")]
+        self.assertEqual(told, sorted(told))
+        self.assertGreaterEqual(told[0], 0.3)
+        self.assertGreaterEqual(told[3] - told[2], 0.2)
+        self.assertLess(told[2] - told[1], 0.25)
+
+    def test_it_hears_what_was_loaded(self):
+        d = self.daemon(offers={"offers": [{"seg": "seg/l0-0.seg"}]})
+        e = self.engine()
+        self.assertIsNone(e.load())
+        self.save(e, 3)
+        self.assertEqual(self.loaded(e), ("memory", 3, 3.0))
+        while len(d.ops("loaded")) < 2:
+            time.sleep(0.01)
+        self.assertEqual([(r["step"], r["source"], r["dir"]) for r in d.ops("loaded")],
+                         [(0, "", self.dir), (3, "memory", self.dir)])
+
     def test_waiting(self):
         d = self.daemon(wait=lambda r: {"committed": r["step"]})
         e = self.engine()
