@@ -46,8 +46,8 @@ func (c *costs) hear(now time.Time, ev Event) {
 	if of.Round == 0 || of != c.book.Epoch.ID || c.members.nodes[id] == nil {
 		return
 	}
-	if _, runs := ev.(Stepped); runs {
-		if p.Step > 0 || p == (job.Progress{}) {
+	if e, runs := ev.(Stepped); runs {
+		if e.Trains() {
 			c.book.Stepped(now, p.Ran)
 		}
 		p.Idle = 0 // another step may follow

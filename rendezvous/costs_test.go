@@ -159,6 +159,27 @@ func TestCostOfPlantedFailures(t *testing.T) {
 	}
 }
 
+// Where nobody counts steps, checkpoints alone tell what is lost and how long saves have taken.
+func TestCostWithoutSteps(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 9})
+	s.join("a", "b")
+	s.obey()
+	s.pass(70 * second)
+	saved := job.Progress{Saving: true, Checkpoint: 60, Kept: 10 * second, Resumed: true, Blocked: 5 * second}
+	s.stepped("a", saved)
+	s.pass(40 * second)
+	s.fail("a", RestartCharged)
+	s.stops(3*second, saved.Aged(40*second), "a", "b")
+	s.obey()
+	s.pass(20 * second)
+	s.stepped("a", job.Progress{Saving: true, Checkpoint: 70, Kept: 1, Resumed: true, Loaded: 60})
+	require.Equal(t, times{"training": 75 * second, "saving": 5 * second, "lost": 50 * second, "stopping": 3 * second},
+		s.times())
+	require.Equal(t, times{"lost": 50 * second, "stopping": 3 * second}, s.bill(job.CauseFailure))
+	require.False(t, LedgerOf(s.r, s.now).Stepping)
+	require.EqualValues(t, 0, s.r.account.newest.progress.Step, "a checkpoint is no step")
+}
+
 // Starts that fail, each later than the one before: none has made a step, even if a node has reported some earlier.
 func TestCostOfBackOff(t *testing.T) {
 	s := trains(t, Params{Min: 2, Max: 2, MaxRestarts: 9, Budget: Budget{BackoffMin: 8 * second}})

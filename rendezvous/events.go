@@ -98,6 +98,22 @@ type Stepped struct {
 	Progress job.Progress `json:"progress,omitzero"`
 }
 
+// Trains reports that the epoch has made a step.
+func (e Stepped) Trains() bool { return e.Progress.Step > 0 || e.Progress == (job.Progress{}) }
+
+// Aged is an event that is sent so long after it was made.
+func Aged(ev Event, d time.Duration) Event {
+	switch e := ev.(type) {
+	case Failing:
+		e.Progress = e.Progress.Aged(d)
+		return e
+	case Stepped:
+		e.Progress = e.Progress.Aged(d)
+		return e
+	}
+	return ev
+}
+
 // Leaving: the launcher will go away on purpose. Its workers still run, if it has any: those of all nodes are stopped
 // at once, and the others go on without it. A Leave follows.
 type Leaving struct {

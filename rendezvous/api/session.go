@@ -76,10 +76,11 @@ type Session struct {
 	params   rendezvous.Params  // the run's, as far as known; sent to a restarted daemon
 	paused   *job.Cause         // from the newest directive
 	excluded *job.Cause         // the newest directive is a Bar, or announces one
-	progress job.Progress       // of the workers of stopped
-	used     *rendezvous.Spent  // of the run's budget besides restarts, by then
-	command  *job.Command       // from the newest directive
-	left     atomic.Bool        // by Leave or Abandon: being unknown is then as it should be
+	progress job.Progress       // of the workers of stopped, at achieved
+	achieved time.Time
+	used     *rendezvous.Spent // of the run's budget besides restarts, by then
+	command  *job.Command      // from the newest directive
+	left     atomic.Bool       // by Leave or Abandon: being unknown is then as it should be
 }
 
 // Open joins the run and starts to follow its directives. It fails when the daemon
@@ -155,7 +156,7 @@ func (s *Session) booked(ev rendezvous.Event) {
 			r.Ranks = append(slices.Clone(r.Ranks), e.Ranks...)
 		}
 	case rendezvous.Stepped:
-		r.Stepped = r.Stepped || e.EpochID == r.EpochID
+		r.Stepped = r.Stepped || e.EpochID == r.EpochID && e.Trains()
 	case rendezvous.Failing:
 		if e.EpochID == r.EpochID && e.Left == 0 {
 			r.Decision, r.Failures, r.Progress = e.Decision, e.Failures, e.Progress
@@ -228,7 +229,7 @@ var ErrAway = errors.New("api: the rendezvous daemon does not come back")
 func (s *Session) Achieved(p job.Progress) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.progress = p
+	s.progress, s.achieved = p, time.Now()
 }
 
 // Rejoin asks for a place in the next world, after the workers of stopped have ended.
@@ -276,11 +277,13 @@ func (s *Session) SetBases(ports []int) {
 	s.cfg.Node.Bases = slices.Clone(ports)
 }
 
-// Report delivers a Ready, Failing, Success, Cleared, Barred, Doubt or Leaving; it waits for a daemon that is away.
+// Report delivers a Ready, Failing, Success, Stepped, Cleared, Barred, Doubt or Leaving; it waits for a daemon that is
+// away.
 func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
 	s.booked(ev)
+	began := time.Now()
 	return s.retryKnown(ctx, "report", func(ctx context.Context) error {
-		return s.svc.Report(ctx, s.cfg.Run, ev)
+		return s.svc.Report(ctx, s.cfg.Run, rendezvous.Aged(ev, time.Since(began)))
 	})
 }
 
@@ -310,7 +313,7 @@ func (s *Session) request(failures []job.Failure) rendezvous.Join {
 	ev := rendezvous.Join{
 		Node: s.cfg.Node, Params: s.params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent,
 		Resume: cmp.Or(s.due, s.resume), Paused: s.paused, Barred: s.excluded,
-		Spent: s.used, Progress: s.progress, Command: s.command, OnResume: s.cfg.OnResume,
+		Spent: s.used, Progress: s.progress.Aged(time.Since(s.achieved)), Command: s.command, OnResume: s.cfg.OnResume,
 		Work: s.cfg.Work,
 	}
 	ev.Node.Uptime = time.Since(s.cfg.Started)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -23,8 +24,9 @@ type script struct {
 	joins chan rendezvous.Join
 	asked chan Cursor
 
-	mu   sync.Mutex
-	fail error // of everything but Watch
+	mu       sync.Mutex
+	fail     error            // of everything but Watch
+	reported rendezvous.Event // the newest
 }
 
 func newScript() *script {
@@ -64,7 +66,12 @@ func (s *script) Watch(ctx context.Context, _, _ string, after Cursor) (News, er
 	}
 }
 
-func (s *script) Report(context.Context, string, rendezvous.Event) error { return s.failing() }
+func (s *script) Report(_ context.Context, _ string, ev rendezvous.Event) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reported = ev
+	return s.fail
+}
 
 func (s *script) Leave(context.Context, string, rendezvous.Leave) (job.Evidence, error) {
 	return job.Evidence{}, nil
@@ -254,6 +261,36 @@ func TestSessionRemembersReports(t *testing.T) {
 		}
 		require.Empty(t, resume(job.EpochID{Term: 1, Round: 1}).Decision)
 		require.Equal(t, rendezvous.RestartCharged, resume(now).Decision)
+		saved := rendezvous.Stepped{ID: "a", EpochID: now, Progress: job.Progress{Saving: true, Checkpoint: 3}}
+		require.NoError(t, s.Report(t.Context(), saved))
+		require.False(t, resume(now).Stepped, "a checkpoint where nobody counts steps")
+		saved.Progress.Step = 1
+		require.NoError(t, s.Report(t.Context(), saved))
+		require.True(t, resume(now).Stepped)
+	})
+}
+
+// Ages are those of the moment when they are sent, however long the daemon was away.
+func TestSessionAgesProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newScript()
+		s := openScript(t, svc, &strings.Builder{})
+		defer s.Close()
+		<-svc.joins
+		p := job.Progress{Step: 5, Stepping: true, Idle: time.Second}
+		s.Achieved(p)
+		time.Sleep(time.Minute)
+		require.NoError(t, s.Rejoin(t.Context(), job.EpochID{Round: 1}, nil))
+		require.Equal(t, 61*time.Second, (<-svc.joins).Progress.Idle)
+		for _, ev := range []rendezvous.Event{rendezvous.Failing{Progress: p}, rendezvous.Stepped{Progress: p}} {
+			svc.setFailing(io.EOF)
+			began := time.Now()
+			time.AfterFunc(time.Minute, func() { svc.setFailing(nil) })
+			require.NoError(t, s.Report(t.Context(), ev))
+			require.Greater(t, time.Since(began), 59*time.Second)
+			require.Equal(t, rendezvous.Aged(ev, time.Since(began)), svc.reported)
+			require.NotEqual(t, ev, svc.reported)
+		}
 	})
 }
 
