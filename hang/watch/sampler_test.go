@@ -20,7 +20,7 @@ import (
 func lookAt(root string, pids ...int) *looker {
 	l := &looker{
 		sampler: &sampler{
-			fs: newProcfs(root), now: monotonic, parse: page.Read, leads: &leads{tid: map[int]int{}},
+			fs: newProcfs(root), now: Monotonic, parse: page.Read, leads: &leads{tid: map[int]int{}},
 		}, patient: time.Minute,
 		blocked: func(int) {},
 	}

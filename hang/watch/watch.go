@@ -97,15 +97,15 @@ func New(cfg Config) *Watcher {
 		cfg.root = "/proc"
 	}
 	if cfg.now == nil {
-		cfg.now = monotonic
+		cfg.now = Monotonic
 	}
 	w := &Watcher{cfg: cfg, asks: make(chan hang.Ask, 4)}
 	w.outbox = newOutbox(cfg.Post, cfg.Log)
 	return w
 }
 
-// monotonic is the clock of the shim's pages.
-func monotonic() time.Duration {
+// Monotonic is the clock of the shim's pages.
+func Monotonic() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // never fails
 	return time.Duration(ts.Nano())

@@ -159,8 +159,13 @@ func (a *adapter) RankSucceeded(ctx context.Context, d launcher.Directive, rank 
 	return a.report(ctx, rendezvous.Success{ID: a.session.ID(), EpochID: d.EpochID, Ranks: []int{rank}})
 }
 
-// Success implements launcher.Rendezvous.
+// Success implements launcher.Rendezvous. The rendezvous hears of the last saves before.
 func (a *adapter) Success(ctx context.Context, d launcher.Directive) error {
+	if p := a.achieved(); d.Place.RankBase == 0 && moved(p) {
+		if err := a.stepped(ctx, d, p); err != nil {
+			return err
+		}
+	}
 	return a.report(ctx, rendezvous.Success{ID: a.session.ID(), EpochID: d.EpochID})
 }
 
@@ -251,7 +256,7 @@ func classify(err error) error {
 	return &launcher.ReasonError{Reason: reason, Err: err}
 }
 
-// stepped reports the first step of an epoch.
-func (a *adapter) stepped(ctx context.Context, d launcher.Directive) error {
-	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: d.EpochID})
+// stepped reports how far the workers of an epoch have come, which have made a step or a checkpoint.
+func (a *adapter) stepped(ctx context.Context, d launcher.Directive, p job.Progress) error {
+	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: d.EpochID, Progress: p})
 }

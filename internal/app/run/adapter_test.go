@@ -114,6 +114,54 @@ func TestAdapterTranslatesDirectives(t *testing.T) {
 	})
 }
 
+// The rendezvous hears of the last saves before the success, from the node of rank 0, and of nothing where nothing is
+// known.
+func TestAdapterReportsProgress(t *testing.T) {
+	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
+		saved := job.Progress{Saving: true, Checkpoint: 7, Kept: time.Second}
+		a.progress = func() job.Progress { return saved }
+		before := len(d.told)
+		require.NoError(t, a.Success(t.Context(), launcher.Directive{}))
+		require.NoError(t, a.Success(t.Context(), launcher.Directive{Place: job.Place{RankBase: 1}}))
+		saved = job.Progress{Stepping: true}
+		require.NoError(t, a.Success(t.Context(), launcher.Directive{}))
+		success := rendezvous.Success{ID: "id"}
+		require.Equal(t, []rendezvous.Event{rendezvous.Stepped{
+			ID: "id", Progress: job.Progress{Saving: true, Checkpoint: 7, Kept: time.Second},
+		}, success, success, success}, d.told[before:])
+	})
+}
+
+// The first step is told soon, and then what is new of checkpoints, every ten seconds at most; steps alone are no news.
+func TestTellsProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		plan := func(at time.Duration) (p job.Progress) {
+			if at > 3200*time.Millisecond {
+				p.Step, p.Stepping = int64(at/time.Second), true
+			}
+			if at > 20*time.Second {
+				p.Saving, p.Checkpoint, p.Blocked = true, int64(min(at, 41*time.Second)/(5*time.Second)), time.Second
+			}
+			return p
+		}
+		var told []time.Duration
+		tell := &teller{first: stepLook, measure: func() job.Progress { return plan(time.Since(began)) }}
+		tell.tell = func(_ context.Context, _ launcher.Directive, p job.Progress) error {
+			require.Equal(t, plan(time.Since(began)), p)
+			told = append(told, time.Since(began))
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		tell.run(ctx, launcher.RunRequest{Epoch: launcher.Epoch{Directive: launcher.Directive{Place: job.Place{RankBase: 1}}}})
+		require.Zero(t, time.Since(began), "another node tells it")
+		tell.run(ctx, launcher.RunRequest{})
+		s := func(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
+		require.Equal(t, []time.Duration{s(3.5), s(23.5), s(33.5), s(43.5)}, told)
+	})
+}
+
 func TestAdapterReports(t *testing.T) {
 	at := time.Unix(1700000000, 0)
 	e := launcher.Directive{EpochID: job.EpochID{Term: 7, Round: 2, Epoch: 1}}

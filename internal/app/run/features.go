@@ -21,7 +21,6 @@ import (
 	"dlrover-run/internal/app/run/tensorboard"
 	"dlrover-run/internal/app/run/trainingport"
 	"dlrover-run/internal/app/run/warm"
-	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/rendezvous/pyproto/upstream"
@@ -37,7 +36,10 @@ type row struct {
 
 // of makes a row of a feature in a package of its own.
 func of(f feature.Feature) row {
-	r := row{name: f.Name, open: func(j *nodeJob) (*feature.Opened, error) { return f.Open(featureNode{j}) }}
+	r := row{name: f.Name}
+	if f.Open != nil {
+		r.open = func(j *nodeJob) (*feature.Opened, error) { return f.Open(featureNode{j}) }
+	}
 	if f.Settings != nil {
 		r.settings = func(o *options, s *settings) error { return f.Settings(featureOptions{o, s}) }
 	}
@@ -71,6 +73,7 @@ func features() []row {
 		of(hangs.New()),
 		holdFeature(),
 		of(warm.New()),
+		progressFeature(), // the features before it tell it
 	}
 }
 
@@ -159,16 +162,6 @@ func (j *nodeJob) closeFeatures() {
 			j.closing("close the "+o.Name, o.Close())
 		}
 	}
-}
-
-// progress is that of the workers, as far as features measure it.
-func (j *nodeJob) progress() (p job.Progress) {
-	for _, o := range j.opened {
-		if o.Progress != nil {
-			p = p.With(o.Progress())
-		}
-	}
-	return p
 }
 
 // upstreamCheck is the check of this node under DLRover's master; nil if no feature has one.

@@ -1,7 +1,6 @@
 package run
 
 import (
-	"context"
 	"log/slog"
 	"os"
 
@@ -9,8 +8,6 @@ import (
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/internal/exposition"
-	"dlrover-run/internal/job"
-	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/proc"
 )
@@ -54,12 +51,6 @@ func (n featureNode) Rendezvous() feature.Rendezvous {
 		return nil
 	}
 	return n.j.endpoint
-}
-
-func (n featureNode) Progress() job.Progress { return n.j.progress() }
-
-func (n featureNode) Stepped(ctx context.Context, d launcher.Directive) error {
-	return n.j.adapter.stepped(ctx, d)
 }
 
 func (n featureNode) SetPorts(ports []int) { n.j.adapter.session.SetPorts(ports) }

@@ -3,19 +3,16 @@ package budget
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/duration"
-	"dlrover-run/launcher"
 	"dlrover-run/rendezvous"
 )
 
-// New is the feature. The rendezvous counts; this launcher only reports the progress of its workers.
+// New is the feature. The rendezvous counts.
 func New() feature.Feature {
 	var b rendezvous.Budget
 	return feature.Feature{
@@ -30,12 +27,6 @@ func New() feature.Feature {
 			if b != defaultBudget() {
 				p.Features["budget"] = b.String()
 			}
-		},
-		Open: func(n feature.Node) (*feature.Opened, error) {
-			if b.StartDeadline == 0 {
-				return nil, nil
-			}
-			return &feature.Opened{Part: launcher.Part{Run: (&firstStep{n}).run}}, nil
 		},
 	}
 }
@@ -143,28 +134,4 @@ func readOnFailure(o feature.Options, b *rendezvous.Budget) (err error) {
 		return fmt.Errorf("--on-failure=%s: need exit, hold or hold=DURATION, such as hold=2h", o.String("on-failure"))
 	}
 	return nil
-}
-
-// firstStep reports the first step of an epoch to the rendezvous, from the node of rank 0.
-type firstStep struct{ node feature.Node }
-
-// stepLook is the interval of the looks at workers before their first step.
-const stepLook = time.Second / 2
-
-func (f *firstStep) run(ctx context.Context, r launcher.RunRequest) {
-	if r.Epoch.Place.RankBase != 0 {
-		return
-	}
-	tick := time.NewTicker(stepLook)
-	defer tick.Stop()
-	for f.node.Progress().Step == 0 {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-	if err := f.node.Stepped(ctx, r.Epoch.Directive); err != nil && ctx.Err() == nil {
-		f.node.Log().Warn("cannot tell the rendezvous of the first step", "err", err)
-	}
 }

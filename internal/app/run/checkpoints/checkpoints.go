@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"dlrover-run/checkpointd"
@@ -48,6 +49,7 @@ type checkpoints struct {
 	node     feature.Node
 	opening  sync.WaitGroup
 	daemon   *ckptd.Supervisor // nil: workers save by themselves; known when opening is over
+	began    atomic.Int64      // when the newest epoch did, in nanoseconds since 1970
 	signaled bool              // the job was ordered to end; belongs to the launcher's loop
 	unsaved  error             // why saves may not be on disk at the end; known after end
 }
@@ -122,11 +124,15 @@ type planCheckpoints struct {
 }
 
 func (c *checkpoints) opened() *feature.Opened {
-	return &feature.Opened{
+	o := &feature.Opened{
 		Part: launcher.Part{Start: c.start, Stop: c.stop, End: c.end}, Joined: c.joined,
 		Configure: func(cfg *launcher.Config) { cfg.Saved = c.saved }, Release: c.release,
 		Unsaved: func() error { return c.unsaved },
 	}
+	if !c.off {
+		o.Saves = c.saves
+	}
+	return o
 }
 
 // openCheckpoints creates the runtime directory in the background; joined waits for it.
@@ -213,6 +219,7 @@ func (c *checkpoints) start(r *launcher.StartRequest) {
 	if c.daemon == nil {
 		return
 	}
+	c.began.Store(time.Now().UnixNano())
 	p := r.Place
 	c.daemon.World(checkpointd.World{
 		Term: r.Term, Round: r.Round, Epoch: r.Epoch.Epoch, GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize,
@@ -233,16 +240,46 @@ func (c *checkpoints) stop(r launcher.StopRequest) {
 // savedTime bounds the request for the daemon's status.
 const savedTime = time.Second
 
-// saved reports whether the daemon has a whole save of at least one of this node's ranks.
-func (c *checkpoints) saved(ctx context.Context) bool {
+// status is that of the daemon; nil: there is none now.
+func (c *checkpoints) status(ctx context.Context) *checkpointd.Status {
 	if c.daemon == nil {
-		return false
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, savedTime)
 	defer cancel()
-	st, err := c.daemon.Status(ctx)
-	return err == nil && st != nil &&
-		slices.ContainsFunc(st.Segments, func(s checkpointd.SegmentStatus) bool { return !s.Copy })
+	st, _ := c.daemon.Status(ctx) // nil or zero with an error
+	return st
+}
+
+// saved reports whether the daemon has a whole save of at least one of this node's ranks.
+func (c *checkpoints) saved(ctx context.Context) bool {
+	st := c.status(ctx)
+	return st != nil && slices.ContainsFunc(st.Segments, func(s checkpointd.SegmentStatus) bool { return !s.Copy })
+}
+
+// saves are those of the newest epoch, as far as all workers of this node have made them that make any.
+func (c *checkpoints) saves() job.Progress {
+	st := c.status(context.Background())
+	if st == nil {
+		return job.Progress{}
+	}
+	return progressOf(st, time.Unix(0, c.began.Load()), time.Now())
+}
+
+// progressOf leaves the time that saves have taken since out of the age of a save: nothing was trained then.
+func progressOf(st *checkpointd.Status, began, now time.Time) job.Progress {
+	u := st.Usage
+	p := job.Progress{Loaded: u.Loaded, Resumed: u.Resumed, Blocked: u.Blocked}
+	for _, r := range st.Ranks {
+		step, at := r.MemoryStep, r.MemoryAt
+		if r.DurableAt.After(at) {
+			step, at = r.DurableStep, r.DurableAt
+		}
+		if at.After(began) && (!p.Saving || step < p.Checkpoint) {
+			p.Checkpoint, p.Saving, p.Kept = step, true, max(now.Sub(at)-(u.Blocked-u.Before), 1)
+		}
+	}
+	return p
 }
 
 // end waits for the saves that are being written to disk.

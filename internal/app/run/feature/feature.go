@@ -60,8 +60,9 @@ type Opened struct {
 	// Close frees the rest, when the other nodes have been notified as well.
 	Close func() error
 
-	// Progress is that of the workers, for a feature that measures it.
-	Progress func() job.Progress
+	// Steps and Saves are how far the workers have come, for a feature that counts their steps or their checkpoints.
+	Steps func() job.Progress
+	Saves func() job.Progress
 	// Unsaved is why saves may not be on disk; it is called after Part.End.
 	Unsaved func() error
 	// Upstream is the check of this node under DLRover's master.
@@ -153,9 +154,6 @@ type Node interface {
 	Processes() *proc.Supervisor
 	// Rendezvous is where this node meets the others; nil before it tries to join.
 	Rendezvous() Rendezvous
-	// Progress is that of the workers, if a feature measures it, and Stepped reports the first step of an epoch.
-	Progress() job.Progress
-	Stepped(context.Context, launcher.Directive) error
 	// SetPorts and SetBases change the offers of this node to the next world.
 	SetPorts(ports []int)
 	SetBases(bases []int)

@@ -74,14 +74,18 @@ func openHangs(n feature.Node, k hangSettings) *hangs {
 }
 
 func (h *hangs) opened() *feature.Opened {
-	return &feature.Opened{
+	o := &feature.Opened{
 		Part: launcher.Part{Start: h.start, Run: h.run, Stop: h.stop, End: h.end}, Joined: h.joined,
 		Configure: func(cfg *launcher.Config) {
 			cfg.Examiner = launcher.Examiner{Name: "hang detection", Examine: h.examine}
 			cfg.OnNotice = append(cfg.OnNotice, h.notice)
 		},
-		Release: h.release, Progress: h.pages.progress,
+		Release: h.release,
 	}
+	if h.pages != nil {
+		o.Steps = h.pages.progress
+	}
+	return o
 }
 
 // judgeOf returns the connection to the job's judge, at the daemon that serves the rendezvous.
@@ -358,23 +362,22 @@ type hangPages struct {
 	unlock  func() error
 	log     *slog.Logger
 	mu      sync.Mutex
-	present string       // the epoch's; "": there is none
-	newest  job.Progress // of the newest epoch without pages
+	present string        // the epoch's; "": there is none
+	first   time.Duration // when the first step of the newest epoch was made; 0: not known
+	newest  job.Progress  // of the newest epoch without pages
+	ended   time.Duration // when that was so
 }
 
 // progress is that of the newest epoch: the most steps of a worker that has a page.
 func (p *hangPages) progress() job.Progress {
-	if p == nil {
-		return job.Progress{}
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.progressLocked()
+	return p.progressLocked(watch.Monotonic())
 }
 
-func (p *hangPages) progressLocked() (n job.Progress) {
+func (p *hangPages) progressLocked(now time.Duration) (n job.Progress) {
 	if p.present == "" {
-		return p.newest
+		return p.newest.Aged(now - p.ended)
 	}
 	paths, _ := filepath.Glob(filepath.Join(p.present, "*.page")) // the pattern is valid
 	for _, path := range paths {
@@ -383,9 +386,22 @@ func (p *hangPages) progressLocked() (n job.Progress) {
 			continue
 		}
 		if page, err := page.Read(data); err == nil {
-			n.Stepping, n.Step = true, max(n.Step, int64(min(page.Steps, 1<<62)))
+			n = n.With(p.stepsLocked(page, now))
 		}
 	}
+	return n
+}
+
+// stepsLocked are the steps of one worker. A page has the times of the newest ones alone, so the first is noted.
+func (p *hangPages) stepsLocked(w hang.Page, now time.Duration) job.Progress {
+	n := job.Progress{Stepping: true, Step: int64(min(w.Steps, 1<<62))}
+	if n.Step == 0 || len(w.StepTimes) == 0 {
+		return n
+	}
+	if at := w.StepTimes[0]; p.first == 0 || at < p.first {
+		p.first = at
+	}
+	n.Ran, n.Idle = max(now-p.first, 1), max(now-w.LastStep, 1)
 	return n
 }
 
@@ -420,7 +436,7 @@ func (p *hangPages) begin(e launcher.Epoch) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.present, p.newest = dir, job.Progress{}
+	p.present, p.first, p.newest = dir, 0, job.Progress{}
 }
 
 // dir is "" without pages.
@@ -444,7 +460,8 @@ func (p *hangPages) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.present != "" {
-		p.newest = p.progressLocked()
+		p.ended = watch.Monotonic()
+		p.newest = p.progressLocked(p.ended)
 		_ = os.RemoveAll(p.present) // remove tries again
 		p.present = ""
 	}

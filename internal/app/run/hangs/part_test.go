@@ -18,9 +18,11 @@ import (
 	"dlrover-run/hang"
 	"dlrover-run/hang/dump"
 	"dlrover-run/hang/hangtell"
+	"dlrover-run/hang/page/pagetest"
 	"dlrover-run/hang/pystack"
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
+	"dlrover-run/hang/watch"
 	"dlrover-run/hang/xpu"
 	"dlrover-run/internal/app/run/feature/featuretest"
 	"dlrover-run/internal/exposition"
@@ -50,6 +52,42 @@ func TestPagesOfAnEpochEndWithIt(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(base, "*", "*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// Steps are those of the worker that has made the most, and as old as the newest of any. The first one is remembered
+// when no page has it any more. All ages grow on when the pages are gone.
+func TestStepsOfPages(t *testing.T) {
+	p := newHangPages(t.TempDir(), slog.New(slog.DiscardHandler))
+	defer p.remove()
+	p.begin(launcher.Epoch{})
+	now := watch.Monotonic()
+	ago := func(seconds int) time.Duration { return now - time.Duration(seconds)*time.Second }
+	write := func(local, steps int, times ...time.Duration) {
+		w := hang.Page{PID: 1, WorldSize: 2, Rank: local, Local: local, Steps: uint64(steps), StepTimes: times}
+		if len(times) > 0 {
+			w.LastStep = times[len(times)-1]
+		}
+		path := filepath.Join(p.dir(), fmt.Sprintf("l%d.page", local))
+		require.NoError(t, os.WriteFile(path, pagetest.Bytes(w), 0o600))
+	}
+	require.Equal(t, job.Progress{}, p.progress())
+	write(0, 0)
+	require.Equal(t, job.Progress{Stepping: true}, p.progress())
+	write(0, 2, ago(90), ago(60))
+	write(1, 1, ago(50))
+	p.mu.Lock()
+	want := job.Progress{Step: 2, Stepping: true, Ran: 90 * time.Second, Idle: 50 * time.Second}
+	require.Equal(t, want, p.progressLocked(now))
+	p.mu.Unlock()
+	write(0, 400, ago(20), ago(10))
+	write(1, 399, ago(21), ago(11))
+	p.end()
+	got := p.progress()
+	require.EqualValues(t, 400, got.Step)
+	require.WithinRange(t, time.Time{}.Add(got.Ran), time.Time{}.Add(90*time.Second), time.Time{}.Add(120*time.Second))
+	require.Equal(t, 80*time.Second, got.Ran-got.Idle)
+	time.Sleep(time.Millisecond)
+	require.Greater(t, p.progress().Idle, got.Idle)
 }
 
 // Off means off, and outside means outside: no pages, no variables.
