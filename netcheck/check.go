@@ -1,6 +1,7 @@
 package netcheck
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -146,6 +147,19 @@ func (c *Check) advance() bool {
 		}
 	}
 	return c.phase != before
+}
+
+// Progress is how far a check is, in words; "" while there is none.
+func (c *Check) Progress() string {
+	if c.phase == idle {
+		return ""
+	}
+	v := c.results.verdicts
+	text := fmt.Sprintf("%d of %d nodes passed", v.ok, v.ok+v.excluded+v.others+c.roster.open)
+	if c.phase == inHost || c.phase == inTorch {
+		text += fmt.Sprintf(", round %d of %d", c.round, max(c.round, c.pairs().judge.base)) // retests are further ones
+	}
+	return text
 }
 
 // end makes the Check idle until nodes are to be checked again. Its results are kept for Picture.

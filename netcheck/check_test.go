@@ -624,3 +624,17 @@ func TestWhoIsBusyIsWaitedFor(t *testing.T) {
 	s.drain()
 	s.states(t, map[int]State{3: StateNotTested})
 }
+
+func TestProgress(t *testing.T) {
+	s := newSim(1, 16)
+	require.Empty(t, s.check.Progress())
+	s.begin()
+	seen := map[string]bool{}
+	for s.step() {
+		seen[s.check.Progress()] = true
+	}
+	for _, text := range []string{"0 of 16 nodes passed", "0 of 16 nodes passed, round 1 of 3",
+		"0 of 16 nodes passed, round 3 of 3", ""} {
+		require.True(t, seen[text], "%q in %v", text, seen)
+	}
+}

@@ -55,6 +55,10 @@ func (p *pairing) Picture() netcheck.Picture {
 	return pic
 }
 
+func (p *pairing) Progress() string {
+	return fmt.Sprintf("%d of %d nodes passed", len(p.decided), len(p.nodes))
+}
+
 func (p *pairing) sorted() (ns []netcheck.Node) {
 	for _, n := range p.nodes {
 		ns = append(ns, n)

@@ -69,6 +69,7 @@ type check interface {
 	Step(now time.Time, ev netcheck.Event) []netcheck.Action
 	Next() time.Time
 	Picture() netcheck.Picture
+	Progress() string
 }
 
 // Hub keeps the checks of all runs of one rendezvous. It has no memory on disk: to a new one the nodes introduce
@@ -141,6 +142,20 @@ func (h *Hub) Picture(run string) (netcheck.Picture, error) {
 		return netcheck.Picture{}, err
 	}
 	return r.picture()
+}
+
+// Progress is how far the check of a run is, in words; "" while there is none.
+func (h *Hub) Progress(run string) string {
+	r := h.runs.Get(run)
+	if r == nil {
+		return ""
+	}
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil || r.check == nil {
+		return ""
+	}
+	return r.check.Progress()
 }
 
 func unknownRun(id string) error { return fmt.Errorf("%w in run %q", ErrUnknownRun, id) }
