@@ -185,6 +185,9 @@ func (c *Client) Watch(ctx context.Context, run, id string, after Cursor) (n New
 	if after.WithNotices {
 		q.Set("notices", strconv.FormatUint(after.Notices, 10))
 	}
+	if after.Waits > 0 {
+		q.Set("waits", strconv.FormatInt(after.Waits.Milliseconds(), 10))
+	}
 	c.watching.Add(1)
 	defer c.watching.Add(-1)
 	err = c.get(noticing(ctx), watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/watch?"+q.Encode(), &n)

@@ -108,6 +108,9 @@ type HubConfig struct {
 	Keep time.Duration
 	// Avoid are the machines that pods of a replacement should avoid, for RunStatus. Nil knows of none.
 	Avoid func() []string
+	// Waits are the things that a run without workers waits for, in words; nil: nobody says. It is called without locks,
+	// must be quick, and must not call the Hub.
+	Waits func(RunStatus) []string
 	// Keeper keeps the decisions about the runs; nil: nobody does.
 	Keeper Keeper
 }
@@ -499,6 +502,9 @@ func (w *visit) end(n *News, err error, broken bool) (*News, error) {
 	if err == nil && decides(&n.Directive) {
 		err = w.hub.cfg.settle(w.run.id)
 	}
+	if err == nil && w.after.Waits > 0 {
+		n.Waiting = w.run.waiting(time.Now(), n.Kind)
+	}
 	silent := broken && w.over.silent()
 	w.run.detach(rendezvous.Detach{ID: w.node, Broken: broken, Silent: silent})
 	switch {
@@ -517,6 +523,8 @@ type RunStatus struct {
 	Nodes []rendezvous.NodeStatus `json:"nodes,omitempty"`
 	// Ended are the nodes of a run that has ended, as they were then.
 	Ended []rendezvous.NodeStatus `json:"ended,omitempty"`
+	// Waits are the things that a run without workers waits for, in words.
+	Waits []string `json:"waits,omitempty"`
 	// Ledger is the account of the run's time; nil: no node has joined.
 	Ledger *ledger.Report `json:"ledger,omitempty"`
 	// Avoid are the machines that replacement pods should avoid, in any run.

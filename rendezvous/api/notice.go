@@ -3,6 +3,7 @@ package api
 import (
 	"fmt"
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"dlrover-run/internal/job"
@@ -23,6 +24,8 @@ type News struct {
 	// Notices are those after the Cursor's, and NoticeSeq is where to go on; both only if the Cursor asks for them.
 	Notices   []job.Notice `json:"notices,omitempty"`
 	NoticeSeq uint64       `json:"notice_seq,omitempty"`
+	// Waiting is for callers that ask for Waits; nil: they wait for nothing.
+	Waiting *Waiting `json:"waiting,omitempty"`
 }
 
 // Cursor is the position of a Watch's caller: the news that it already has.
@@ -32,6 +35,8 @@ type Cursor struct {
 	// WithNotices asks for notices after number Notices; after 0 come those from now on.
 	WithNotices bool
 	Notices     uint64
+	// Waits is how often the caller wants to hear what the run waits for while it waits, at least; 0: never.
+	Waits time.Duration
 }
 
 // addressed is a Notice for the nodes of a name, "" for all.

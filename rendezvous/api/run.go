@@ -27,6 +27,9 @@ type run struct {
 	notices   ring[addressed]
 	noticeSeq uint64 // of the newest notice; larger than that of any earlier daemon
 
+	newest   *Waiting // nil: no launcher has asked, or no node waits
+	newestAt time.Time
+
 	unsent map[string]bool // IDs that cfg.Gate has not received, whose nodes do not get their Check before
 }
 
@@ -66,7 +69,12 @@ func (r *run) attach(node string, after *Cursor) (time.Duration, error) {
 	if after.Notices == 0 {
 		after.Notices = r.noticeSeq
 	}
-	return hold(r.round.Size()), r.stepLocked(rendezvous.Attach{ID: node})
+	nodes := r.round.Size()
+	most := hold(nodes)
+	if r.tellsWaitsLocked(*after) {
+		most = min(most, max(after.Waits, minWaits, time.Duration(nodes)*waitsPerNode))
+	}
+	return most, r.stepLocked(rendezvous.Attach{ID: node})
 }
 
 func (r *run) detach(e rendezvous.Detach) {
@@ -152,7 +160,7 @@ func (r *run) newerLocked(node string, after Cursor, last bool) (*News, error) {
 	d := m.Directive
 	early := d.Kind == job.Check && r.unsent[node]
 	known := d.Seq == after.Directive || !last && m.Known != 0 && m.Known == after.Directive
-	if (!known || len(notices) > 0) && !early {
+	if (!known || len(notices) > 0 || last && r.tellsWaitsLocked(after)) && !early {
 		return &News{Directive: d, Notices: notices, NoticeSeq: seq}, nil
 	}
 	return nil, nil
@@ -346,6 +354,14 @@ func (r *run) tellsLocked() bool {
 }
 
 func (r *run) status(nodes bool) RunStatus {
+	s := r.plainStatus(nodes)
+	if nodes && r.cfg.Waits != nil {
+		s.Waits = r.cfg.Waits(s)
+	}
+	return s
+}
+
+func (r *run) plainStatus(nodes bool) RunStatus {
 	r.Lock()
 	defer r.Unlock()
 	s := RunStatus{Run: r.id, Status: r.round.Status()}

@@ -435,7 +435,11 @@ func readWatch(req *http.Request) (w watchQuery, err error) {
 		return w, err
 	}
 	w.after.WithNotices = q.Has("notices")
-	w.after.Notices, err = number(q, "notices", true)
+	if w.after.Notices, err = number(q, "notices", true); err != nil {
+		return w, err
+	}
+	ms, err := number(q, "waits", true)
+	w.after.Waits = time.Duration(min(ms, 60_000)) * time.Millisecond
 	return w, err
 }
 

@@ -30,6 +30,10 @@ type SessionConfig struct {
 	Started time.Time
 	// ConnectTimeout bounds the first contact with the daemon; 0 means a minute.
 	ConnectTimeout time.Duration
+	// Waiting receives what the run waits for while this node has no workers, about every WaitingEvery, and nil when that is
+	// over or unknown. It must be quick. Nil: nobody asks.
+	Waiting      func(*Waiting)
+	WaitingEvery time.Duration
 	// Succession finds the launcher that serves the run after another one; nil: nobody does.
 	Succession Succession
 	Logger     *slog.Logger
@@ -369,13 +373,16 @@ func (s *Session) follow(ctx context.Context) {
 	defer close(s.notices)
 	defer close(s.dirs)
 	away := outage{s: s, what: "watch"}
-	after := Cursor{WithNotices: slices.Contains(s.cfg.Node.Can, rendezvous.CanNotice)}
+	after := Cursor{WithNotices: slices.Contains(s.cfg.Node.Can, rendezvous.CanNotice), Waits: s.cfg.WaitingEvery}
 	for ctx.Err() == nil {
 		select {
 		case <-s.rejoined: // before the next Stop
 		default:
 		}
 		n, err := s.watch(ctx, after)
+		if s.cfg.Waiting != nil {
+			s.cfg.Waiting(n.Waiting)
+		}
 		switch {
 		case err == nil:
 			away.over(nil)
@@ -447,6 +454,10 @@ func (s *Session) lull(ctx context.Context, d rendezvous.Directive) {
 func (s *Session) take(n News, after *Cursor) {
 	if n.Directive.Seq != after.Directive {
 		s.deliver(n.Directive)
+		after.Waits = 0
+		if slices.Contains([]job.Kind{job.Wait, job.Check, job.Stop}, n.Kind) {
+			after.Waits = s.cfg.WaitingEvery
+		}
 	}
 	for _, notice := range n.Notices {
 		s.queue(notice)

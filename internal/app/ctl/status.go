@@ -72,6 +72,12 @@ func (s runStatus) print(w io.Writer, now time.Time, es []api.Event) {
 	t.Row("workers", strconv.Itoa(describe.Workers(s.Status)))
 	t.Row("round", fmt.Sprintf("%d, epoch %d", s.Round, s.Epoch))
 	t.Row("restarts", describe.Restarts(s.Status))
+	for _, thing := range s.Waits {
+		t.Row("waits for", thing)
+	}
+	for _, d := range s.Due {
+		t.Row("in "+describe.Age(d.At.Sub(now)), d.Text)
+	}
 	if s.Command != nil {
 		t.Row("command", s.Command.String())
 	}

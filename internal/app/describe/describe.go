@@ -5,6 +5,7 @@ package describe
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"dlrover-run/checkpointd/coordinator"
@@ -48,6 +49,69 @@ func Phase(s rendezvous.Status) string {
 		return "starting"
 	}
 	return s.Phase
+}
+
+// maxNamed bounds the nodes that a sentence names.
+const maxNamed = 8
+
+// Waits are the things that a run without workers waits for, as words after "waiting for". checks is how far the checks
+// of its nodes are, or "".
+func Waits(s api.RunStatus, checks string, now time.Time) (things []string) {
+	if s.Outcome != "" || s.Phase == "running" {
+		return nil
+	}
+	if missing := s.Params.Min - len(s.Nodes); missing > 0 {
+		things = append(things, fmt.Sprintf("%d of %d nodes", missing, s.Params.Min))
+	}
+	for _, l := range s.Missing {
+		things = append(things, fmt.Sprintf("%s (node %d), gone %s ago: %s", l.Node, l.GroupRank, Age(now.Sub(l.At)),
+			strings.TrimSuffix(l.Reason, ".")))
+	}
+	var checking, stopping, silent []string
+	for _, n := range s.Nodes {
+		switch {
+		case n.Suspect:
+			silent = append(silent, n.Name)
+		case n.State == "checking":
+			checking = append(checking, n.Name)
+		case n.State == "stopping":
+			stopping = append(stopping, n.Name)
+		}
+	}
+	if len(checking) > 0 {
+		text := "checks of " + names(checking)
+		if checks != "" {
+			text += " (" + checks + ")"
+		}
+		things = append(things, text)
+	}
+	if len(stopping) > 0 {
+		things = append(things, "workers to end on "+names(stopping))
+	}
+	if len(silent) > 0 {
+		things = append(things, "a word from "+names(silent))
+	}
+	return things
+}
+
+// names lists the first of many names.
+func names(all []string) string {
+	if more := len(all) - maxNamed; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(all[:maxNamed], ", "), more)
+	}
+	return strings.Join(all, ", ")
+}
+
+// Waiting is a line for a launcher that was told w some time ago.
+func Waiting(w api.Waiting, ago time.Duration) string {
+	line := "waiting"
+	if w.For != "" {
+		line += " for " + w.For
+	}
+	if w.Due != "" {
+		line += fmt.Sprintf("; in %s: %s", Age(w.In-ago), w.Due)
+	}
+	return line
 }
 
 // Workers is how many run, or are being started.

@@ -119,3 +119,29 @@ func TestEvents(t *testing.T) {
 		require.Equal(t, want, Event(api.Event{Note: n}))
 	}
 }
+
+func TestWaits(t *testing.T) {
+	node := func(name, state string) rendezvous.NodeStatus { return rendezvous.NodeStatus{Name: name, State: state} }
+	s := api.RunStatus{Status: rendezvous.Status{Phase: "forming", Params: rendezvous.Params{Min: 4, Max: 4},
+		Missing: []job.Loss{{Node: "gpu-02", GroupRank: 1, At: now.Add(-40 * time.Second), Reason: "it was killed."}}},
+		Nodes: []rendezvous.NodeStatus{node("a", "waiting"), node("b", "stopping")}}
+	require.Equal(t, []string{"2 of 4 nodes", "gpu-02 (node 1), gone 40s ago: it was killed", "workers to end on b"},
+		Waits(s, "", now))
+
+	s.Phase, s.Missing, s.Nodes = "gating", nil, nil
+	for range 20 {
+		s.Nodes = append(s.Nodes, node("n", "checking"))
+	}
+	s.Nodes[19].Suspect = true
+	require.Equal(t, []string{"checks of n, n, n, n, n, n, n, n and 11 more (1 of 20 nodes passed)", "a word from n"},
+		Waits(s, "1 of 20 nodes passed", now))
+
+	s.Phase = "running"
+	require.Empty(t, Waits(s, "", now))
+}
+
+func TestWaiting(t *testing.T) {
+	w := api.Waiting{For: "1 of 2 nodes", Due: "the run fails", In: 30 * time.Second}
+	require.Equal(t, "waiting for 1 of 2 nodes; in 22s: the run fails", Waiting(w, 8*time.Second))
+	require.Equal(t, "waiting", Waiting(api.Waiting{}, time.Hour))
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"dlrover-run/hang"
@@ -170,52 +169,15 @@ func (f facts) waitsFor() answer {
 			}
 		}
 	default:
-		a.Tone, a.Lines = waits, f.absent()
+		a.Tone = waits
+		for _, thing := range s.Waits {
+			a.Lines = append(a.Lines, "For "+thing+".")
+		}
 	}
 	if len(a.Lines) == 0 {
 		a.Lines = []string{"That is being found out."}
 	}
 	return a
-}
-
-// absent are nodes without which there is no world.
-func (f facts) absent() (lines []string) {
-	s := f.run
-	var checking, stopping []string
-	for _, n := range s.Nodes {
-		switch n.State {
-		case "checking":
-			checking = append(checking, n.Name)
-		case "stopping":
-			stopping = append(stopping, n.Name)
-		}
-	}
-	if missing := s.Params.Min - len(s.Nodes); missing > 0 {
-		lines = append(lines, fmt.Sprintf("For %d of %d nodes.", missing, s.Params.Min))
-	}
-	for _, l := range s.Missing {
-		lines = append(lines, fmt.Sprintf("%s (node %d) has gone %s ago: %s.", l.Node, l.GroupRank,
-			describe.Age(f.now.Sub(l.At)), strings.TrimSuffix(l.Reason, ".")))
-	}
-	if len(checking) > 0 {
-		lines = append(lines, "For checks of "+names(checking)+".")
-	}
-	if len(stopping) > 0 {
-		lines = append(lines, "For workers to end on "+names(stopping)+".")
-	}
-	for _, n := range s.Nodes {
-		if n.Suspect && len(lines) < maxNamed {
-			lines = append(lines, n.Name+" is silent.")
-		}
-	}
-	return lines
-}
-
-func names(all []string) string {
-	if more := len(all) - maxNamed; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(all[:maxNamed], ", "), more)
-	}
-	return strings.Join(all, ", ")
 }
 
 // why answers why the run stands still, or why it was restarted last.

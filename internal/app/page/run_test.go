@@ -68,12 +68,11 @@ func TestFaultsAreNamed(t *testing.T) {
 		{"a missing node", func(f *facts) {
 			f.run.Phase, f.run.Members, f.run.Waiting, f.run.Nodes = "forming", 0, 1, f.run.Nodes[:1]
 			f.run.Cause = &job.Cause{Kind: job.CauseLoss, Text: "node 1 (gpu-02) is gone: its launcher was killed"}
-			f.run.Missing = []job.Loss{{Node: "gpu-02", GroupRank: 1, At: now.Add(-40 * time.Second),
-				Reason: "its launcher was killed"}}
+			f.run.Waits = []string{"1 of 2 nodes", "gpu-02 (node 1), gone 40s ago: its launcher was killed"}
 			f.run.Due = []rendezvous.Due{{At: now.Add(time.Minute), Text: "the run fails, unless enough nodes are there"}}
 		}, waits, map[string]string{
 			"moving": "No: waiting for nodes.",
-			"waits":  "For 1 of 2 nodes.\ngpu-02 (node 1) has gone 40s ago: its launcher was killed.",
+			"waits":  "For 1 of 2 nodes.\nFor gpu-02 (node 1), gone 40s ago: its launcher was killed.",
 			"why":    "node 1 (gpu-02) is gone: its launcher was killed",
 			"next":   "\nthe run fails, unless enough nodes are there 1m0s"}},
 		{"a full disk", func(f *facts) {

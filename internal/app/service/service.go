@@ -17,6 +17,7 @@ import (
 
 	"dlrover-run/checkpointd/coordinator"
 	hangs "dlrover-run/hang/serve"
+	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/app/streamhub"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/secure"
@@ -110,6 +111,9 @@ func New(cfg Config) (*Service, error) {
 		Topology: file.First(), Observe: s.observe, Gate: s.gate, Released: s.released, Suspicious: suspicious,
 		Saved: s.saved, Cleared: cfg.Cleared, Suspect: cfg.Suspect, Avoid: cfg.Avoid,
 		Keep: cfg.Keep, Keeper: cfg.Keeper,
+		Waits: func(r api.RunStatus) []string {
+			return describe.Waits(r, s.Checks.Progress(r.Run), time.Now())
+		},
 	})
 	s.Checks = s.newChecks()
 	s.Hangs = s.newHangs()

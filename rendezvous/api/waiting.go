@@ -1,0 +1,57 @@
+package api
+
+import (
+	"strings"
+	"time"
+
+	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
+)
+
+// Launchers that wait ask more often than others, but all of a run together no more than about 170 times a second, as
+// those of 10,000 nodes do anyway. What they are told is made once a second at most.
+const (
+	minWaits     = time.Second
+	waitsPerNode = 6 * time.Millisecond
+	maxWaiting   = 512 // bytes of each text
+)
+
+// Waiting is what a run without workers waits for, in words.
+type Waiting struct {
+	For string `json:"for,omitempty"`
+	// Due is what time alone does next, in In; "": nothing.
+	Due string        `json:"due,omitempty"`
+	In  time.Duration `json:"in,omitempty"`
+}
+
+// tellsWaitsLocked reports whether a Watch is to end with what the run waits for.
+func (r *run) tellsWaitsLocked(after Cursor) bool {
+	_, runs := r.round.Running()
+	return after.Waits > 0 && r.cfg.Waits != nil && !runs
+}
+
+// waiting is what a node waits for that has a duty of this kind; nil: nothing, or an order that is known.
+func (r *run) waiting(now time.Time, duty job.Kind) *Waiting {
+	if r.cfg.Waits == nil || duty != job.Wait && duty != job.Check {
+		return nil
+	}
+	r.Lock()
+	if now.Sub(r.newestAt) < minWaits {
+		defer r.Unlock()
+		return r.newest
+	}
+	r.newestAt = now // the others have the old one meanwhile
+	r.Unlock()
+	s := r.status(true)
+	var told *Waiting
+	if s.Phase != "running" && s.Outcome == "" && s.Paused == nil {
+		told = &Waiting{For: text.Head(strings.Join(s.Waits, "; "), maxWaiting)}
+		if len(s.Due) > 0 {
+			told.Due, told.In = text.Head(s.Due[0].Text, maxWaiting), s.Due[0].At.Sub(now)
+		}
+	}
+	r.Lock()
+	defer r.Unlock()
+	r.newest = told
+	return told
+}
