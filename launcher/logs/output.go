@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"reflect"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ type owner uint32
 const (
 	nobody   owner = 0
 	launcher owner = ^nobody
+	status   owner = launcher - 1 // the launcher's line that the next output replaces
 )
 
 const (
@@ -92,7 +94,8 @@ func (o *output) unlock() {
 	}
 }
 
-// ownLines is the stream of the launcher's own lines, which do not wait: an unfinished line is ended for them.
+// ownLines is the stream of the launcher's own lines, which do not wait: an unfinished line is ended for them. A text
+// that ends in \r is replaced by the next one, whoever writes that.
 type ownLines struct{ o *output }
 
 // Write returns the error and reports it nowhere else: the writer may be the logger itself, with its lock.
@@ -106,7 +109,7 @@ func (w ownLines) Write(p []byte) (int, error) {
 func (w ownLines) FreshLine() {
 	if w.o.mu.TryLock() {
 		defer w.o.mu.Unlock()
-		if w.o.open != nobody {
+		if w.o.open != nobody && w.o.open != status {
 			w.o.open = launcher
 			_ = w.o.ownLocked(newline)
 		}
@@ -114,7 +117,11 @@ func (w ownLines) FreshLine() {
 }
 
 func (o *output) ownLocked(text string) error {
-	o.emitLocked(&piece{launcher, []byte(eraseLine + text), gap, false}, o.now())
+	by := launcher
+	if strings.HasSuffix(text, "\r") {
+		by = status
+	}
+	o.emitLocked(&piece{by, []byte(eraseLine + text), gap, false}, o.now())
 	err := o.err
 	o.err = nil
 	return err

@@ -181,6 +181,24 @@ func TestTheLaunchersOwnLines(t *testing.T) {
 	m.close()
 }
 
+// The status line of the launcher is replaced by whatever comes next, and ends nothing.
+func TestTheLaunchersStatusLine(t *testing.T) {
+	m := newMeetingPoint(true, "")
+	own := (&Logs{console: [2]*output{1: m.output}}).Stderr()
+	say := func(text string) {
+		_, err := own.Write([]byte(text))
+		require.NoError(t, err)
+	}
+	say("waits 2\x1b[K\r")
+	say("waits 1\x1b[K\r")
+	say("line\n")
+	say("waits 0\x1b[K\r")
+	own.FreshLine()
+	m.say(0, "worker\n")
+	require.Equal(t, "waits 2\x1b[K\rwaits 1\x1b[K\r"+eraseRest+"line\nwaits 0\x1b[K\r"+eraseRest+"worker\n", m.got.String())
+	m.close()
+}
+
 // TestALoggerOnAConsoleThatIsGone: the warning about a console is written to that console, by a logger that may be
 // writing to it.
 func TestALoggerOnAConsoleThatIsGone(t *testing.T) {

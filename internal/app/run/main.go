@@ -349,6 +349,8 @@ func (j *nodeJob) sessionConfig(started time.Time) api.SessionConfig {
 		Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.endpoint.where, Started: started,
 		ConnectTimeout: j.s.rdzv.connect, OnResume: j.s.hold.onResume, Work: j.s.work(), Logger: j.log,
 	}
+	w := newWaiting(j.log, j.s.logs.format)
+	cfg.Waiting, cfg.WaitingEvery = w.told, w.every()
 	if j.endpoint.failover != nil {
 		cfg.Succession = j.endpoint.failover
 	}
