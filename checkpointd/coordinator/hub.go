@@ -70,8 +70,8 @@ func (h *Hub) attend(ctx context.Context, r *run, at seat) {
 	}
 }
 
-// summary describes a run; an unknown one is empty.
-func (h *Hub) Summary(run string) summary {
+// Summary describes a run; an unknown one is empty.
+func (h *Hub) Summary(run string) Summary {
 	if r := h.runs.Get(run); r != nil {
 		return r.summary()
 	}

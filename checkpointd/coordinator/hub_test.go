@@ -530,7 +530,7 @@ func TestSummary(t *testing.T) {
 		require.Equal(t, http.StatusOK, rec.Code)
 		require.Contains(t, rec.Body.String(), `"memory_step":8`)
 	}
-	require.Equal(t, summary{Saves: []saveStatus{}, Ages: []Age{}}, w.hub.Load().Summary("unknown"))
+	require.Equal(t, Summary{Saves: []saveStatus{}, Ages: []Age{}}, w.hub.Load().Summary("unknown"))
 }
 
 func TestHubForgetsRuns(t *testing.T) {

@@ -139,7 +139,7 @@ func (r *run) reopen(id string) {
 	r.state.reopen(id)
 }
 
-func (r *run) summary() summary {
+func (r *run) summary() Summary {
 	r.Lock()
 	defer r.Unlock()
 	return r.state.summary()

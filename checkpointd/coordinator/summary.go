@@ -44,13 +44,13 @@ func (a agesEvent) step(st *state, now time.Time) ([]topic, error) {
 	return nil, nil
 }
 
-// summary is a run for the status page and for metrics.
-type summary struct {
+// Summary is a run for the status page and for metrics.
+type Summary struct {
 	Saves []saveStatus `json:"saves"` // in order of steps; those that are over stay for a while
 	Ages  []Age        `json:"ages"`  // in order of ranks
 }
 
-// saveStatus is one save in a summary. Prepared and Placed count shards.
+// saveStatus is one save in a Summary. Prepared and Placed count shards.
 type saveStatus struct {
 	Save
 	Phase    Phase     `json:"phase"` // the last that is known to be reached by all it takes
@@ -61,8 +61,8 @@ type saveStatus struct {
 }
 
 // summary describes the run at present.
-func (st *state) summary() summary {
-	sum := summary{Saves: make([]saveStatus, 0, len(st.saves)), Ages: make([]Age, 0, len(st.ages))}
+func (st *state) summary() Summary {
+	sum := Summary{Saves: make([]saveStatus, 0, len(st.saves)), Ages: make([]Age, 0, len(st.ages))}
 	for _, s := range st.saves {
 		sum.Saves = append(sum.Saves, s.status())
 	}

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/app/answers"
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/rendezvous"
@@ -202,7 +203,7 @@ func (p *Page) order(w http.ResponseWriter, req *http.Request) {
 		Node string               `json:"node"`
 	}
 	err := json.NewDecoder(req.Body).Decode(&o)
-	if err == nil && !pressable(o.Kind) {
+	if err == nil && !answers.Pressable(o.Kind) {
 		err = fmt.Errorf("%q is not an order of the page", o.Kind)
 	}
 	if err == nil {

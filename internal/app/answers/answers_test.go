@@ -1,0 +1,131 @@
+package answers
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang"
+	"dlrover-run/internal/app/describe"
+	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/job"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+var now = time.Unix(1700000000, 0)
+
+// training are the Facts of a run of two nodes that trains.
+func training() Facts {
+	return Facts{Now: now, Run: api.RunStatus{Run: "job",
+		Status: rendezvous.Status{Phase: "running", Round: 1, WorldSize: 4, Members: 2,
+			Params: rendezvous.Params{Min: 2, Max: 2, MaxRestarts: 3}},
+		Nodes: []rendezvous.NodeStatus{{Name: "gpu-01", State: "member", Slots: 2}, {Name: "gpu-02", State: "member",
+			GroupRank: 1, Slots: 2}}},
+		Events: []api.Event{{Seq: 1, At: now.Add(-time.Hour), Note: rendezvous.Note{Event: job.EventRun}}}}
+}
+
+// said is the text of the answer with the ID.
+func said(t *testing.T, all []Answer, id string) string {
+	t.Helper()
+	for _, a := range all {
+		if a.ID != id {
+			continue
+		}
+		text := strings.Join(a.Lines, "\n")
+		for _, d := range a.Due {
+			text += "\n" + d.Text + " " + d.At.Sub(now).String()
+		}
+		return text
+	}
+	t.Fatalf("no answer %s", id)
+	return ""
+}
+
+// The culprit of each fault is named on the page alone.
+func TestFaultsAreNamed(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		harm func(*Facts)
+		Tone Tone
+		want map[string]string
+	}{
+		{"none", func(*Facts) {}, Good, map[string]string{
+			"moving": "Yes: 4 workers run, since 1h0m.", "waits": "For nobody.", "why": "Nothing has failed.",
+			"next": "Nothing.",
+			"risk": "Unknown: no checkpoints are saved through checkpointd.\n0.0667 worker-hours a minute."}},
+		{"a hung rank", func(f *Facts) {
+			f.Hang = hang.Picture{Spec: "action=restart", State: hang.StateWaiting, Since: now.Add(-20 * time.Second),
+				Verdict: hang.Verdict{Deadline: 30 * time.Second, Line: "rank 3 (node 1 gpu-02) hung for 20 s",
+					Suspects: []hang.Suspect{{Rank: 3, Node: "gpu-02", Doing: "asleep"}}}}
+		}, Bad, map[string]string{
+			"moving": "No step for 20s, although 4 workers run.", "waits": "Rank 3 on gpu-02: asleep.",
+			"why":  "rank 3 (node 1 gpu-02) hung for 20 s",
+			"next": "\nthe workers are started anew, unless there is a step 10s"}},
+		{"a missing node", func(f *Facts) {
+			f.Run.Phase, f.Run.Members, f.Run.Waiting, f.Run.Nodes = "forming", 0, 1, f.Run.Nodes[:1]
+			f.Run.Cause = &job.Cause{Kind: job.CauseLoss, Text: "node 1 (gpu-02) is gone: its launcher was killed"}
+			f.Run.Waits = []string{"1 of 2 nodes", "gpu-02 (node 1), gone 40s ago: its launcher was killed"}
+			f.Run.Due = []rendezvous.Due{{At: now.Add(time.Minute), Text: "the run fails, unless enough nodes are there"}}
+		}, Waits, map[string]string{
+			"moving": "No: waiting for nodes.",
+			"waits":  "For 1 of 2 nodes.\nFor gpu-02 (node 1), gone 40s ago: its launcher was killed.",
+			"why":    "node 1 (gpu-02) is gone: its launcher was killed",
+			"next":   "\nthe run fails, unless enough nodes are there 1m0s"}},
+		{"a full disk", func(f *Facts) {
+			f.Saved = &describe.Checkpoint{MemoryStep: 40, MemoryAt: now.Add(-time.Second), DiskStep: 10,
+				DiskAt: now.Add(-time.Hour)}
+			f.Unsaved = "The save of step 40 has failed: /ckpt: no space left on device."
+		}, Good, map[string]string{
+			"risk": "The steps since the newest checkpoint: step 40 in memory, 1s old; step 10 on disk, 1h0m old.\n" +
+				"The save of step 40 has failed: /ckpt: no space left on device.\n0.0667 worker-hours a minute."}},
+		{"a crash loop", func(f *Facts) {
+			f.Run.Phase, f.Run.Restarts = "forming", 3
+			f.Run.Budget = &rendezvous.BudgetStatus{Streak: 3, Limit: 5, BackoffUntil: now.Add(8 * time.Second)}
+			f.Verdict = &service.Verdict{Round: 1, Epoch: 3, Line: "rank 1 failed first: KeyError: 'lr'"}
+		}, Waits, map[string]string{
+			"moving": "No: waiting for nodes.\nRestarts: 3 of 3.",
+			"why":    "Round 1, epoch 3: rank 1 failed first: KeyError: 'lr'",
+			"next":   "Budget: 3 of 5 restarts in a row without progress; the next start is in 8s."}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := training()
+			c.harm(&f)
+			all := f.All()
+			require.Equal(t, c.Tone, all[0].Tone)
+			for id, want := range c.want {
+				require.Equal(t, want, said(t, all, id), id)
+			}
+		})
+	}
+}
+
+func TestSlowNodesAreNamed(t *testing.T) {
+	f := training()
+	const slow = `{"slow":[{"group_rank":1,"node":"gpu-02","text":"rank 3 is 40 % late"}]}`
+	require.NoError(t, json.Unmarshal([]byte(slow), &f.Hang))
+	all := f.All()
+	require.Equal(t, Waits, all[0].Tone)
+	require.Contains(t, said(t, all, "moving"), "Node 1 (gpu-02) is slow: rank 3 is 40 % late.")
+}
+
+func TestWhatCanBePressed(t *testing.T) {
+	kinds := func(f Facts) (ks []string) {
+		for _, p := range f.Presses() {
+			require.True(t, Pressable(p.Kind))
+			require.NotEmpty(t, p.Cost)
+			ks = append(ks, string(p.Kind))
+		}
+		return ks
+	}
+	f := training()
+	require.Equal(t, []string{"restart", "pause", "drain", "bar"}, kinds(f))
+	f.Run.Bars = map[string]job.Cause{"gpu-02": {}}
+	f.Run.Paused = &job.Cause{}
+	require.Equal(t, []string{"resume", "drain", "bar", "unbar"}, kinds(f))
+	f.Run.Outcome = "failed"
+	require.Empty(t, kinds(f))
+}
