@@ -219,9 +219,17 @@ func TestAwait(t *testing.T) {
 }
 
 func TestStatusMovesOnTerminalsOnly(t *testing.T) {
-	var pipe, tty bytes.Buffer
-	(&screen{w: &pipe}).status("a")
-	require.Empty(t, pipe.String())
+	synctest.Test(t, func(t *testing.T) {
+		var pipe bytes.Buffer
+		s := &screen{w: &pipe}
+		s.line("line")
+		s.status("a")
+		time.Sleep(maxSilence)
+		s.status("b")
+		s.status("c")
+		require.Equal(t, "line\nb\n", pipe.String(), "a line after a silence alone")
+	})
+	var tty bytes.Buffer
 	s := &screen{w: &tty, tty: true, colour: true}
 	s.status("a")
 	s.line("%s", s.paint(green, "b"))

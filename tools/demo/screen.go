@@ -16,6 +16,7 @@ type screen struct {
 	tty    bool
 	colour bool
 	began  time.Time
+	said   time.Time // the last line
 }
 
 const clearLine = "\r\x1b[K"
@@ -31,6 +32,7 @@ func (s *screen) line(format string, args ...any) {
 		fmt.Fprint(s.w, clearLine)
 	}
 	fmt.Fprintf(s.w, format+"\n", args...)
+	s.said = time.Now()
 }
 
 // tell prints a line with the time of its event.
@@ -42,10 +44,16 @@ func (s *screen) clock(at time.Time) string {
 	return fmt.Sprintf("%6.2f s", at.Sub(s.began).Seconds())
 }
 
-// status replaces the moving line. It must fit a line of a terminal.
+// maxSilence is how long a screen that is no terminal stays as it is.
+const maxSilence = 2 * time.Second
+
+// status replaces the moving line, or is a line after a silence. It must fit a line of a terminal.
 func (s *screen) status(format string, args ...any) {
-	if s.tty {
+	switch {
+	case s.tty:
 		fmt.Fprintf(s.w, clearLine+"%.78s", fmt.Sprintf(format, args...))
+	case format != "" && time.Since(s.said) >= maxSilence:
+		s.line(format, args...)
 	}
 }
 
