@@ -29,7 +29,7 @@ func finished(commands ...*cli.Command) []*cli.Command {
 		c.OnUsageError = func(_ *cli.Context, err error, _ bool) error {
 			return fmt.Errorf("%s: %w", nameOf(c), help.Misuse(c.HelpName, err))
 		}
-		if c.Name != "exec" && c.Subcommands == nil {
+		if c.Name != "exec" && c.Name != "top" && c.Subcommands == nil {
 			c.Flags = append(c.Flags, &cli.BoolFlag{Name: "json", Usage: "print JSON instead of text"})
 		}
 		c.Flags = append(c.Flags, helpOption())

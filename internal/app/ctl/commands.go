@@ -54,6 +54,8 @@ func (p *program) made(heading string, rows []row) (made []*cli.Command) {
 func views() []row {
 	return []row{
 		{name: "runs", usage: "list the runs that the daemon keeps", do: (*call).listRuns},
+		{name: "top", arguments: "[RUN]", usage: "follow the runs, or one, on the terminal; give orders by keys",
+			do: (*call).showTop, options: []cli.Flag{onceOption()}, about: topAbout},
 		{name: "status", arguments: "RUN", usage: "show the state of the run, its nodes and checkpoints",
 			do: (*call).showStatus, options: []cli.Flag{conditionsOption()}},
 		{name: "nodes", arguments: "[RUN]", usage: "list the nodes of a run; without RUN, faulty machines of all jobs",
@@ -82,7 +84,7 @@ func views() []row {
 	}
 }
 
-// orders are the commands that change a run. None needs a confirmation, because scripts use them.
+// orders are the commands that change a run. None asks for a confirmation, because scripts use them.
 func orders() []row {
 	reason := func() []cli.Flag { return []cli.Flag{reasonOption()} }
 	hands := func() []cli.Flag { return []cli.Flag{commandOption(), reasonOption()} }

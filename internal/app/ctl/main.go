@@ -21,7 +21,7 @@ import (
 )
 
 const description = `RUN is the --rdzv-id of a job. COMMAND --help explains a command. Options may stand
-anywhere. No command asks for confirmation.
+anywhere. No command but top asks for confirmation.
 
 Exit status: 0 success; 1 the daemon is unreachable, refuses or knows no such name, or
 a checkpoint is damaged; 2 the command line is wrong, or no such checkpoints exist.

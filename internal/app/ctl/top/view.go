@@ -1,0 +1,266 @@
+package top
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"dlrover-run/internal/app/answers"
+	"dlrover-run/internal/app/describe"
+	"dlrover-run/internal/table"
+	"dlrover-run/internal/text"
+	"dlrover-run/rendezvous/api"
+)
+
+// Bounds of a picture without a terminal, and of the events.
+const (
+	maxEvents   = 8
+	maxNodes    = 200
+	questions   = 25 // columns of the questions
+	leastAnswer = 20 // columns that are worth folding
+)
+
+// row is a line of the picture.
+type row struct {
+	text   string
+	tone   answers.Tone
+	strong bool
+	chosen bool
+}
+
+// View is the picture: a line for each row of the terminal, or as many as there are.
+func (s State) View() string {
+	var rows []row
+	switch {
+	case s.text != nil:
+		for _, l := range s.text[min(s.line, len(s.text)):] {
+			rows = append(rows, row{text: l})
+		}
+	case s.open == "":
+		rows = s.list()
+	default:
+		rows = s.run()
+	}
+	foot := s.foot()
+	rows = s.cut(rows, s.Rows-len(foot))
+	for len(rows)+len(foot) < s.Rows {
+		rows = append(rows, row{})
+	}
+	var b strings.Builder
+	for _, r := range append(rows, foot...) {
+		b.WriteString(s.paint(r) + "\n")
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// cut keeps the first rows, if the terminal has a size.
+func (s State) cut(rows []row, most int) []row {
+	if s.Rows == 0 {
+		return rows
+	}
+	return rows[:max(0, min(len(rows), most))]
+}
+
+// paint is the only way of a text to the terminal: without anything that acts on it.
+func (s State) paint(r row) string {
+	line := text.EscapeLine(strings.ReplaceAll(r.text, "\t", "    "))
+	if runes := []rune(line); s.Columns > 0 && len(runes) > s.Columns {
+		line = string(runes[:s.Columns-1]) + "…"
+	}
+	if !s.Colour {
+		return line
+	}
+	codes := map[answers.Tone]string{answers.Good: "32", answers.Waits: "33", answers.Bad: "31"}[r.tone]
+	if r.strong {
+		codes += ";1"
+	}
+	if r.chosen {
+		codes += ";7"
+	}
+	if codes == "" {
+		return line
+	}
+	return "\x1b[" + strings.TrimPrefix(codes, ";") + "m" + line + "\x1b[0m"
+}
+
+// head is the first line.
+func (s State) head(title string, tone answers.Tone) row {
+	if s.since.IsZero() {
+		title += "  ..."
+	} else {
+		title += "  " + s.since.Local().Format(time.TimeOnly)
+	}
+	if s.trouble != nil {
+		title, tone = title+"  NO ANSWER: "+s.trouble.Error(), answers.Bad
+	}
+	return row{text: title, tone: tone, strong: true}
+}
+
+func (s State) list() []row {
+	rows := []row{s.head(fmt.Sprintf("%d runs", len(s.seen.Runs)), answers.Plain)}
+	var cells [][]string
+	var tones []answers.Tone
+	for _, r := range s.seen.Runs {
+		cells = append(cells, []string{r.Run, strconv.Itoa(r.Members + r.Waiting), describe.Size(r.Params),
+			strconv.Itoa(describe.Workers(r.Status)), describe.Restarts(r.Status), describe.Phase(r.Status)})
+		tones = append(tones, answers.OfRun(r))
+	}
+	lines := tableRows([]string{"RUN", "NODES", "WANTED", "WORKERS", "RESTARTS", "STATE"}, cells, tones)
+	return append(rows, s.window(lines, s.row(0, len(cells)), s.Rows-2)...)
+}
+
+func (s State) run() []row {
+	f := s.seen.Facts
+	if f.Run.Run != s.open {
+		return []row{s.head(s.open, answers.Plain)}
+	}
+	all := f.All()
+	rows := []row{s.head(s.open+": "+all[0].Lines[0], all[0].Tone)}
+	rows = append(rows, s.cut(s.answers(all), s.Rows/2)...)
+	rows = append(rows, row{})
+	events := s.events(f.Events)
+	if s.Rows > 0 {
+		events = events[:max(0, min(len(events), (s.Rows-len(rows))/3))]
+	}
+	var cells [][]string
+	var tones []answers.Tone
+	nodes := s.nodes()
+	for _, n := range nodes[:min(len(nodes), s.most(len(nodes)))] {
+		cells = append(cells, []string{describe.Rank(n), n.Name, strconv.Itoa(n.Slots), n.Addr, n.Machine, describe.Node(n)})
+		tones = append(tones, answers.OfNode(n))
+	}
+	table := tableRows([]string{"RANK", "NODE", "WORKERS", "ADDRESS", "MACHINE", "STATE"}, cells, tones)
+	rows = append(rows, s.window(table, s.row(1, len(cells)), s.Rows-len(rows)-len(events)-2)...)
+	if more := len(nodes) - len(cells); more > 0 {
+		rows = append(rows, row{text: fmt.Sprintf("and %d more: dlroverctl nodes %s", more, s.open)})
+	}
+	return append(append(rows, row{}), events...)
+}
+
+// most is how many of n nodes are laid out: all for a terminal, which shows a part of them.
+func (s State) most(n int) int {
+	if s.Rows > 0 {
+		return n
+	}
+	return maxNodes
+}
+
+// answers are the questions, with their answers beside them.
+func (s State) answers(all []answers.Answer) (rows []row) {
+	for _, a := range all {
+		lines := slices.Clone(a.Lines)
+		for _, d := range a.Due {
+			lines = append(lines, fmt.Sprintf("in %s: %s", describe.Age(d.At.Sub(s.seen.Facts.Now)), d.Text))
+		}
+		question := a.Question
+		for _, line := range lines {
+			for _, part := range fold(line, s.Columns-questions) {
+				rows = append(rows, row{text: fmt.Sprintf("%-*s%s", questions, question, part), tone: a.Tone})
+				question = ""
+			}
+		}
+	}
+	return rows
+}
+
+// events are the newest, the newest first.
+func (s State) events(all []api.Event) (rows []row) {
+	for _, e := range slices.Backward(all[max(0, len(all)-maxEvents):]) {
+		rows = append(rows, row{tone: answers.OfEvent(e.Event), text: fmt.Sprintf("%s  %3d.%-3d %-14s  %s",
+			e.At.Local().Format(time.TimeOnly), e.Round, e.Epoch, e.Event, describe.Event(e))})
+	}
+	return rows
+}
+
+// foot are the last lines.
+func (s State) foot() (rows []row) {
+	switch {
+	case s.ask != nil:
+		for _, part := range fold(s.question+" y: yes; any other key: no", s.Columns) {
+			rows = append(rows, row{text: part, tone: answers.Bad, strong: true})
+		}
+		return rows
+	case s.said != "":
+		return []row{{text: s.said, tone: answers.Waits}}
+	case s.Rows == 0:
+		return nil
+	case s.text != nil:
+		return []row{{text: "up, down: more   esc: back   q: quit", strong: true}}
+	case s.open == "":
+		return []row{{text: "enter: open   ?: keys   q: quit", strong: true}}
+	}
+	return []row{{text: "d: drain   s: stacks   ?: keys   esc: all runs   q: quit", strong: true}}
+}
+
+// keys explains the keys.
+func keys() string {
+	var b bytes.Buffer
+	t := table.New(&b)
+	for _, k := range [][2]string{{"up, down", "choose a run or a node; also k, j, page up, page down, home, end"},
+		{"enter", "open the chosen run"}, {"esc", "back"}, {"s", "the stacks of all workers; nothing is stopped for that"}} {
+		t.Row(k[0], k[1])
+	}
+	for _, k := range orderKeys {
+		t.Row(k.key, k.does+"; asks first, and says what it costs")
+	}
+	t.Row("q", "quit")
+	_ = t.Flush() // a buffer takes all
+	return b.String()
+}
+
+// window is a table with its heading, and of its other rows those around the chosen one.
+func (s State) window(table []row, chosen, room int) []row {
+	if s.Rows == 0 {
+		return table
+	}
+	body := table[1:]
+	if len(body) > 0 {
+		body[chosen].chosen = true
+	}
+	room = max(1, room-1)
+	first := max(0, min(chosen-room/2, len(body)-room))
+	return append(table[:1:1], body[first:min(len(body), first+room)]...)
+}
+
+func tableRows(headings []string, cells [][]string, tones []answers.Tone) (rows []row) {
+	var b bytes.Buffer
+	t := table.New(&b, headings...)
+	for _, c := range cells {
+		t.Row(c...)
+	}
+	_ = t.Flush() // a buffer takes all
+	for i, line := range strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n") {
+		r := row{text: line, strong: i == 0}
+		if i > 0 {
+			r.tone = tones[i-1]
+		}
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+// fold breaks a line between words. It does not if there is hardly any room.
+func fold(line string, columns int) (parts []string) {
+	runes := []rune(line)
+	for columns >= leastAnswer && len(runes) > columns {
+		at := columns
+		for at > columns/2 && runes[at] != ' ' {
+			at--
+		}
+		parts = append(parts, string(runes[:at]))
+		runes = []rune(strings.TrimPrefix(string(runes[at:]), " "))
+	}
+	return append(parts, string(runes))
+}
+
+// Line is a run on a line, for output that is no terminal.
+func Line(r api.RunStatus) string {
+	return fmt.Sprintf("%s: %s; %d nodes, %d workers, %s restarts", r.Run, describe.Phase(r.Status), r.Members+r.Waiting,
+		describe.Workers(r.Status), describe.Restarts(r.Status))
+}
+
+func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
