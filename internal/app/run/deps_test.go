@@ -106,6 +106,9 @@ func TestImportPolicy(t *testing.T) {
 		{"dlrover-run/cmd/dlrover-run", "dlrover-run/rendezvous/pyproto/agents", "only dlrover-master serves them"},
 		{"dlrover-run/cmd/dlrover-run", "github.com/prometheus", "start-up time and size of the launcher"},
 		{"dlrover-run/cmd/dlrover-run", "google.golang.org/protobuf", "start-up time and size of the launcher"},
+		{"dlrover-run/cmd/dlrover-run", "charm.land", "only dlroverctl draws on a terminal"},
+		{"dlrover-run/cmd/dlrover-master", "charm.land", "only dlroverctl draws on a terminal"},
+		{"dlrover-run/internal/app/ctl/top", "charm.land", "a picture needs no terminal"},
 		{"dlrover-run/cmd/dlrover-run", "testing", "what tests use stays out of programs"},
 		{"dlrover-run/cmd/dlrover-run", "runtime/cgo", "one static file for any image"},
 		{"dlrover-run/cmd/checkpointd", "runtime/cgo", "one static file for any image"},
@@ -136,6 +139,7 @@ func TestPurePackages(t *testing.T) {
 		"launcher/preset", "netcheck", "switchbox", "launcher/logs/rule", "launcher/streams", "launcher/hostfile",
 		"launcher/scheduler", "internal/app/nodehealth", "internal/job", "hang", "hang/page", "hang/rankset",
 		"hang/straggler", "rendezvous/ledger",
+		"internal/app/describe", "internal/app/answers", "internal/app/ctl/top",
 	} {
 		imports := list(t, "-f", `{{join .Imports "\n"}}`, "dlrover-run/"+pkg)
 		for _, never := range []string{"os", "os/exec", "net", "net/http", "log/slog", "context", "sync"} {
