@@ -9,11 +9,13 @@ import (
 )
 
 // Launchers that wait ask more often than others, but all of a run together no more than about 170 times a second, as
-// those of 10,000 nodes do anyway. What they are told is made once a second at most.
+// those of 10,000 nodes do anyway. What they are told is made for all of them once a second at most, and once in ten
+// seconds for 10,000 nodes.
 const (
 	minWaits     = time.Second
 	waitsPerNode = 6 * time.Millisecond
-	maxWaiting   = 512 // bytes of each text
+	waitsMade    = time.Millisecond // for each node
+	maxWaiting   = 512              // bytes of each text
 )
 
 // Waiting is what a run without workers waits for, in words.
@@ -36,9 +38,14 @@ func (r *run) waiting(now time.Time, duty job.Kind) *Waiting {
 		return nil
 	}
 	r.Lock()
-	if now.Sub(r.newestAt) < minWaits {
+	if age := now.Sub(r.newestAt); age < max(minWaits, time.Duration(r.round.Size())*waitsMade) {
 		defer r.Unlock()
-		return r.newest
+		if r.newest == nil {
+			return nil
+		}
+		w := *r.newest
+		w.In -= age
+		return &w
 	}
 	r.newestAt = now // the others have the old one meanwhile
 	r.Unlock()

@@ -200,6 +200,9 @@ func (s State) nodes() []rendezvous.NodeStatus {
 	if r.Outcome != "" && len(all) == 0 {
 		all = r.Ended
 	}
+	if len(r.Bars) == 0 {
+		return all
+	}
 	all = slices.Clone(all)
 	here := map[string]bool{}
 	for _, n := range all {

@@ -19,7 +19,7 @@ import (
 // Bounds of a picture without a terminal, and of the events.
 const (
 	maxEvents   = 8
-	maxNodes    = 200
+	maxRows     = 200
 	questions   = 25 // columns of the questions
 	leastAnswer = 20 // columns that are worth folding
 )
@@ -101,16 +101,12 @@ func (s State) head(title string, tone answers.Tone) row {
 }
 
 func (s State) list() []row {
-	rows := []row{s.head(fmt.Sprintf("%d runs", len(s.seen.Runs)), answers.Plain)}
-	var cells [][]string
-	var tones []answers.Tone
-	for _, r := range s.seen.Runs {
-		cells = append(cells, []string{r.Run, strconv.Itoa(r.Members + r.Waiting), describe.Size(r.Params),
-			strconv.Itoa(describe.Workers(r.Status)), describe.Restarts(r.Status), describe.Phase(r.Status)})
-		tones = append(tones, answers.OfRun(r))
+	l := s.layout([]string{"RUN", "NODES", "WANTED", "WORKERS", "RESTARTS", "STATE"}, 0, len(s.seen.Runs), s.Rows-2)
+	for _, r := range s.seen.Runs[l.from:l.to] {
+		l.add(answers.OfRun(r), r.Run, strconv.Itoa(r.Members+r.Waiting), describe.Size(r.Params),
+			strconv.Itoa(describe.Workers(r.Status)), describe.Restarts(r.Status), describe.Phase(r.Status))
 	}
-	lines := tableRows([]string{"RUN", "NODES", "WANTED", "WORKERS", "RESTARTS", "STATE"}, cells, tones)
-	return append(rows, s.window(lines, s.row(0, len(cells)), s.Rows-2)...)
+	return append([]row{s.head(fmt.Sprintf("%d runs", len(s.seen.Runs)), answers.Plain)}, l.rows()...)
 }
 
 func (s State) run() []row {
@@ -126,27 +122,17 @@ func (s State) run() []row {
 	if s.Rows > 0 {
 		events = events[:max(0, min(len(events), (s.Rows-len(rows))/3))]
 	}
-	var cells [][]string
-	var tones []answers.Tone
 	nodes := s.nodes()
-	for _, n := range nodes[:min(len(nodes), s.most(len(nodes)))] {
-		cells = append(cells, []string{describe.Rank(n), n.Name, strconv.Itoa(n.Slots), n.Addr, n.Machine, describe.Node(n)})
-		tones = append(tones, answers.OfNode(n))
+	l := s.layout([]string{"RANK", "NODE", "WORKERS", "ADDRESS", "MACHINE", "STATE"}, 1, len(nodes),
+		s.Rows-len(rows)-len(events)-2)
+	for _, n := range nodes[l.from:l.to] {
+		l.add(answers.OfNode(n), describe.Rank(n), n.Name, strconv.Itoa(n.Slots), n.Addr, n.Machine, describe.Node(n))
 	}
-	table := tableRows([]string{"RANK", "NODE", "WORKERS", "ADDRESS", "MACHINE", "STATE"}, cells, tones)
-	rows = append(rows, s.window(table, s.row(1, len(cells)), s.Rows-len(rows)-len(events)-2)...)
-	if more := len(nodes) - len(cells); more > 0 {
+	rows = append(rows, l.rows()...)
+	if more := len(nodes) - l.to; more > 0 && s.Rows == 0 {
 		rows = append(rows, row{text: fmt.Sprintf("and %d more: dlroverctl nodes %s", more, s.open)})
 	}
 	return append(append(rows, row{}), events...)
-}
-
-// most is how many of n nodes are laid out: all for a terminal, which shows a part of them.
-func (s State) most(n int) int {
-	if s.Rows > 0 {
-		return n
-	}
-	return maxNodes
 }
 
 // answers are the questions, with their answers beside them.
@@ -212,33 +198,35 @@ func keys() string {
 	return b.String()
 }
 
-// window is a table with its heading, and of its other rows those around the chosen one.
-func (s State) window(table []row, chosen, room int) []row {
-	if s.Rows == 0 {
-		return table
-	}
-	body := table[1:]
-	if len(body) > 0 {
-		body[chosen].chosen = true
-	}
-	room = max(1, room-1)
-	first := max(0, min(chosen-room/2, len(body)-room))
-	return append(table[:1:1], body[first:min(len(body), first+room)]...)
+// layout is a table of the rows from from to to, those around the chosen one.
+type layout struct {
+	from, to, chosen int // chosen is none of them without a terminal
+	text             *bytes.Buffer
+	table            table.Table
+	tones            []answers.Tone
 }
 
-func tableRows(headings []string, cells [][]string, tones []answers.Tone) (rows []row) {
-	var b bytes.Buffer
-	t := table.New(&b, headings...)
-	for _, c := range cells {
-		t.Row(c...)
+// layout begins a table of n rows, of which as many are shown as there is room.
+func (s State) layout(headings []string, which, n, room int) *layout {
+	l := &layout{to: min(n, maxRows), chosen: -1, text: new(bytes.Buffer), tones: []answers.Tone{answers.Plain}}
+	if room = max(1, room-1); s.Rows > 0 {
+		l.chosen = s.row(which, n)
+		l.from = max(0, min(l.chosen-room/2, n-room))
+		l.to = min(n, l.from+room)
 	}
-	_ = t.Flush() // a buffer takes all
-	for i, line := range strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n") {
-		r := row{text: line, strong: i == 0}
-		if i > 0 {
-			r.tone = tones[i-1]
-		}
-		rows = append(rows, r)
+	l.table = table.New(l.text, headings...)
+	return l
+}
+
+func (l *layout) add(tone answers.Tone, cells ...string) {
+	l.table.Row(cells...)
+	l.tones = append(l.tones, tone)
+}
+
+func (l *layout) rows() (rows []row) {
+	_ = l.table.Flush() // a buffer takes all
+	for i, line := range strings.Split(strings.TrimSuffix(l.text.String(), "\n"), "\n") {
+		rows = append(rows, row{line, l.tones[i], i == 0, i > 0 && l.from+i-1 == l.chosen})
 	}
 	return rows
 }
