@@ -386,8 +386,9 @@ func (s *Session) follow(ctx context.Context) {
 		switch {
 		case err == nil:
 			away.over(nil)
-			s.take(n, &after)
-			s.lull(ctx, n.Directive)
+			if s.take(n, &after) && n.Directive.Kind == job.Stop {
+				s.lull(ctx)
+			}
 		case errors.Is(err, ErrNothingNew):
 			away.over(nil)
 		case ctx.Err() != nil:
@@ -432,16 +433,13 @@ func (s *Session) outOfPatience(outage time.Time) bool {
 	return !endless && !s.working() && time.Since(s.awaySince(outage)) > limit
 }
 
-// lullTime is how long a node that ends its workers leaves its connection to the request that follows that.
-const lullTime = 2 * time.Second
+// stopLull is how long a node that ends its workers leaves its connection to the request that follows that.
+const stopLull = 2 * time.Second
 
 // lull keeps the connection free for Rejoin, which else needs one of its own: 10,000 nodes that make new connections
 // at once overflow the daemon's queue, and some wait for seconds.
-func (s *Session) lull(ctx context.Context, d rendezvous.Directive) {
-	if d.Kind != job.Stop {
-		return
-	}
-	late := time.NewTimer(lullTime)
+func (s *Session) lull(ctx context.Context) {
+	late := time.NewTimer(stopLull)
 	defer late.Stop()
 	select {
 	case <-s.rejoined:
@@ -450,9 +448,9 @@ func (s *Session) lull(ctx context.Context, d rendezvous.Directive) {
 	}
 }
 
-// take delivers the news in the answer of a Watch, and moves the cursor.
-func (s *Session) take(n News, after *Cursor) {
-	if n.Directive.Seq != after.Directive {
+// take delivers the news in the answer of a Watch, and moves the cursor. It reports whether there is a new directive.
+func (s *Session) take(n News, after *Cursor) (directed bool) {
+	if directed = n.Directive.Seq != after.Directive; directed {
 		s.deliver(n.Directive)
 		after.Waits = 0
 		if slices.Contains([]job.Kind{job.Wait, job.Check, job.Stop}, n.Kind) {
@@ -466,6 +464,7 @@ func (s *Session) take(n News, after *Cursor) {
 	if n.NoticeSeq != 0 { // a daemon of an older version has none
 		after.Notices = n.NoticeSeq
 	}
+	return directed
 }
 
 // queue hands a notice to a reader, which may be slow, or missing.
