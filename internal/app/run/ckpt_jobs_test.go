@@ -112,6 +112,7 @@ func TestTorchCheckpointTwoJobsWithOneRunID(t *testing.T) {
 // and not what is in memory. The directory is never a mixture.
 func TestTorchCheckpointTwoJobsWithOneDirectory(t *testing.T) {
 	long(t)
+	t.Parallel()
 	a, b := twoJobs(t, 100000)
 	b.ckpts = a.ckpts
 	id := []string{"--rdzv-id=job"}

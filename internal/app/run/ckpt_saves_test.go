@@ -71,6 +71,7 @@ func TestTorchCheckpointGivenUp(t *testing.T) {
 // A sidecar ends as it has to say, too.
 func TestTorchCheckpointGivenUpBySidecar(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newTraining(t, 0)
 	side := b.start("checkpointd", nil, "--job=side", "--shm-dir="+b.shm)
 	socket := filepath.Join(b.shm, fmt.Sprintf("dlrover-%d", os.Getuid()), "side", "sock")
@@ -94,6 +95,7 @@ func TestTorchCheckpointSeveralDirectories(t *testing.T) {
 // After going back the latest save counts, not the one with the highest step.
 func TestTorchCheckpointGoesBack(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for _, c := range []struct{ option, next string }{{"--save-at-breakpoint", "3"}, {"--no-save-at-breakpoint", "5"}} {
 		t.Run(c.option, func(t *testing.T) {
 			b := newTraining(t, 0)

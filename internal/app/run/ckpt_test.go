@@ -168,6 +168,7 @@ func TestTorchCheckpointWorkerKilled(t *testing.T) {
 // Workers that do not end when they are told to are given --restart-grace only, for what they have saved is safe.
 func TestTorchCheckpointRestartGrace(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newTraining(t, 40)
 	l := b.run(b.standalone(1000, "deaf")...)
 	eventually(t, "training", func() bool { return b.trained() >= 8 })
@@ -208,6 +209,7 @@ func TestTorchCheckpointDaemonKilled(t *testing.T) {
 // next run goes on from there.
 func TestTorchCheckpointLauncherKilled(t *testing.T) {
 	long(t)
+	t.Parallel()
 	const steps = 40
 	want := undisturbed(t, steps)
 	b := newTraining(t, steps)
@@ -243,6 +245,7 @@ func TestTorchCheckpointSIGTERM(t *testing.T) {
 // shard comes back from the other node's memory.
 func TestTorchCheckpointNodeReplaced(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newTraining(t, 100000)
 	b.env = append(b.env, "DLROVER_TOKEN_FILE="+b.secret("job.token", testToken))
 	args := b.args(b.c10d("2:2", "--max-restarts=10", "--ckpt-replicas=2", "--rdzv-conf=last_call_timeout=5"), 1000000,
@@ -310,6 +313,7 @@ func TestTorchCheckpointTwoNodes(t *testing.T) {
 // losses of a job to which nothing happens.
 func TestTorchCheckpointElasticResize(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newTraining(t, 60)
 	b.env = append(b.env, "DLROVER_TOKEN="+testToken)
 	args := b.args(b.c10d("1:2", "--max-restarts=10", "--rdzv-conf=last_call_timeout=3"), 1000000, "equal")

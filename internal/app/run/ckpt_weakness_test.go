@@ -60,6 +60,7 @@ func TestTorchCheckpointSmallMemory(t *testing.T) {
 // wait for that one, but the workers do not, and the end of the job does not wait longer.
 func TestTorchCheckpointNextLauncherComesEarly(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newTraining(t, 100000)
 	opts := b.c10d("1:1")
 	l := b.run(b.args(opts, 1000000)...)

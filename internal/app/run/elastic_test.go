@@ -135,6 +135,7 @@ func (b elasticJob) requireProgress() {
 // In every epoch the model has seen every sample, and none twice.
 func TestTorchElasticSampler(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newElasticJob(t, "elastic.py")
 	b.disturb()
 	b.requireProgress()
@@ -144,6 +145,7 @@ func TestTorchElasticSampler(t *testing.T) {
 // The same with data shards: the checkpoint says which are left.
 func TestTorchElasticShards(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newElasticJob(t, "shards.py")
 	b.disturb("saved")
 	b.requireProgress()
@@ -158,6 +160,7 @@ func TestTorchElasticShards(t *testing.T) {
 // had one for each rank that it had trained on and not told of.
 func TestTorchElasticShardsThatNobodySaves(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newElasticJob(t, "shards.py")
 	b.disturb("kept")
 	extra := 0

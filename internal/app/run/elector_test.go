@@ -142,6 +142,7 @@ func TestElectedHelperIsKilled(t *testing.T) {
 // gone. A new node makes the world grow.
 func TestElectedNodeIsKilled(t *testing.T) {
 	long(t)
+	t.Parallel()
 	m := newMeeting(t, "--nnodes=1:4", "--nproc-per-node=1")
 	m.b.env = append(m.b.env, "PYTHON_EXEC="+torchpython.Require(t, "ELECTED NODES THAT ARE LOST ARE"))
 	script, err := filepath.Abs("testdata/allreduce.py")
@@ -255,6 +256,7 @@ func TestMeetingThatCannotBe(t *testing.T) {
 // Steps of which each node writes a part are committed after another node was elected, as they were before.
 func TestCheckpointsFollowTheElected(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newTraining(t, 120)
 	m := meetingOf(b.bench, "--nnodes=2", "--nproc-per-node=1")
 	args := b.args(nil, 5, "sharded")

@@ -80,6 +80,7 @@ func (c *trainers) server(not ...int) (elect int) {
 // one's place at the endpoint comes to the second successor.
 func TestKilledLauncherHasSuccessors(t *testing.T) {
 	long(t)
+	t.Parallel()
 	c := newTrainers(t, 5, "2:5")
 	c.kill(0)
 	killed := time.Now()
@@ -104,6 +105,7 @@ func TestKilledLauncherHasSuccessors(t *testing.T) {
 // A node that leaves hands the service over: the world that it leaves behind is sealed once, and restarted by nothing.
 func TestLauncherThatLeavesHandsOver(t *testing.T) {
 	long(t)
+	t.Parallel()
 	c := newTrainers(t, 3, "2:3")
 	c.nodes[0].signal(syscall.SIGTERM)
 	c.nodes[0].wait()
@@ -118,6 +120,7 @@ func TestLauncherThatLeavesHandsOver(t *testing.T) {
 // Of two launchers one is left, and serves.
 func TestSurvivorOfTwoServes(t *testing.T) {
 	long(t)
+	t.Parallel()
 	c := newTrainers(t, 2, "1:2", "--rdzv-conf=last_call_timeout=20")
 	c.kill(0)
 	require.Equal(t, 1, c.server(0))
@@ -140,6 +143,7 @@ func (c *trainers) says(i int, text string) {
 // and it does not go on without them, until it joins them again.
 func TestMajorityReplacesASilentHost(t *testing.T) {
 	long(t)
+	t.Parallel()
 	c := newTrainers(t, 3, "1:3")
 	c.link(0, "down")
 	cut := time.Now()
@@ -156,6 +160,7 @@ func TestMajorityReplacesASilentHost(t *testing.T) {
 // Half of the world goes on if it has the server, and the other half waits.
 func TestHalfWithTheServerGoesOn(t *testing.T) {
 	long(t)
+	t.Parallel()
 	c := newTrainers(t, 2, "1:2")
 	c.link(1, "down")
 	eventually(t, "one trains", c.exists("trained.1"))
@@ -169,6 +174,7 @@ func TestHalfWithTheServerGoesOn(t *testing.T) {
 // Saves of several nodes need the rendezvous, and find the new one.
 func TestCheckpointsGoOnUnderASuccessor(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newTraining(t, 80)
 	b.env = append(b.env, "DLROVER_TOKEN="+testToken)
 	args := b.args(b.c10d("2:3", "--max-restarts=10", "--nproc-per-node=1", "--rdzv-conf=last_call_timeout=20"), 5)
