@@ -200,18 +200,18 @@ $(KUBE)/etcd:
 	mv $(KUBE)/package/etcd $@
 	rm -rf $(KUBE)/package
 
-torch: # PyTorch for /usr/bin/python3, ip and nft for tests in network namespaces, sshd for those that start hosts, and etcd
+torch: # PyTorch for /usr/bin/python3, ip and nft for tests in network namespaces, sshd for those that start hosts, etcd and promtool
 	@{ /usr/bin/python3 -c 'import torch' 2>/dev/null && command -v ip && command -v nft; } >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { \
 	    echo "PyTorch for /usr/bin/python3 is missing; or ip or nft; as root: apt-get install python3-torch iproute2 nftables. Tests that need it will be skipped, loudly."; exit 0; }; \
 	  echo "installing python3-torch, iproute2 and nftables from the distribution's packages"; \
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-torch iproute2 nftables; }
-	@{ test -x /usr/sbin/sshd && command -v ssh && command -v etcd; } >/dev/null || { \
+	@{ test -x /usr/sbin/sshd && command -v ssh && command -v etcd && command -v promtool; } >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && ! test -d /run/systemd/system || { \
-	    echo "ssh, sshd or etcd is missing. Their packages start services on this machine, so install them yourself: apt-get install openssh-server openssh-client etcd-server. Tests that need it will be skipped, loudly."; exit 0; }; \
-	  echo "installing openssh-server, openssh-client and etcd-server from the distribution's packages; nothing is started"; \
+	    echo "ssh, sshd, etcd or promtool is missing. Their packages start services on this machine, so install them yourself: apt-get install openssh-server openssh-client etcd-server prometheus. Tests that need it will be skipped, loudly."; exit 0; }; \
+	  echo "installing openssh-server, openssh-client, etcd-server and prometheus from the distribution's packages; nothing is started"; \
 	  policy=/usr/sbin/policy-rc.d; test -e $$policy || { printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; trap "rm -f $$policy" EXIT; }; \
-	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends openssh-server openssh-client etcd-server; }
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends openssh-server openssh-client etcd-server prometheus; }
 
 image: ## a container image with the programs in /usr/local/bin
 	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
