@@ -312,7 +312,7 @@ func (l *Ledger) Heard(now time.Time, p job.Progress) {
 		e.StepAt = at
 	}
 	if p.Blocked > e.Blocked {
-		l.move(Training, Saving, min(l.share(p.Blocked-e.Blocked), l.trained()))
+		l.blocked(p.Blocked-e.Blocked, p.Checkpoint)
 		e.Blocked = p.Blocked
 	}
 	if p.Resumed && !e.Resumed {
@@ -321,6 +321,21 @@ func (l *Ledger) Heard(now time.Time, p job.Progress) {
 	}
 	if p.Saving {
 		l.saved(now, p.Checkpoint, max(p.Kept, 0))
+	}
+}
+
+// blocked books the time of saves, the last of which has made the checkpoint of a step. If that is marked already, as
+// another node has told of it before, it was reached so much earlier by the clock of training.
+func (l *Ledger) blocked(d time.Duration, step int64) {
+	d = min(l.share(d), l.trained(), l.Times[Training])
+	l.move(Training, Saving, d)
+	if n := len(l.Marks); n > 0 && l.Marks[n-1].Step == step {
+		least := l.Epoch.Began
+		if n > 1 {
+			least = max(least, l.Marks[n-2].At)
+		}
+		m := &l.Marks[n-1]
+		m.At = min(m.At, max(m.At-d, least))
 	}
 }
 

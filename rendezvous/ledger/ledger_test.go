@@ -156,6 +156,17 @@ func TestPlantedFailures(t *testing.T) {
 			r.starts(8, 1*s)
 			r.l.Heard(r.now, job.Progress{Resumed: true, Loaded: 20})
 		}, "node-leave", Times{Starting: 1 * s}, Times{Training: 20 * s, Starting: 11 * s}},
+		"nodes that tell of a checkpoint do not know for how long others were blocked": {func(r *run) {
+			r.in(Training, 20*s)
+			r.l.Heard(r.now, job.Progress{Saving: true, Checkpoint: 10, Kept: 9 * s, Blocked: 1 * s})
+			r.in(Training, 60*s)
+			r.breaks(job.CauseFailure, "n2", 2*s, job.Progress{Saving: true, Checkpoint: 50, Kept: 10 * s})
+			r.l.Heard(r.now, job.Progress{Saving: true, Checkpoint: 50, Kept: 12 * s, Blocked: 4 * s})
+			r.l.Heard(r.now, job.Progress{Saving: true, Checkpoint: 50, Kept: 12 * s, Blocked: 5 * s})
+			r.starts(8, 1*s)
+			r.l.Heard(r.now, job.Progress{Resumed: true, Loaded: 50})
+		}, "worker-failure", Times{Stopping: 2 * s, Starting: 1 * s, Lost: 10 * s},
+			Times{Training: 65 * s, Saving: 5 * s, Lost: 10 * s, Stopping: 2 * s, Starting: 11 * s}},
 		"saves": {func(r *run) {
 			r.in(Training, 10*s)
 			r.l.Heard(r.now, job.Progress{Blocked: 2 * s})
