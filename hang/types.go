@@ -66,7 +66,9 @@ type Page struct {
 	Thread     int           `json:"thread"`    // that has made it, or the process group before; 0: unknown
 	Phase      Phase         `json:"phase"`
 	PhaseSince time.Duration `json:"phase_since"`
-	Groups     []GroupState  `json:"groups,omitempty"`
+	// Blocked is for how long checkpoints have kept that thread from training since the first step.
+	Blocked time.Duration `json:"-"`
+	Groups  []GroupState  `json:"groups,omitempty"`
 	// StepTimes are the ends of the newest steps, and Spans the newest phases that have ended, each the oldest first.
 	StepTimes []time.Duration `json:"step_times,omitempty"`
 	Spans     []Span          `json:"spans,omitempty"`

@@ -40,7 +40,8 @@ const Wanted = 104
 //	    96      1  the kernel's id of the thread that has made the last step, or the process group before; 0: unknown
 //	   104      1  wanted: a timeline, by the word of its request, with the highest bit once it has begun. The client
 //	              sets it, and the worker sets it to 0 when it is done
-//	   112      2  0
+//	   112      1  for how long checkpoints have kept that thread from training since the first step
+//	   120      1  0
 //	   128    144  48 groups: id (0: an empty slot), sequence number, when that was seen to change
 //	  1280    192  192 step times: step n, counted from 0, is at n mod 192
 //	  2816    160  80 spans: phase and begin as above, end; span n is at n mod 80
@@ -62,6 +63,7 @@ const (
 	offPhase     = 80
 	offSpans     = 88
 	offThread    = 96
+	offBlocked   = 112
 	offGroups    = 128
 	offStepTimes = offGroups + groupSlots*24
 	offSpanRing  = offStepTimes + stepSlots*8
@@ -92,6 +94,7 @@ func Read(b []byte) (hang.Page, error) {
 		Steps:     r.word(offSteps),
 		LastStep:  r.time(offLastStep, "last step"),
 		Thread:    r.number(offThread, math.MaxInt32, "thread"),
+		Blocked:   r.time(offBlocked, "checkpoints"),
 	}
 	p.Rank = r.number(offRank, max(p.WorldSize, 1)-1, "rank")
 	p.Phase, p.PhaseSince = r.phase(offPhase)

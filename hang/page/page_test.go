@@ -19,8 +19,8 @@ func somePage() hang.Page {
 	return hang.Page{
 		PID: 4711, Start: 98765, Rank: 9, WorldSize: 16, Local: 1,
 		Created: time.Minute, Heartbeat: 90 * time.Second, Steps: 1000, LastStep: 89 * time.Second,
-		Thread: 4713,
-		Phase:  hang.PhaseCheckpoint, PhaseSince: 89*time.Second + 5*time.Microsecond,
+		Thread: 4713, Blocked: 3 * time.Second,
+		Phase: hang.PhaseCheckpoint, PhaseSince: 89*time.Second + 5*time.Microsecond,
 		Groups: []hang.GroupState{
 			{ID: math.MaxUint64, Seq: 1804289384, Since: 88 * time.Second}, {ID: 3, Since: time.Minute},
 		},

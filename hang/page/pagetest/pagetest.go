@@ -25,7 +25,7 @@ func Bytes(p hang.Page) []byte {
 	}
 	put(8, uint64(p.PID), p.Start, uint64(p.Rank), uint64(p.WorldSize), uint64(p.Local), uint64(p.Created),
 		uint64(p.Heartbeat), p.Steps, uint64(p.LastStep), uint64(p.PhaseSince/1000)<<8|uint64(p.Phase),
-		uint64(len(p.Spans)), uint64(p.Thread))
+		uint64(len(p.Spans)), uint64(p.Thread), 0, uint64(p.Blocked))
 	for i, g := range p.Groups {
 		put(groups+24*i, g.ID, g.Seq, uint64(g.Since))
 	}

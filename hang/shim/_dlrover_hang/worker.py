@@ -17,8 +17,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import environ, process
 from .groups import Groups
-from .page import (END, EVAL, HEARTBEAT, INIT, LAST_STEP, PHASE, SPAN_RING, SPAN_SLOTS, SPANS, STEP_RING, STEP_SLOTS,
-                   STEPS, THREAD, TRAIN, UNKNOWN, WANTED, Place, Taken, claim)
+from .page import (BLOCKED, CHECKPOINT, END, EVAL, HEARTBEAT, INIT, LAST_STEP, PHASE, SPAN_RING, SPAN_SLOTS, SPANS,
+                   STEP_RING, STEP_SLOTS, STEPS, THREAD, TRAIN, UNKNOWN, WANTED, Place, Taken, claim)
 
 _TICK = 0.5  # seconds between two looks at the process groups
 _RETRY = 5 * 10**9  # ns between two attempts to claim a page that another process has
@@ -138,9 +138,11 @@ def leave(depth: int) -> None:
         if words is None or len(_outer) < depth:
             return  # a step has ended it, or this is the child of the process where it began
         word, now = words[PHASE], monotonic_ns()
-        words[PHASE] = _outer[depth - 1]
+        outer = words[PHASE] = _outer[depth - 1]
         del _outer[depth - 1:]
         _span(words, word, now)
+        if word & 255 == CHECKPOINT != outer & 255 and words[STEPS]:
+            words[BLOCKED] += now - (word >> 8) * 1000
     except Exception as e:
         process.unless_ours(e)
 

@@ -37,7 +37,7 @@ class Page:
         self.pid, self.start, self.rank, self.world_size, self.local, self.created, self.heartbeat = w[1:8]
         self.steps, self.last_step = w[8:10]
         self.phase, self.since = w[10] & 255, w[10] >> 8
-        self.thread = w[12]
+        self.thread, self.blocked = w[12], w[14] / 1e9
         self.groups = {w[i]: w[i + 1] for i in range(16, 160, 3) if w[i]}
         self.step_times = [w[160 + n % 192] for n in range(max(0, self.steps - 191), self.steps)]
         self.spans = [(w[352 + 2 * (n % 80)] & 255, (w[353 + 2 * (n % 80)] - (w[352 + 2 * (n % 80)] >> 8) * 1000) / 1e9)

@@ -307,6 +307,17 @@ class Phases(Worker):
             assert [s[0] for s in page().spans] == [7, 3] and 0.01 <= page().spans[0][1] <= page().spans[1][1]
         """)
 
+    def test_checkpoints_block(self):
+        self.run_code("""
+            import torch
+            torch.save(0.05, None)
+            torch.optim.Optimizer().step()
+            assert page().blocked == 0  # that was before the first step
+            for seconds in 0.01, 0.02:
+                torch.save(seconds, None)
+            assert abs(page().blocked - sum(s[1] for s in page().spans[-2:])) < 1e-6 < page().blocked - 0.03, vars(page())
+        """)
+
     def test_exceptions_are_the_users(self):
         self.run_code("""
             import torch, traceback

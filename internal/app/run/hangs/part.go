@@ -394,7 +394,7 @@ func (p *hangPages) progressLocked(now time.Duration) (n job.Progress) {
 
 // stepsLocked are the steps of one worker. A page has the times of the newest ones alone, so the first is noted.
 func (p *hangPages) stepsLocked(w hang.Page, now time.Duration) job.Progress {
-	n := job.Progress{Stepping: true, Step: int64(min(w.Steps, 1<<62))}
+	n := job.Progress{Stepping: true, Step: int64(min(w.Steps, 1<<62)), Blocked: w.Blocked}
 	if n.Step == 0 || len(w.StepTimes) == 0 {
 		return n
 	}

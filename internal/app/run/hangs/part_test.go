@@ -63,7 +63,8 @@ func TestStepsOfPages(t *testing.T) {
 	now := watch.Monotonic()
 	ago := func(seconds int) time.Duration { return now - time.Duration(seconds)*time.Second }
 	write := func(local, steps int, times ...time.Duration) {
-		w := hang.Page{PID: 1, WorldSize: 2, Rank: local, Local: local, Steps: uint64(steps), StepTimes: times}
+		w := hang.Page{PID: 1, WorldSize: 2, Rank: local, Local: local, Steps: uint64(steps), StepTimes: times,
+			Blocked: time.Duration(local)}
 		if len(times) > 0 {
 			w.LastStep = times[len(times)-1]
 		}
@@ -76,7 +77,7 @@ func TestStepsOfPages(t *testing.T) {
 	write(0, 2, ago(90), ago(60))
 	write(1, 1, ago(50))
 	p.mu.Lock()
-	want := job.Progress{Step: 2, Stepping: true, Ran: 90 * time.Second, Idle: 50 * time.Second}
+	want := job.Progress{Step: 2, Stepping: true, Ran: 90 * time.Second, Idle: 50 * time.Second, Blocked: 1}
 	require.Equal(t, want, p.progressLocked(now))
 	p.mu.Unlock()
 	write(0, 400, ago(20), ago(10))
