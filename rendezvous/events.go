@@ -90,8 +90,8 @@ type Success struct {
 	Ranks []int `json:"ranks,omitempty"`
 }
 
-// Stepped: a worker of the epoch has made its first step. Progress is zero from older launchers; others repeat it now
-// and then, and bring news of checkpoints also where nobody counts steps.
+// Stepped: a worker of the epoch has made its first step. Progress is zero from older launchers; others repeat it with
+// news of checkpoints, also where nobody counts steps.
 type Stepped struct {
 	ID string `json:"id"`
 	job.EpochID
