@@ -195,7 +195,8 @@ func TestTheLaunchersStatusLine(t *testing.T) {
 	say("waits 0\x1b[K\r")
 	own.FreshLine()
 	m.say(0, "worker\n")
-	require.Equal(t, "waits 2\x1b[K\rwaits 1\x1b[K\r"+eraseRest+"line\nwaits 0\x1b[K\r"+eraseRest+"worker\n", m.got.String())
+	require.Equal(t, "waits 2\x1b[K\rwaits 1\x1b[K\r"+eraseRest+"line\nwaits 0\x1b[K\r"+eraseRest+"worker\n",
+		m.got.String())
 	m.close()
 }
 

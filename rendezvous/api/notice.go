@@ -35,7 +35,7 @@ type Cursor struct {
 	// WithNotices asks for notices after number Notices; after 0 come those from now on.
 	WithNotices bool
 	Notices     uint64
-	// Waits is how often the caller wants to hear what the run waits for while it waits, at least; 0: never.
+	// Waits is how often a caller that waits wants a Waiting, at most; 0: never.
 	Waits time.Duration
 }
 

@@ -30,8 +30,8 @@ type SessionConfig struct {
 	Started time.Time
 	// ConnectTimeout bounds the first contact with the daemon; 0 means a minute.
 	ConnectTimeout time.Duration
-	// Waiting receives what the run waits for while this node has no workers, about every WaitingEvery, and nil when that is
-	// over or unknown. It must be quick. Nil: nobody asks.
+	// Waiting receives news of the wait of this node without workers, about every WaitingEvery, and nil when it is over or
+	// nothing is known. It must be quick. Nil: nobody asks.
 	Waiting      func(*Waiting)
 	WaitingEvery time.Duration
 	// Succession finds the launcher that serves the run after another one; nil: nobody does.

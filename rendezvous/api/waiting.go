@@ -9,8 +9,8 @@ import (
 )
 
 // Launchers that wait ask more often than others, but all of a run together no more than about 170 times a second, as
-// those of 10,000 nodes do anyway. What they are told is made for all of them once a second at most, and once in ten
-// seconds for 10,000 nodes.
+// those of 10,000 nodes do anyway. The answer is made for all of them once a second at most, and once in ten seconds
+// for 10,000 nodes.
 const (
 	minWaits     = time.Second
 	waitsPerNode = 6 * time.Millisecond
@@ -18,21 +18,21 @@ const (
 	maxWaiting   = 512              // bytes of each text
 )
 
-// Waiting is what a run without workers waits for, in words.
+// Waiting describes the wait of a run without workers, in words.
 type Waiting struct {
 	For string `json:"for,omitempty"`
-	// Due is what time alone does next, in In; "": nothing.
+	// Due is the next event that time alone brings, in In; "": there is none.
 	Due string        `json:"due,omitempty"`
 	In  time.Duration `json:"in,omitempty"`
 }
 
-// tellsWaitsLocked reports whether a Watch is to end with what the run waits for.
+// tellsWaitsLocked reports whether a Watch is to end with a Waiting.
 func (r *run) tellsWaitsLocked(after Cursor) bool {
 	_, runs := r.round.Running()
 	return after.Waits > 0 && r.cfg.Waits != nil && !runs
 }
 
-// waiting is what a node waits for that has a duty of this kind; nil: nothing, or an order that is known.
+// waiting is for a node with a duty of this kind; nil: it waits for nothing, or for an order that it knows.
 func (r *run) waiting(now time.Time, duty job.Kind) *Waiting {
 	if r.cfg.Waits == nil || duty != job.Wait && duty != job.Check {
 		return nil

@@ -28,7 +28,8 @@ for each change of a run.`
 
 func onceOption() cli.Flag { return &cli.BoolFlag{Name: "once", Usage: "print one picture, and exit"} }
 
-// looks is the least time between two pictures. The daemon is not asked for more than a twentieth of the time.
+// looks is the least time between two pictures. For the list of all runs, which is megabytes for 10,000 nodes, the
+// daemon is asked for no more than a twentieth of the time.
 const (
 	looks    = 2 * time.Second
 	idleness = 20
@@ -36,28 +37,27 @@ const (
 
 // showTop shows runs until the user has enough.
 func (c *call) showTop() error {
-	s := top.New(c.run())
-	began := time.Now()
-	seen, err := c.look(s)
-	if err == nil && c.run() != "" && seen.Facts.Run.Run == "" {
-		err = api.ErrUnknownRun
+	m := screen{call: c, state: top.New(c.run())}
+	first := m.look()
+	if first.err == nil && c.run() != "" && first.Facts.Run.Run == "" {
+		first.err = api.ErrUnknownRun
 	}
-	if err != nil {
-		return err
+	if first.err != nil {
+		return first.err
 	}
-	s = s.Told(c.now(), seen, nil)
+	no, _ := c.env("NO_COLOR")
+	m.state, m.pause = m.state.Told(c.now(), first.Seen, nil), first.pause
+	m.state.Colour = c.terminal && no == ""
 	if c.args.Bool("once") {
-		s.Columns, _ = console.Columns(c.stdout)
-		s.Colour = c.terminal && c.colours()
-		_, err := fmt.Fprintln(c.stdout, s.View())
+		m.state.Columns, _ = console.Columns(c.stdout)
+		_, err := fmt.Fprintln(c.stdout, m.state.View())
 		return err
 	}
-	if term, _ := c.env("TERM"); !c.terminal || !terminal(c.stdin) || term == "" || term == "dumb" {
-		return c.plainTop(s, seen)
+	in, isFile := c.stdin.(*os.File)
+	if term, _ := c.env("TERM"); !c.terminal || !isFile || !console.IsTerminal(in) || term == "" || term == "dumb" {
+		return m.plain(first.Runs)
 	}
-	s.Colour = c.colours()
-	m := screen{c, s, pauseAfter(time.Since(began))}
-	_, err = tea.NewProgram(m, tea.WithContext(c), tea.WithInput(c.stdin), tea.WithOutput(c.stdout),
+	_, err := tea.NewProgram(m, tea.WithContext(c), tea.WithInput(in), tea.WithOutput(c.stdout),
 		tea.WithoutSignalHandler()).Run()
 	if c.Err() != nil {
 		return nil // enough
@@ -65,69 +65,62 @@ func (c *call) showTop() error {
 	return err
 }
 
-func terminal(r any) bool {
-	f, ok := r.(*os.File)
-	return ok && console.IsTerminal(f)
+// screen is a terminal, or a file that gets lines.
+type screen struct {
+	*call
+	state top.State
+	pause time.Duration // between two looks
 }
 
-func (c *call) colours() bool {
-	no, _ := c.env("NO_COLOR")
-	return no == ""
-}
-
-// plainTop prints a line for each run that has changed, until it is interrupted or the daemon is gone.
-func (c *call) plainTop(s top.State, seen top.Seen) (err error) {
+// plain prints a line for each run that has changed, until it is interrupted or the daemon is gone.
+func (m screen) plain(runs []api.RunStatus) (err error) {
 	said := map[string]string{}
 	for {
-		began := time.Now()
-		for _, r := range seen.Runs {
-			if line := top.Line(r); said[r.Run] != line && (c.run() == "" || c.run() == r.Run) {
+		for _, r := range runs {
+			if line := top.Line(r); said[r.Run] != line && (m.run() == "" || m.run() == r.Run) {
 				said[r.Run] = line
-				fmt.Fprintln(c.stdout, c.now().Format(time.TimeOnly)+"  "+text.EscapeLine(line))
+				fmt.Fprintln(m.stdout, m.now().Format(time.TimeOnly)+"  "+text.EscapeLine(line))
 			}
 		}
 		select {
-		case <-time.After(looks):
-		case <-c.Done():
+		case <-time.After(m.pause):
+		case <-m.Done():
 			return nil
 		}
-		if seen, err = c.look(s); err != nil && c.Err() == nil {
+		if runs, err = m.daemon.client.Runs(m); err != nil && m.Err() == nil {
 			return err
 		}
-		time.Sleep(pauseAfter(time.Since(began)) - looks)
 	}
 }
 
-func pauseAfter(took time.Duration) time.Duration { return max(looks, idleness*took) }
-
 // look asks the daemon for all runs, and for more of the open one.
-func (c *call) look(s top.State) (seen top.Seen, err error) {
+func (m screen) look() (s seen) {
 	began := time.Now()
-	if seen.Runs, err = c.daemon.client.Runs(c); err != nil {
-		return seen, err
-	}
-	for _, r := range seen.Runs {
-		if r.Run == s.Open() {
-			seen.Facts, err = c.facts(r, s.Events(), 2*time.Since(began)+100*time.Millisecond)
+	s.Runs, s.err = m.daemon.client.Runs(m)
+	took := time.Since(began)
+	s.pause = max(looks, idleness*took)
+	for _, r := range s.Runs {
+		if r.Run == m.state.Open() {
+			s.Facts, s.err = m.facts(r, m.state.Events(), 2*took+100*time.Millisecond)
 		}
 	}
-	return seen, err
+	return s
 }
 
 // keptEvents bounds the events that are kept for the answers.
 const keptEvents = 1000
 
 // facts are those of a run. Only events after the known ones are asked for: if there are none in time, there are none.
-func (c *call) facts(r api.RunStatus, events []api.Event, inTime time.Duration) (f answers.Facts, err error) {
-	d := daemon{client: c.daemon.client, run: r.Run}
-	f = answers.Facts{Now: c.now(), Run: r}
+func (m screen) facts(r api.RunStatus, events []api.Event, inTime time.Duration) (f answers.Facts, err error) {
+	d := daemon{client: m.daemon.client, run: r.Run}
+	f = answers.Facts{Now: m.now(), Run: r}
 	after := uint64(0)
 	if len(events) > 0 {
 		after = events[len(events)-1].Seq
 	} else {
 		inTime = noEvents
 	}
-	ctx, cancel := context.WithTimeout(c, inTime)
+	ctx, cancel := context.WithTimeout(m, inTime)
 	defer cancel()
 	es, err := d.client.Events(ctx, r.Run, after)
 	if err != nil && ctx.Err() == nil && !errors.Is(err, api.ErrNothingNew) {
@@ -136,32 +129,25 @@ func (c *call) facts(r api.RunStatus, events []api.Event, inTime time.Duration) 
 	f.Events = append(events[:len(events):len(events)], es.Events...)
 	f.Events = f.Events[max(0, len(f.Events)-keptEvents):]
 	var v service.Verdict
-	if d.client.Mounted(c, r.Run, "verdict", &v) == nil { // else no epoch has ended
+	if d.client.Mounted(m, r.Run, "verdict", &v) == nil { // else no epoch has ended
 		f.Verdict = &v
 	}
-	f.Hang, _ = serve.Over(d.client).Picture(c, r.Run, false) // without reports there is none
+	f.Hang, _ = serve.Over(d.client).Picture(m, r.Run, false) // without reports there is none
 	var saves coordinator.Summary
-	if err := d.client.Mounted(c, r.Run, "checkpoints", &saves); err == nil {
+	if err := d.client.Mounted(m, r.Run, "checkpoints", &saves); err == nil {
 		f.Keep(saves)
 	}
-	_ = d.client.Global(c, "nodes", nil, &f.Machines) // not every daemon keeps them
+	_ = d.client.Global(m, "nodes", nil, &f.Machines) // not every daemon keeps them
 	return f, nil
 }
 
-// screen is the terminal of top.
-type screen struct {
-	*call
-	state top.State
-	pause time.Duration
-}
-
-// What happens to a screen besides keys.
+// Messages to a screen besides keys.
 type (
 	seen struct {
 		top.Seen
 		err   error
-		took  time.Duration
-		again bool // another look follows
+		pause time.Duration // until the next look
+		again bool          // which follows
 	}
 	due    struct{}
 	said   string
@@ -183,7 +169,7 @@ func (m screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case due:
 		return m, m.see(true)
 	case seen:
-		m.state, m.pause = m.state.Told(m.now(), msg.Seen, msg.err), pauseAfter(msg.took)
+		m.state, m.pause = m.state.Told(m.now(), msg.Seen, msg.err), msg.pause
 		if msg.again {
 			return m, m.later()
 		}
@@ -207,9 +193,9 @@ func (m screen) later() tea.Cmd { return tea.Tick(m.pause, func(time.Time) tea.M
 
 func (m screen) see(again bool) tea.Cmd {
 	return func() tea.Msg {
-		began := time.Now()
-		s, err := m.look(m.state)
-		return seen{s, m.explain(err), time.Since(began), again}
+		s := m.look()
+		s.err, s.again = m.explain(s.err), again
+		return s
 	}
 }
 
@@ -229,16 +215,16 @@ func (m screen) perform(w top.Want) tea.Cmd {
 }
 
 // of is the call for another run.
-func (c *call) of(run string) *call {
-	d, other := *c.daemon, *c
+func (m screen) of(run string) *call {
+	d, other := *m.daemon, *m.call
 	d.run, other.daemon = run, &d
 	return &other
 }
 
-func (c *call) stacksOf(run string) tea.Msg {
-	found, err := c.of(run).daemon.collect(c, serve.Over(c.daemon.client), c.now())
+func (m screen) stacksOf(run string) tea.Msg {
+	found, err := m.of(run).daemon.collect(m, serve.Over(m.daemon.client), m.now())
 	if err != nil {
-		return said(c.of(run).explain(err).Error())
+		return said(m.of(run).explain(err).Error())
 	}
 	var b bytes.Buffer
 	if err := found.WriteText(&b); err != nil {
@@ -248,10 +234,10 @@ func (c *call) stacksOf(run string) tea.Msg {
 }
 
 // give gives an order that was confirmed, and returns the result in words.
-func (c *call) give(run string, o rendezvous.Order) string {
-	o.Text = c.reason(o.Kind)
-	if err := c.daemon.client.Order(c, run, o); err != nil {
-		return c.explain(c.of(run).refused(o, err)).Error()
+func (m screen) give(run string, o rendezvous.Order) string {
+	o.Text = m.reason(o.Kind)
+	if err := m.daemon.client.Order(m, run, o); err != nil {
+		return m.explain(m.of(run).refused(o, err)).Error()
 	}
 	return "Ordered: " + string(o.Kind) + " " + o.Node
 }

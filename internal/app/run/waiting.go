@@ -12,8 +12,8 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// waiting shows what this node waits for while it has no workers: on a terminal as its last line, which the next output
-// replaces, else as a log line every ten seconds.
+// waiting shows the wait of a node without workers: on a terminal as its last line, which the next output replaces,
+// else as a log line every ten seconds.
 type waiting struct {
 	log  *slog.Logger
 	draw func(line string) // nil: there is no terminal
@@ -56,7 +56,7 @@ func (w *waiting) every() time.Duration {
 	return sayEvery
 }
 
-// told takes the newest of what this node waits for; nil: nothing.
+// told takes the newest news; nil: the wait is over.
 func (w *waiting) told(news *api.Waiting) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

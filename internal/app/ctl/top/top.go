@@ -30,13 +30,13 @@ type State struct {
 	said     string            // about the last key
 }
 
-// Seen is what the daemon has said at one moment.
+// Seen is a picture of the daemon's runs at one moment.
 type Seen struct {
 	Runs  []api.RunStatus
 	Facts answers.Facts // of the open run; zero: none is open
 }
 
-// Want is what a key asks for.
+// Want is the wish behind a key.
 type Want struct {
 	Quit, Look, Stacks bool
 	Order              *rendezvous.Order
