@@ -79,8 +79,8 @@ func (e *epochs) hasEnded(epoch string) bool {
 	return e.ended[epoch]
 }
 
-// firstLoad reports whether this is the first load of the present epoch with these values, and records it. One without a
-// source has found nothing.
+// firstLoad reports whether this is the first load of the present epoch with these values, and records it. A load
+// without a source has found nothing.
 func (e *epochs) firstLoad(r request) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
