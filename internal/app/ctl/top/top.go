@@ -3,6 +3,7 @@
 package top
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -208,7 +209,7 @@ func (s State) nodes() []rendezvous.NodeStatus {
 	for _, n := range all {
 		here[n.Name] = true
 	}
-	for _, name := range sorted(r.Bars) {
+	for _, name := range slices.Sorted(maps.Keys(r.Bars)) {
 		if why := r.Bars[name]; !here[name] {
 			all = append(all, rendezvous.NodeStatus{Name: name, State: "barred", GroupRank: -1, Barred: &why})
 		}

@@ -3,7 +3,6 @@ package top
 import (
 	"bytes"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -250,5 +249,3 @@ func Line(r api.RunStatus) string {
 	return fmt.Sprintf("%s: %s; %d nodes, %d workers, %s restarts", r.Run, describe.Phase(r.Status), r.Members+r.Waiting,
 		describe.Workers(r.Status), describe.Restarts(r.Status))
 }
-
-func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
