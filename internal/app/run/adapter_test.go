@@ -129,6 +129,9 @@ func TestAdapterReportsProgress(t *testing.T) {
 		require.Equal(t, []rendezvous.Event{rendezvous.Stepped{
 			ID: "id", Progress: job.Progress{Saving: true, Checkpoint: 7, Kept: time.Second},
 		}, success, success, success}, d.told[before:])
+		saved.Step, d.err = 1, api.ErrBadRequest
+		require.Error(t, a.Success(t.Context(), launcher.Directive{}))
+		require.Equal(t, success, d.newest(), "in spite of an older daemon that refuses the news")
 	})
 }
 

@@ -1,6 +1,6 @@
 """Trains with steps of 0.05 s, and marks what the time ledger has to find: ledger.py MARKS CHECKPOINTS.
 
-The save of step 10 takes a second more than it would. After step 50 rank 1 stands still for two seconds, and dies. The
+The save of step 10 takes a second more than it would. After step 40 rank 1 stands still for 1.5 s, and dies. The
 next workers end with step 20. Rank 1 adds "<what> <seconds>" to MARKS/marks.
 """
 
@@ -35,7 +35,7 @@ model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 checkpointer = DdpCheckpointer(directory)
 step = checkpointer.load_checkpoint().get("step", 0)
-while step < (50 if first else 20):
+while step < (40 if first else 20):
     time.sleep(0.05)
     optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
@@ -49,6 +49,6 @@ while step < (50 if first else 20):
         mark("saved")
 mark("last")
 if first and dist.get_rank() == 1:
-    time.sleep(2)
+    time.sleep(1.5)
     os._exit(1)
 dist.barrier()
