@@ -114,7 +114,8 @@ func TestNodes(t *testing.T) {
 func TestEvents(t *testing.T) {
 	for want, n := range map[string]rendezvous.Note{
 		"why": {Event: "fault", Text: "why"}, "n1": {Event: "join", Node: "n1"},
-		"n1: why": {Event: "fault", Node: "n1", Text: "why"}, "2 nodes, 8 workers": {Event: job.EventSeal, Nodes: 2, World: 8},
+		"n1: why":            {Event: "fault", Node: "n1", Text: "why"},
+		"2 nodes, 8 workers": {Event: job.EventSeal, Nodes: 2, World: 8},
 	} {
 		require.Equal(t, want, Event(api.Event{Note: n}))
 	}
