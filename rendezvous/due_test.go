@@ -68,3 +68,17 @@ func TestMissing(t *testing.T) {
 	require.Empty(t, s.r.Status().Missing, "it is back")
 	require.Equal(t, job.CauseLoss, s.r.Status().Cause.Kind)
 }
+
+// Neither in a pause nor before the workers have stopped does time alone bring anything.
+func TestNothingIsDue(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 4})
+	s.join("a")
+	s.must(Order{Kind: OrderPause})
+	require.Empty(t, s.r.Status().Due)
+	s = newSim(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	s.obey()
+	s.must(Leave{ID: "b", Killed: true})
+	require.NotZero(t, s.r.members.stopping)
+	require.Empty(t, s.r.Status().Due, "a still stops, alone")
+}
