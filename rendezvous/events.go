@@ -255,6 +255,8 @@ type Note struct {
 	Text  string    `json:"text,omitempty"`
 	Nodes int       `json:"nodes,omitempty"`
 	World int       `json:"world_size,omitempty"`
+	// Cause is that of a break.
+	Cause job.CauseKind `json:"-"`
 	// Aspect is that of a check that has failed, as in Barred.
 	Aspect string `json:"-"`
 	// Machine is that of the node, in the note of its join, and in that of an agent that may not have joined.

@@ -94,7 +94,7 @@ func (r *Round) breakWorld(now time.Time, c job.Cause) {
 		r.account.broke(now)
 		r.sealer.cancel()
 		r.gate.reopen()
-		r.out.note(job.EventBreak, c.Node, c.Text)
+		r.out.note(job.EventBreak, c.Node, c.Text).Cause = c.Kind
 	}
 	if r.epoch.cause == nil || (c.Kind == job.CauseLoss && r.epoch.cause.Kind != job.CauseLoss) {
 		r.epoch.cause = &c
