@@ -24,6 +24,7 @@ import (
 	"dlrover-run/internal/app/page"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/app/token"
+	"dlrover-run/internal/app/traces"
 	"dlrover-run/internal/conns"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/duration"
@@ -107,6 +108,9 @@ func app(stdout io.Writer) *cli.App {
 		}, help.TLS("Options", true), nodeFlags(), electionFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "event-log", Category: "Options",
 				Usage: "`PATH`: append every state change to this file, one JSON object per line"},
+			&cli.StringFlag{Name: "otlp-endpoint", Category: "Options",
+				Usage: "`URL`: send runs as traces to this collector of OpenTelemetry, by OTLP over HTTP, such as " +
+					"http://collector:4318 (default: nothing is sent)"},
 			&cli.StringFlag{Name: "log-format", Category: "Options",
 				EnvVars: []string{console.FormatVariable}, Usage: console.FormatUsage},
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
@@ -183,6 +187,7 @@ const closeGrace = 2 * time.Second
 type daemon struct {
 	log     *slog.Logger
 	events  *eventlog.Log
+	traces  *traces.Exporter // nil without --otlp-endpoint
 	metrics *metrics
 	service *service.Service
 	hub     atomic.Pointer[api.Hub]
@@ -217,6 +222,9 @@ func newDaemon(c *cli.Context, t *tenure) (*daemon, error) {
 		return nil, err
 	}
 	console.Libraries(d.log)
+	if err := d.trace(c.String("otlp-endpoint")); err != nil {
+		return nil, err
+	}
 	secret.LogTo(d.log)
 	layer, err := layerOf(c, secret, secure.Serves, d.log)
 	if err != nil {
@@ -283,6 +291,17 @@ func (d *daemon) open(cfg service.Config, t *tenure) (err error) {
 	}
 	d.hub.Store(d.service.Hub)
 	return nil
+}
+
+// trace sends runs to a collector; "": to none.
+func (d *daemon) trace(endpoint string) (err error) {
+	if endpoint == "" {
+		return nil
+	}
+	if d.traces, err = traces.New(endpoint, d.log); err == nil {
+		d.metrics.watchTraces(d.traces)
+	}
+	return err
 }
 
 func logger(c *cli.Context) (*slog.Logger, error) {
@@ -366,6 +385,7 @@ func (d *daemon) page(secret token.Job, tls bool) func(*service.Service) http.Ha
 
 func (d *daemon) observe(run string, n rendezvous.Note) {
 	d.metrics.note(n)
+	d.traces.Hear(run, n)
 	if d.marks != nil {
 		d.marks.Hear(run, n)
 	}
@@ -396,6 +416,7 @@ func (d *daemon) close(grace time.Duration) {
 	if d.keeper != nil {
 		d.keeper.Close()
 	}
+	d.traces.Close()
 	_ = d.events.Close() // nothing is left to be written
 	d.leaveData()
 }

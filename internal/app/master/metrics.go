@@ -15,6 +15,7 @@ import (
 	hangs "dlrover-run/hang/serve"
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/service"
+	"dlrover-run/internal/app/traces"
 	"dlrover-run/internal/job"
 	checks "dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
@@ -253,6 +254,13 @@ func (m *metrics) watchKeeper(k *keeper.Keeper) {
 			Name: "dlrover_decisions_failed_total",
 			Help: "Writes of decisions about runs that have failed. They are tried again.",
 		}, func() float64 { return float64(k.Stats().Failed) }))
+}
+
+// watchTraces adds those of --otlp-endpoint.
+func (m *metrics) watchTraces(e *traces.Exporter) {
+	m.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "dlrover_trace_spans_lost_total", Help: "Spans that the collector of --otlp-endpoint has not taken.",
+	}, func() float64 { return float64(e.Lost()) }))
 }
 
 // watchHangs adds suspicions and verdicts about the runs' workers. Neither runs nor nodes are labels.

@@ -109,6 +109,7 @@ func TestImportPolicy(t *testing.T) {
 		{"dlrover-run/cmd/dlrover-run", "charm.land", "only dlroverctl draws on a terminal"},
 		{"dlrover-run/cmd/dlrover-master", "charm.land", "only dlroverctl draws on a terminal"},
 		{"dlrover-run/internal/app/ctl/top", "charm.land", "a picture needs no terminal"},
+		{"dlrover-run/cmd/dlrover-run", "go.opentelemetry.io", "start-up time and size of the launcher"},
 		{"dlrover-run/cmd/dlrover-run", "testing", "what tests use stays out of programs"},
 		{"dlrover-run/cmd/dlrover-run", "runtime/cgo", "one static file for any image"},
 		{"dlrover-run/cmd/checkpointd", "runtime/cgo", "one static file for any image"},
