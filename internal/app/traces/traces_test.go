@@ -130,3 +130,18 @@ func TestEndpoints(t *testing.T) {
 	off.Hear("x", rendezvous.Note{Event: job.EventJoin})
 	off.Close()
 }
+
+// One that takes connections and answers nothing keeps a master that ends for a second.
+func TestACollectorThatHangs(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	e, err := New("http://"+l.Addr().String(), slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	for i := range 3 * maxQueue {
+		e.Hear(fmt.Sprint(i), rendezvous.Note{Event: job.EventJoin})
+	}
+	began := time.Now()
+	e.Close()
+	require.Less(t, time.Since(began), 5*time.Second)
+}
