@@ -132,8 +132,7 @@ type reporter interface {
 
 // watchAll adds the metrics of the daemon's parts; k is nil without marks.
 func (m *metrics) watchAll(s *service.Service, k *marks.Manager) {
-	m.reg.MustRegister(runs{s.Hub})
-	m.watchCheckpoints(s.Checkpoints)
+	m.reg.MustRegister(runs{s.Hub, s.Checkpoints})
 	m.watchChecks(s.Checks)
 	m.watchHangs(s.Hangs)
 	if k != nil {
@@ -143,7 +142,10 @@ func (m *metrics) watchAll(s *service.Service, k *marks.Manager) {
 
 // runs are the gauges of the hub's runs, of one look at them. The run's name is not a label: names come from users, and
 // every new one would be a new time series for ever.
-type runs struct{ hub *api.Hub }
+type runs struct {
+	hub   *api.Hub
+	saves *coordinator.Hub
+}
 
 // Describe implements prometheus.Collector.
 func (r runs) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(r, ch) }
@@ -153,8 +155,14 @@ func (r runs) Collect(ch chan<- prometheus.Metric) {
 	all := r.hub.Runs(false)
 	members, waiting, restarts, most := 0, 0, 0, 0.0
 	now, times := map[ledger.Class]int{}, ledger.Times{}
+	memory, disk := 0.0, 0.0
 	for _, s := range all {
 		members, waiting, restarts, most = members+s.Members, waiting+s.Waiting, restarts+s.Restarts, max(most, spent(s))
+		if s.Members > 0 && s.Outcome == "" {
+			for _, a := range r.saves.Summary(s.Run).Ages {
+				memory, disk = max(memory, age(a.MemoryAt)), max(disk, age(a.DurableAt))
+			}
+		}
 		if s.Ledger == nil {
 			continue
 		}
@@ -173,12 +181,24 @@ func (r runs) Collect(ch chan<- prometheus.Metric) {
 	tell("dlrover_rendezvous_restarts", "Restarts spent, over all runs.", float64(restarts))
 	tell("dlrover_restart_budget_spent_ratio", "Spent share of the restarts that a run may make, in all or in a row "+
 		"without progress; of the run that has spent most, and has not ended.", most)
+	tell("dlrover_checkpoint_memory_age_seconds",
+		"Age of the oldest rank's newest checkpoint in memory, over all runs with a world; 0 without any.", memory)
+	tell("dlrover_checkpoint_disk_age_seconds",
+		"Age of the oldest rank's newest checkpoint on disk, over all runs with a world; 0 without any.", disk)
 	for _, class := range ledger.Classes() {
 		tell("dlrover_runs", "Runs that have not ended, by what they do now: the classes are those of dlrover_run_seconds.",
 			float64(now[class]), string(class))
 		tell("dlrover_run_seconds", "Time of the runs that this daemon keeps, by class: training, waiting and others.",
 			times[class].Seconds(), string(class))
 	}
+}
+
+// age is that of a checkpoint, in seconds; 0 without one.
+func age(at time.Time) float64 {
+	if at.IsZero() {
+		return 0
+	}
+	return time.Since(at).Seconds()
 }
 
 // spent is the share of its restarts that a run has spent; 0 for one that may make none, or has ended.
@@ -197,30 +217,6 @@ func spent(s api.RunStatus) (share float64) {
 		share = max(share, float64(count)/float64(b.Limit))
 	}
 	return share
-}
-
-// watchCheckpoints adds the age of the checkpoints of each run that reports them: the oldest of all ranks, because that
-// much work would be lost.
-func (m *metrics) watchCheckpoints(h *coordinator.Hub) {
-	oldest := func(name, help string, at func(coordinator.Age) time.Time) {
-		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
-			now, age := time.Now(), 0.0
-			for _, run := range h.Runs() {
-				for _, a := range h.Summary(run).Ages {
-					if t := at(a); !t.IsZero() {
-						age = max(age, now.Sub(t).Seconds())
-					}
-				}
-			}
-			return age
-		}))
-	}
-	oldest("dlrover_checkpoint_memory_age_seconds",
-		"Age of the oldest rank's newest checkpoint in memory, over all runs; 0 without any.",
-		func(a coordinator.Age) time.Time { return a.MemoryAt })
-	oldest("dlrover_checkpoint_disk_age_seconds",
-		"Age of the oldest rank's newest checkpoint on disk, over all runs; 0 without any.",
-		func(a coordinator.Age) time.Time { return a.DurableAt })
 }
 
 // watchChecks adds the results of node checks. Neither runs nor nodes are labels.

@@ -2,6 +2,7 @@ package master
 
 import (
 	"log/slog"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/rendezvous"
@@ -68,7 +70,7 @@ func TestTimeOfRuns(t *testing.T) {
 	require.NoError(t, s.Hub.Join(t.Context(), "job", rendezvous.Join{
 		Node: rendezvous.Node{ID: "n1", Name: "n1", Rank: -1, Slots: 1}, Params: rendezvous.Params{Min: 2, Max: 2}}))
 	m := newMetrics()
-	m.reg.MustRegister(runs{s.Hub})
+	m.reg.MustRegister(runs{s.Hub, s.Checkpoints})
 	time.Sleep(10 * time.Millisecond)
 	text, err := (&exposed{reg: m.reg}).fresh(time.Now())
 	require.NoError(t, err)
@@ -76,6 +78,30 @@ func TestTimeOfRuns(t *testing.T) {
 	require.Contains(t, string(text), `dlrover_run_seconds{class="training"} 0`)
 	require.Contains(t, string(text), `dlrover_runs{class="waiting"} 1`)
 	require.Contains(t, string(text), `dlrover_runs{class="training"} 0`)
+}
+
+// The age of checkpoints is that of what runs: the work of a run that is over is safe, or lost already.
+func TestAgeOfCheckpoints(t *testing.T) {
+	s, err := service.New(service.Config{Token: "0123456789abcdef", Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close(0) })
+	require.NoError(t, s.Hub.Join(t.Context(), "job", rendezvous.Join{
+		Node: rendezvous.Node{ID: "n1", Name: "n1", Rank: -1, Slots: 1}, Params: rendezvous.Params{Min: 1, Max: 1}}))
+	server := httptest.NewServer(s.Checkpoints.Handler())
+	t.Cleanup(server.Close)
+	require.NoError(t, coordinator.Client(server.URL, "job", func() []string { return nil }, server.Client()).
+		Ages(t.Context(), "", 0, []coordinator.Age{{DurableStep: 5, DurableAt: time.Now().Add(-time.Hour)}}))
+	m := newMetrics()
+	m.reg.MustRegister(runs{s.Hub, s.Checkpoints})
+	told := func(at time.Time) string {
+		text, err := (&exposed{reg: m.reg}).fresh(at)
+		require.NoError(t, err)
+		return string(text)
+	}
+	require.Regexp(t, `(?m)^dlrover_checkpoint_disk_age_seconds 36`, told(time.Now()))
+	_, err = s.Hub.Leave(t.Context(), "job", rendezvous.Leave{ID: "n1"})
+	require.NoError(t, err)
+	require.Regexp(t, `(?m)^dlrover_checkpoint_disk_age_seconds 0$`, told(time.Now()))
 }
 
 func TestSpentShareOfRestarts(t *testing.T) {
