@@ -157,7 +157,8 @@ func TestTellsProgress(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		tell.run(ctx, launcher.RunRequest{Epoch: launcher.Epoch{Directive: launcher.Directive{Place: job.Place{RankBase: 1}}}})
+		other := launcher.Directive{Place: job.Place{RankBase: 1}}
+		tell.run(ctx, launcher.RunRequest{Epoch: launcher.Epoch{Directive: other}})
 		require.Zero(t, time.Since(began), "another node tells it")
 		tell.run(ctx, launcher.RunRequest{})
 		s := func(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
