@@ -315,8 +315,8 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 	m.out.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
 }
 
-// noteLost notes that the world of n was sealed and started, and that an older one ended, if the earlier daemon was lost
-// before it could keep that.
+// noteLost notes that the world of n was sealed and started, and that an older one ended, if the earlier daemon was
+// lost before it could keep that.
 func (m *memory) noteLost(n *node) {
 	const text = "known to an earlier rendezvous daemon, which could not keep it"
 	p := m.past

@@ -227,7 +227,8 @@ func (c *Client) post(ctx context.Context, run, verb string, body, into any) err
 	if err != nil {
 		return fmt.Errorf("%s run %q: %w", verb, run, err)
 	}
-	return c.do(ctx, requestTimeout, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+verb, c.watching.Load() > 0, data, into)
+	once := c.watching.Load() > 0
+	return c.do(ctx, requestTimeout, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+verb, once, data, into)
 }
 
 func (c *Client) get(ctx context.Context, timeout time.Duration, path string, into any) error {

@@ -370,7 +370,7 @@ func TestReportsKeepNoSecondConnection(t *testing.T) {
 	require.False(t, <-closes)
 }
 
-// Nodes restart without new connections: 10,000 of these at once overflow the daemon's queue, and some wait for seconds.
+// Nodes restart without new connections: 10,000 at once overflow the daemon's queue, and some wait for seconds.
 func TestRestartMakesNoConnection(t *testing.T) {
 	s := serveHub(t, "")
 	var dials atomic.Int32

@@ -101,7 +101,8 @@ func Open(ctx context.Context, svc Service, cfg SessionConfig) (*Session, error)
 	}
 	s := &Session{
 		svc: svc, cfg: cfg, params: cfg.Params.WithDefaults(),
-		dirs: make(chan rendezvous.Directive, 1), rejoined: make(chan struct{}, 1), notices: make(chan job.Notice, maxNotices),
+		dirs: make(chan rendezvous.Directive, 1), rejoined: make(chan struct{}, 1),
+		notices: make(chan job.Notice, maxNotices),
 	}
 	if err := s.connect(ctx); err != nil {
 		return nil, err

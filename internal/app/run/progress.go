@@ -16,8 +16,8 @@ const (
 	saveLook = 10 * time.Second
 )
 
-// progressFeature tells the rendezvous of the first step of an epoch and of its checkpoints, from the node of rank 0. It
-// is off where no feature knows of either.
+// progressFeature tells the rendezvous of the first step of an epoch and of its checkpoints, from the node of rank 0.
+// It is off where no feature knows of either.
 func progressFeature() row {
 	return row{name: "progress", open: func(j *nodeJob) (*feature.Opened, error) {
 		t := &teller{measure: j.progress, log: j.log}
