@@ -31,9 +31,12 @@ func TestNoTimeWithoutNodes(t *testing.T) {
 	v := trains(t, Params{Min: 2, Max: 2, MaxRestarts: 9}).revive()
 	v.pass(second)
 	require.Empty(t, v.times())
-	v.comeBack("a", "b")
+	v.comeBack("a")
+	v.pass(second)
+	require.Equal(t, times{"training": second}, v.times(), "its workers train, while the other is awaited")
+	v.comeBack("b")
 	v.pass(10 * second)
-	require.Equal(t, times{"training": 10 * second}, v.times())
+	require.Equal(t, times{"training": 11 * second}, v.times())
 }
 
 // A start that is delayed waits for nodes all the same, if there are too few.
@@ -54,4 +57,22 @@ func TestBackOffWithTooFewNodes(t *testing.T) {
 	s.pass(second)
 	require.Equal(t, times{"waiting": second, "backing-off": second}, times{
 		"waiting": s.times()[ledger.Waiting], "backing-off": s.times()[ledger.BackingOff]})
+}
+
+// Enough nodes are there, and a start without further ones is not delayed, but may wait for more.
+func TestTheLastCallIsAWait(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 4})
+	s.join("a", "b")
+	s.pass(second)
+	require.Equal(t, times{"waiting": second}, s.times())
+}
+
+// A node that is lost explains the failure of another one's workers, also in what the stop costs.
+func TestCostOfAFailureThatIsExplained(t *testing.T) {
+	s := trains(t, Params{Min: 2, Max: 2, MaxRestarts: 9})
+	s.fail("a", RestartCharged)
+	s.must(Leave{ID: "b", Killed: true})
+	s.stops(second, job.Progress{Step: 100, Stepping: true, Idle: 1}, "a")
+	require.Equal(t, job.CauseLoss, s.r.epoch.cause.Kind)
+	require.Equal(t, times{"stopping": second}, s.bill(job.CauseLoss))
 }
