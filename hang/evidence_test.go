@@ -107,8 +107,10 @@ func TestOnlyTheNewestPageHasRings(t *testing.T) {
 	e := Evidence{Samples: []Sample{{Page: steps}, {}, {Page: spans}, {Page: steps}}}
 	e.thin()
 	require.Equal(t, []Sample{{Page: &Page{}}, {}, {Page: &Page{}}, {Page: steps}}, e.Samples)
-	_, ok := (*Page)(nil).Group(1)
-	require.False(t, ok)
+	for _, p := range []*Page{nil, {}} {
+		_, ok := p.Group(1)
+		require.False(t, ok)
+	}
 }
 
 func TestUseBetweenTwoLooks(t *testing.T) {
