@@ -92,6 +92,9 @@ func (d *Daemon) reportAges() {
 			return
 		}
 		if st := d.Status(); len(st.Ranks) > 0 || st.World.round() != "" {
+			if len(st.Ranks) > 0 {
+				st.Ranks[0].Trouble = st.Trouble
+			}
 			ctx, cancel := context.WithTimeout(d.life.ctx, agesEvery)
 			_ = d.cfg.Remote.Ages(ctx, st.World.round(), st.World.GroupRank, st.Ranks) // repeated soon
 			cancel()

@@ -130,6 +130,8 @@ type Age struct {
 	DurableStep int64     `json:"durable_step"`
 	MemoryAt    time.Time `json:"memory_at,omitzero"`
 	DurableAt   time.Time `json:"durable_at,omitzero"`
+	// Trouble is why the node of the rank cannot write now, at its first rank alone; cut at 512 bytes.
+	Trouble string `json:"trouble,omitempty"`
 }
 
 // Coordinator connects the daemons of a run. Every method may be called concurrently and ends when ctx does. It may be

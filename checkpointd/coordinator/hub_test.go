@@ -742,3 +742,17 @@ func FuzzFiles(f *testing.F) {
 		manifestOf(data)
 	})
 }
+
+// What a node says of its storage is one printable line, and stands until the node says otherwise.
+func TestTroubleIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		c := w.client()
+		require.NoError(t, c.Ages(t.Context(), "", 0, []Age{{Rank: 3, Trouble: "full\n" + strings.Repeat("x", 2*maxTrouble)}}))
+		told := w.hub.Load().Summary("r").Ages[0].Trouble
+		require.LessOrEqual(t, len(told), maxTrouble)
+		require.Regexp(t, "^full x+", told)
+		require.NoError(t, c.Ages(t.Context(), "", 0, []Age{{Rank: 3}}))
+		require.Empty(t, w.hub.Load().Summary("r").Ages[0].Trouble)
+	})
+}

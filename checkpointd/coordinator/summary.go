@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/stable"
+	"dlrover-run/internal/text"
 )
 
 // agesEvent replaces the ages of the given ranks.
@@ -16,6 +17,8 @@ type agesEvent struct {
 	Node int    `json:"node"`
 	Ages []Age  `json:"ages"`
 }
+
+const maxTrouble = 512 // bytes
 
 type age struct {
 	Age
@@ -39,6 +42,7 @@ func (a agesEvent) check() error {
 
 func (a agesEvent) step(st *state, now time.Time) ([]topic, error) {
 	for _, x := range a.Ages {
+		x.Trouble = text.Line(x.Trouble, maxTrouble)
 		st.ages[x.Rank] = age{x, a.Node, now}
 	}
 	return nil, nil

@@ -49,12 +49,28 @@ type Answer struct {
 	Due []rendezvous.Due
 }
 
-// Keep adds what is saved.
+// Keep adds what is saved. The run has to be known.
 func (f *Facts) Keep(saves coordinator.Summary) {
 	f.Saved = describe.CheckpointOf(saves.Ages)
+	for _, a := range saves.Ages {
+		if a.Trouble != "" {
+			f.Unsaved = fmt.Sprintf("No save gets to disk from %s (rank %d): %s.", f.home(a.Rank), a.Rank, a.Trouble)
+			return
+		}
+	}
 	if n := len(saves.Saves); n > 0 && saves.Saves[n-1].Error != "" {
 		f.Unsaved = fmt.Sprintf("The save of step %d has failed: %s.", saves.Saves[n-1].Step, saves.Saves[n-1].Error)
 	}
+}
+
+// home is the node of a rank.
+func (f Facts) home(rank int) string {
+	for _, n := range f.Run.Nodes { // members come first, by rank
+		if rank -= n.Slots; rank < 0 && n.GroupRank >= 0 {
+			return n.Name
+		}
+	}
+	return "a node that has left"
 }
 
 // All are the questions of a run, with their answers. The first line of the first one is a headline.

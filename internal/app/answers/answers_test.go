@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/hang"
 	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/app/service"
@@ -101,6 +102,15 @@ func TestFaultsAreNamed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A node whose storage is full is named by the ages that it reports.
+func TestFullStorageIsNamed(t *testing.T) {
+	f := training()
+	f.Keep(coordinator.Summary{Ages: []coordinator.Age{{Rank: 1}, {Rank: 2, Trouble: "storage is full: /ckpt"}}})
+	require.Contains(t, said(t, f.All(), "risk"), "No save gets to disk from gpu-02 (rank 2): storage is full: /ckpt.")
+	f.Run.Nodes = f.Run.Nodes[:1]
+	require.Equal(t, "a node that has left", f.home(2))
 }
 
 func TestSlowNodesAreNamed(t *testing.T) {
