@@ -105,6 +105,10 @@ func (f Facts) moving() Answer {
 		a.Tone, a.Lines = Waits, []string{fmt.Sprintf("No: %s%s.", describe.Phase(s.Status),
 			f.since(job.EventBreak, ", no workers since "))}
 	}
+	if b := s.Budget; b != nil && b.Streak > 1 && s.Outcome == "" && s.Paused == nil && s.Hold == nil && !f.stands() {
+		a.Tone, a.Lines = Bad, slices.Insert(a.Lines, 0,
+			fmt.Sprintf("It fails again and again: %d restarts in a row without progress.", b.Streak))
+	}
 	for _, n := range f.Hang.Slow {
 		a.Tone = Waits
 		a.Lines = append(a.Lines, fmt.Sprintf("Node %d (%s) is slow: %s.", n.GroupRank, n.Node, n.Text))
@@ -163,7 +167,7 @@ func (f Facts) why() Answer {
 	if f.stands() && f.Hang.Verdict.Line != "" {
 		a.Tone, a.Lines = Bad, []string{f.Hang.Verdict.Line}
 	}
-	if c := f.Run.Cause; c != nil && f.Run.Outcome == "" {
+	if c := f.Run.Cause; c != nil && f.Run.Outcome != string(job.Succeeded) {
 		a.Lines = append(a.Lines, c.Text)
 	}
 	if v := f.Verdict; v != nil {

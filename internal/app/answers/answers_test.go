@@ -87,10 +87,11 @@ func TestFaultsAreNamed(t *testing.T) {
 			f.Run.Phase, f.Run.Restarts = "forming", 3
 			f.Run.Budget = &rendezvous.BudgetStatus{Streak: 3, Limit: 5, BackoffUntil: now.Add(8 * time.Second)}
 			f.Verdict = &service.Verdict{Round: 1, Epoch: 3, Line: "rank 1 failed first: KeyError: 'lr'"}
-		}, Waits, map[string]string{
-			"moving": "No: waiting for nodes.\nRestarts: 3 of 3.",
-			"why":    "Round 1, epoch 3: rank 1 failed first: KeyError: 'lr'",
-			"next":   "Budget: 3 of 5 restarts in a row without progress; the next start is in 8s."}},
+		}, Bad, map[string]string{
+			"moving": "It fails again and again: 3 restarts in a row without progress.\nNo: waiting for nodes.\n" +
+				"Restarts: 3 of 3.",
+			"why":  "Round 1, epoch 3: rank 1 failed first: KeyError: 'lr'",
+			"next": "Budget: 3 of 5 restarts in a row without progress; the next start is in 8s."}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := training()
@@ -102,6 +103,18 @@ func TestFaultsAreNamed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A run that has failed says why it is not started once more, besides what has failed first.
+func TestTheEndIsExplained(t *testing.T) {
+	f := training()
+	f.Run.Phase, f.Run.Outcome = "finished", string(job.Failed)
+	f.Run.Cause = &job.Cause{Text: "workers have failed 5 times in a row before their first step"}
+	f.Run.Budget = &rendezvous.BudgetStatus{Streak: 4}
+	f.Verdict = &service.Verdict{Round: 1, Epoch: 4, Line: "rank 1 failed first: KeyError: 'lr'"}
+	all := f.All()
+	require.Equal(t, "The run has failed, "+describe.Age(now.Sub(f.Run.EndedAt))+" ago.", said(t, all, "moving"))
+	require.Equal(t, f.Run.Cause.Text+"\nRound 1, epoch 4: rank 1 failed first: KeyError: 'lr'", said(t, all, "why"))
 }
 
 // A node whose storage is full is named by the ages that it reports.
