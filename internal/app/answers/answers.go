@@ -5,6 +5,7 @@ package answers
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"dlrover-run/checkpointd/coordinator"
@@ -13,6 +14,7 @@ import (
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/job"
+	"dlrover-run/netcheck"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -109,14 +111,36 @@ func (f Facts) moving() Answer {
 		a.Tone, a.Lines = Bad, slices.Insert(a.Lines, 0,
 			fmt.Sprintf("It fails again and again: %d restarts in a row without progress.", b.Streak))
 	}
-	for _, n := range f.Hang.Slow {
-		a.Tone = Waits
-		a.Lines = append(a.Lines, fmt.Sprintf("Node %d (%s) is slow: %s.", n.GroupRank, n.Node, n.Text))
+	if slow := f.slow(); len(slow) > 0 && s.Outcome == "" {
+		a.Lines = append(a.Lines, slow...)
+		if a.Tone == Good {
+			a.Tone = Waits
+		}
 	}
 	if s.Restarts > 0 {
 		a.Lines = append(a.Lines, fmt.Sprintf("Restarts: %s.", describe.Restarts(s.Status)))
 	}
 	return a
+}
+
+// slow are sentences about nodes that are slow, or were in their newest check.
+func (f Facts) slow() (lines []string) {
+	for _, n := range f.Hang.Slow[:min(len(f.Hang.Slow), maxNamed)] {
+		lines = append(lines, fmt.Sprintf("Node %d (%s) is slow: %s.", n.GroupRank, n.Node, n.Text))
+	}
+	checked := map[string]bool{}
+	for _, e := range slices.Backward(f.Events) {
+		if e.Event != job.EventCheckVerdict || checked[e.Node] || len(lines) >= maxNamed {
+			continue
+		}
+		checked[e.Node] = true
+		why, slow := strings.CutPrefix(e.Text, string(netcheck.StateSlow)+": ")
+		if slow && slices.ContainsFunc(f.Run.Nodes, func(n rendezvous.NodeStatus) bool { return n.Name == e.Node }) {
+			lines = append(lines, fmt.Sprintf("Node %s is slow, by its check %s ago: %s.", e.Node, describe.Age(f.Now.Sub(e.At)),
+				strings.TrimSuffix(why, ".")))
+		}
+	}
+	return lines
 }
 
 // since is the age of the newest event of a kind, after some words, or "".

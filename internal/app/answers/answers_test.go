@@ -133,6 +133,17 @@ func TestSlowNodesAreNamed(t *testing.T) {
 	all := f.All()
 	require.Equal(t, Waits, all[0].Tone)
 	require.Contains(t, said(t, all, "moving"), "Node 1 (gpu-02) is slow: rank 3 is 40 % late.")
+
+	checked := func(name, text string) api.Event {
+		return api.Event{At: now.Add(-time.Minute), Note: rendezvous.Note{Event: job.EventCheckVerdict, Node: name, Text: text}}
+	}
+	f = training()
+	f.Events = append(f.Events, checked("gpu-01", "slow: eth0 sends 19 Mbit/s"), checked("gone", "slow: it was"),
+		checked("gpu-02", "slow: it was"), checked("gpu-02", "path: it is not"))
+	all = f.All()
+	require.Equal(t, Waits, all[0].Tone)
+	require.Equal(t, "Yes: 4 workers run, since 1h0m.\nNode gpu-01 is slow, by its check 1m0s ago: eth0 sends 19 Mbit/s.",
+		said(t, all, "moving"))
 }
 
 func TestWhatCanBePressed(t *testing.T) {
