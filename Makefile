@@ -181,7 +181,7 @@ e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes, and masters that elect on
 	  -skip TestKubernetes/Masters ./internal/app/kube
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) go test -count=1 -timeout 10m -v -run TestKubernetes/Masters ./internal/app/kube
 
-e2e-page: build ## the page of dlrover-master in Debian's Chromium
+e2e-page: torch build ## the page of dlrover-master in Debian's Chromium
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { \
 	  echo "chromium is missing; as root: apt-get install chromium"; exit 1; }; \
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium; }

@@ -40,16 +40,21 @@ type house struct {
 	dir  string
 	bin  string
 	addr string
+	env  []string // more of it, for every program
+	// within are commands that start a node's program elsewhere, such as in a network namespace.
+	within map[string][]string
 }
 
-func newHouse(t *testing.T) *house {
+func newHouse(t *testing.T) *house { return newHouseAt(t, freeAddr(t, "127.0.0.1")) }
+
+func newHouseAt(t *testing.T, addr string) *house {
 	if _, err := exec.LookPath("chromium"); err != nil {
 		t.Skip("NOT TESTED: there is no chromium; apt-get install chromium")
 	}
 	bin, err := filepath.Abs(cmp.Or(os.Getenv("PAGE_BIN"), "../../../../bin"))
 	require.NoError(t, err)
 	require.FileExists(t, bin+"/dlrover-master", "make build")
-	h := &house{t: t, dir: t.TempDir(), bin: bin, addr: freeAddr(t)}
+	h := &house{t: t, dir: t.TempDir(), bin: bin, addr: addr}
 	require.NoError(t, os.WriteFile(h.dir+"/job.py", []byte(script), 0o600))
 	h.start("master", "dlrover-master", "--listen", h.addr, "--data-dir", h.dir+"/data")
 	require.Eventually(t, func() bool {
@@ -70,8 +75,8 @@ while not os.path.exists(os.path.join(here, "end")):
     time.sleep(0.05)
 `
 
-func freeAddr(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func freeAddr(t *testing.T, host string) string {
+	l, err := net.Listen("tcp", host+":0")
 	require.NoError(t, err)
 	defer l.Close()
 	return l.Addr().String()
@@ -82,8 +87,10 @@ func (h *house) start(name, program string, args ...string) *exec.Cmd {
 	h.t.Helper()
 	log, err := os.Create(filepath.Join(h.dir, strings.Map(letters, name)+".log"))
 	require.NoError(h.t, err)
-	cmd := exec.Command(filepath.Join(h.bin, program), args...)
+	command := append(h.within[name], append([]string{filepath.Join(h.bin, program)}, args...)...)
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Env = append(os.Environ(), "DLROVER_TOKEN="+secret, "DLROVER_MASTER_ADDR="+h.addr, "POD_NAME="+name, "HOME="+h.dir)
+	cmd.Env = append(cmd.Env, h.env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	require.NoError(h.t, cmd.Start())
