@@ -748,7 +748,8 @@ func TestTroubleIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
 		c := w.client()
-		require.NoError(t, c.Ages(t.Context(), "", 0, []Age{{Rank: 3, Trouble: "full\n" + strings.Repeat("x", 2*maxTrouble)}}))
+		long := Age{Rank: 3, Trouble: "full\n" + strings.Repeat("x", 2*maxTrouble)}
+		require.NoError(t, c.Ages(t.Context(), "", 0, []Age{long}))
 		told := w.hub.Load().Summary("r").Ages[0].Trouble
 		require.LessOrEqual(t, len(told), maxTrouble)
 		require.Regexp(t, "^full x+", told)
