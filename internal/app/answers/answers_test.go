@@ -135,7 +135,8 @@ func TestSlowNodesAreNamed(t *testing.T) {
 	require.Contains(t, said(t, all, "moving"), "Node 1 (gpu-02) is slow: rank 3 is 40 % late.")
 
 	checked := func(name, text string) api.Event {
-		return api.Event{At: now.Add(-time.Minute), Note: rendezvous.Note{Event: job.EventCheckVerdict, Node: name, Text: text}}
+		n := rendezvous.Note{Event: job.EventCheckVerdict, Node: name, Text: text}
+		return api.Event{At: now.Add(-time.Minute), Note: n}
 	}
 	f = training()
 	f.Events = append(f.Events, checked("gpu-01", "slow: eth0 sends 19 Mbit/s"), checked("gone", "slow: it was"),
