@@ -27,7 +27,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha test race lint audit docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page image clean torch
+.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -49,6 +49,10 @@ demo: build ## an elastic PyTorch job on this machine that loses a worker, loses
 demo-ha: build ## a PyTorch job on this machine whose master, one of three on etcd, is killed three times while it trains
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./tools/demo
 	bin/demo --masters $(DEMOFLAGS)
+
+demo-ui: build ## PyTorch jobs on this machine with planted faults, and a link to the page on which to find their culprits
+	CGO_ENABLED=0 go build -trimpath -o bin/demo ./tools/demo
+	bin/demo --page $(DEMOFLAGS)
 
 test: torch build lint race ## lint, and the tests under the race detector with real PyTorch: less than ten minutes
 

@@ -161,15 +161,20 @@ func (c *cluster) startNode(name string) error {
 		"--rdzv-id=demo", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-conf=last_call_timeout=1",
 		"--log-dir=" + c.path(name+".logs"), "--event-log=" + c.path(name+".events"),
 	}, c.launch, []string{c.path("train.py")}, c.train)
-	env := []string{"POD_NAME=" + name, "DLROVER_MASTER_ADDR=" + c.addr, "PYTHON_EXEC=" + c.python,
-		"OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"}
-	node, err := c.start(name, "dlrover-run", args, env, out)
-	if err != nil {
+	if err := c.startLauncher(name, args, out); err != nil {
 		return err
 	}
-	c.nodes[name] = node
+	node := c.nodes[name]
 	c.wg.Go(func() { c.followEvents(node) })
 	return nil
+}
+
+// startLauncher starts that of a node, with any arguments.
+func (c *cluster) startLauncher(name string, args []string, stdout *os.File, env ...string) (err error) {
+	env = append([]string{"POD_NAME=" + name, "DLROVER_MASTER_ADDR=" + c.addr, "PYTHON_EXEC=" + c.python,
+		"OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"}, env...)
+	c.nodes[name], err = c.start(name, "dlrover-run", args, env, stdout)
+	return err
 }
 
 // workerOutput returns a pipe for the output of a node's workers.

@@ -295,3 +295,15 @@ func FuzzParseRecord(f *testing.F) {
 		require.Equal(t, ok, r.Event != "")
 	})
 }
+
+// Every fault is in a run of its own, and one that the script knows.
+func TestFaultsAreKnown(t *testing.T) {
+	runs := map[string]bool{"": true}
+	for _, x := range allFaults {
+		require.False(t, runs[x.run], x.run)
+		runs[x.run] = true
+		if x.script != "none" {
+			require.Contains(t, string(faultsPy), `fault == "`+x.script+`"`)
+		}
+	}
+}

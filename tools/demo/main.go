@@ -1,6 +1,7 @@
 // demo shows an elastic PyTorch training under dlrover-run. It kills a worker, kills a node and adds one, and checks
 // that the training survives all three: "make demo". With --masters it kills the master that serves three times, and
-// checks that the training does not notice: "make demo-ha".
+// checks that the training does not notice: "make demo-ha". With --page it plants faults, whose culprits are to be found
+// on the page of the master: "make demo-ui".
 //
 // One goroutine runs the scenario. The cluster owns the goroutines that read the output of its processes, and waits for
 // them when it closes.
@@ -24,6 +25,7 @@ func run(args []string) int {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	fast := flags.Bool("fast", false, "train fewer steps, for CI")
 	several := flags.Bool("masters", false, "kill the master that serves, of three, instead of workers and nodes")
+	page := flags.Bool("page", false, "plant faults, to be found on the page of the master")
 	bin := flags.String("bin", "bin", "`directory` of dlrover-run and dlrover-master")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -38,7 +40,10 @@ func run(args []string) int {
 	ctx, stop := onSignal()
 	defer stop()
 	story := play
-	if *several {
+	switch {
+	case *page:
+		story = playFaults
+	case *several:
 		story = playMasters
 	}
 	err := demo(ctx, newScreen(os.Stdout), *bin, p, story)
