@@ -1,7 +1,7 @@
 // demo shows an elastic PyTorch training under dlrover-run. It kills a worker, kills a node and adds one, and checks
 // that the training survives all three: "make demo". With --masters it kills the master that serves three times, and
-// checks that the training does not notice: "make demo-ha". With --page it plants faults, whose culprits are to be found
-// on the page of the master: "make demo-ui".
+// checks that the training does not notice: "make demo-ha". With --page it plants faults, whose culprits are to be
+// found on the page of the master: "make demo-ui".
 //
 // One goroutine runs the scenario. The cluster owns the goroutines that read the output of its processes, and waits for
 // them when it closes.
