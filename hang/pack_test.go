@@ -22,7 +22,9 @@ func anything(rng *rand.Rand, v reflect.Value, zeros bool) {
 		anything(rng, v.Elem(), zeros)
 	case reflect.Struct:
 		for i := range v.NumField() {
-			anything(rng, v.Field(i), zeros)
+			if v.Type().Field(i).Tag.Get("json") != "-" { // else it stays on its node
+				anything(rng, v.Field(i), zeros)
+			}
 		}
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1+rng.IntN(3), 3))

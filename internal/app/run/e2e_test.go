@@ -940,7 +940,7 @@ func TestProgramsAreStaticAndSmall(t *testing.T) {
 		}
 		fi, err := os.Stat(path)
 		require.NoError(t, err)
-		require.Less(t, fi.Size(), int64(25_000_000))
+		require.Less(t, fi.Size(), int64(26_500_000)) // the master, of which OpenTelemetry takes 1.4 MB
 	}
 }
 
