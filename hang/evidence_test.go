@@ -122,7 +122,7 @@ func TestUseBetweenTwoLooks(t *testing.T) {
 	require.Zero(t, w, "it is one look")
 }
 
-// What a node could not find out of any worker holds for all of them but those of which it says more.
+// A node's reason for partial evidence applies to every worker that has no reason of its own.
 func TestEvidenceThatIsNotWhole(t *testing.T) {
 	f := &file{world: World{Nodes: []WorldNode{{Slots: 2}}}, nodes: make([]nodeReport, 1)}
 	f.take(0, &Report{Partial: "late", Evidence: []Evidence{{}, {Worker: Worker{Rank: 1}, Error: "no stacks"}}}, true)

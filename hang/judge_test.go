@@ -685,7 +685,7 @@ func grid() *scene {
 	})
 }
 
-// twoGroups are the tensor groups alone, all of which wait, those of the second one for a shorter time.
+// twoGroups has only the tensor groups. All ranks wait; those of the second group began later.
 func twoGroups(later time.Duration) *scene {
 	s := grid()
 	return s.all(func(r int) {
@@ -768,7 +768,7 @@ func TestWhichGroupsCount(t *testing.T) {
 	require.EqualValues(t, 2, groups[0].ID, "one of several ranks, of which one at least is known")
 }
 
-// The operation is that of most members of the group, whatever others do.
+// A group's operation is the one that most members are in.
 func TestOperationOfAGroup(t *testing.T) {
 	in := func(op string) *member { return &member{class: classWaiting, wait: wait{op: op}} }
 	ms := members{in("all_reduce"), in(""), in("barrier"), in("barrier")}

@@ -129,7 +129,7 @@ func TestKeysAreListed(t *testing.T) {
 	}
 }
 
-// A picture fits the terminal, whatever its size, and the chosen row is on it.
+// A picture fits a terminal of any size, and shows the chosen row.
 func TestSizes(t *testing.T) {
 	for _, c := range []struct{ columns, rows int }{{1, 1}, {20, 3}, {40, 10}, {80, 24}, {300, 100}} {
 		for _, open := range []string{"", "job"} {

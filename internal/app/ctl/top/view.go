@@ -205,7 +205,7 @@ type layout struct {
 	tones            []answers.Tone
 }
 
-// layout begins a table of n rows, of which as many are shown as there is room.
+// layout begins a table of n rows, and shows as many as fit.
 func (s State) layout(headings []string, which, n, room int) *layout {
 	l := &layout{to: min(n, maxRows), chosen: -1, text: new(bytes.Buffer), tones: []answers.Tone{answers.Plain}}
 	if room = max(1, room-1); s.Rows > 0 {
