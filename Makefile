@@ -207,9 +207,9 @@ $(KUBE)/etcd:
 torch: # PyTorch for /usr/bin/python3, ip and nft for tests in network namespaces, tmux, sshd for those that start hosts, etcd and promtool
 	@{ /usr/bin/python3 -c 'import torch' 2>/dev/null && command -v ip && command -v nft && command -v tmux; } >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { \
-	    echo "PyTorch for /usr/bin/python3 is missing; or ip, nft or tmux; as root: apt-get install python3-torch iproute2 nftables tmux. Tests that need it will be skipped, loudly."; exit 0; }; \
-	  echo "installing python3-torch, iproute2, nftables and tmux from the distribution's packages"; \
-	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-torch iproute2 nftables tmux; }
+	    echo "PyTorch for /usr/bin/python3 is missing; or ip, nft or tmux; as root: apt-get install python3-torch python3-etcd iproute2 nftables tmux. Tests that need it will be skipped, loudly."; exit 0; }; \
+	  echo "installing python3-torch, python3-etcd, iproute2, nftables and tmux from the distribution's packages"; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-torch python3-etcd iproute2 nftables tmux; }
 	@{ test -x /usr/sbin/sshd && command -v ssh && command -v etcd && command -v promtool; } >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && ! test -d /run/systemd/system || { \
 	    echo "ssh, sshd, etcd or promtool is missing. Their packages start services on this machine, so install them yourself: apt-get install openssh-server openssh-client etcd-server prometheus. Tests that need it will be skipped, loudly."; exit 0; }; \

@@ -52,6 +52,7 @@ const handover = time.Second
 type beside struct {
 	cfg     member.Config
 	secret  token.Job
+	etcd    etcd.Config
 	store   *etcd.Store
 	log     *slog.Logger
 	runsLog *slog.Logger // as log, for lines that name their run themselves
@@ -184,6 +185,7 @@ func (b *beside) open(ctx context.Context) error {
 	if err := a.apply(&cfg); err != nil {
 		return err
 	}
+	b.etcd = cfg
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Patience)
 	defer cancel()
 	pause := retry.Backoff{First: firstCampaign, Most: longestCampaign, Spread: true}
@@ -282,6 +284,7 @@ func (b *beside) serve(ctx context.Context, t *tenure) error {
 	l = guarded(l, t.holds(), b.log)
 	b.hub.Store(s.Hub)
 	defer b.hub.Store(nil)
+	go b.warnOfTorchAgents(ctx)
 	failed := make(chan error, 1)
 	go func() { failed <- s.Serve(l) }()
 	renew := time.NewTicker(tokenRenew)

@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -251,6 +252,32 @@ func TestMeetingThatCannotBe(t *testing.T) {
 		b.sh("exit 0", "--rdzv-backend=etcd", "--rdzv-endpoint="+nobody, "--rdzv-id=x")...)
 	require.NotZero(t, l.wait())
 	require.Contains(t, l.err.String(), "needs dlrover-master, which is neither in")
+}
+
+// torchrun's etcd backends meet in an API of etcd in which dlrover-run does not: the node that serves says so.
+func TestMeetingBesideTorchrun(t *testing.T) {
+	python := torchpython.Require(t, "AGENTS OF TORCHRUN IN ETCD ARE")
+	if exec.Command(python, "-c", "import etcd").Run() != nil {
+		t.Skip("AGENTS OF TORCHRUN IN ETCD ARE NOT TRIED: install Debian's python3-etcd, for " + python)
+	}
+	for backend, key := range map[string]string{
+		"etcd": "/torchelastic/p2p/run_job", "etcd-v2": "/torch/elastic/rendezvous/job"} {
+		t.Run(backend, func(t *testing.T) {
+			m := newMeeting(t, "--nnodes=2")
+			m.b.startPath(python, nil, "-m", "torch.distributed.run", "--rdzv_backend="+backend, "--rdzv_endpoint="+m.etcd,
+				"--rdzv_id=job", "--nnodes=2", "--no_python", "true")
+			eventually(t, "torchrun's keys in etcd", func() bool {
+				answer, err := http.Get("http://" + m.etcd + "/v2/keys" + key)
+				if err != nil {
+					return false
+				}
+				return answer.Body.Close() == nil && answer.StatusCode == http.StatusOK
+			})
+			n := m.start(m.b.sh("exit 0")...)
+			eventually(t, "the warning", func() bool { return strings.Contains(n.err.String(), `"key":"`+key) })
+			require.Contains(t, n.err.String(), "start every node with dlrover-run, or use another --rdzv-id")
+		})
+	}
 }
 
 // Steps of which each node writes a part are committed after another node was elected, as they were before.
