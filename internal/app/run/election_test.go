@@ -38,8 +38,8 @@ func newElectorate(b *bench, n int) *electorate {
 	path, err := exec.LookPath("etcd")
 	require.NoError(b.t, err)
 	e.server = b.startPath(path, []string{"ETCD_ENABLE_V2=true"}, "--data-dir", filepath.Join(b.t.TempDir(), "etcd"),
-		"--log-level=error", "--unsafe-no-fsync", "--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
-		"--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
+		"--log-level=error", "--unsafe-no-fsync", "--listen-client-urls", client, "--advertise-client-urls", client,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
 	for range n {
 		e.addrs = append(e.addrs, "127.0.0.1:"+freePort(b.t))
 		e.masters = append(e.masters, nil)
