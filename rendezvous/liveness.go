@@ -105,10 +105,11 @@ func (l *liveness) silence(e Silence) {
 }
 
 // hungUp makes n suspect, but does not lose it: a launcher that lives may have closed one connection of several. On a
-// busy machine it is not back in a second.
+// busy machine it is not back in a second. A launcher that ends its workers keeps its connection, and dials again at
+// once if that closes: it has the grace of a broken request.
 func (l *liveness) hungUp(now time.Time, e HungUp) {
 	if n := l.members.nodes[e.ID]; n != nil && n.away() {
-		n.broken, n.hungUp, n.detached = true, true, now
+		n.broken, n.hungUp, n.detached = true, n.state != pending, now
 		l.expect(n)
 	}
 }

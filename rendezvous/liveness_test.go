@@ -186,6 +186,26 @@ func TestHungUp(t *testing.T) {
 	require.Equal(t, at, s.r.Evidence().Losses[0].At)
 }
 
+// A launcher that ends its workers has one connection and no request: its end is as good as that of a request.
+func TestHungUpWhileItStops(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 2, MaxRestarts: 3}, "a", "b")
+	s.fail("a", RestartCharged)
+	require.Equal(t, job.Stop, s.dirs["b"].Kind)
+	s.must(Detach{ID: "b"})
+	s.pass(time.Second)
+	s.must(HungUp{ID: "b"})
+	s.pass(brokenGraceFailing / 2)
+	s.must(Attach{ID: "b"})
+	s.pass(time.Minute)
+	require.Empty(t, s.r.Evidence().Losses, "it has dialed again")
+	s.must(Detach{ID: "b"})
+	s.must(HungUp{ID: "b"})
+	s.pass(brokenGraceFailing - 1)
+	require.Empty(t, s.r.Evidence().Losses)
+	s.pass(1)
+	require.Len(t, s.r.Evidence().Losses, 1)
+}
+
 // A newcomer without workers that hangs up is waited for, too: it may have had two connections.
 func TestNewcomerThatHangsUp(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})
@@ -263,9 +283,9 @@ func TestClosedPort(t *testing.T) {
 // A node that is away while a failure is judged, and comes back, delays the run's end no longer than that.
 func TestWhoComesBackHasNotDied(t *testing.T) {
 	s := world(t, Params{Min: 2, Max: 2}, "a", "b")
-	s.fail("b", Permanent)
 	s.must(Detach{ID: "b"})
 	s.must(HungUp{ID: "b"})
+	s.fail("b", Permanent)
 	s.pass(attributionWindow)
 	require.Equal(t, job.Stop, s.dirs["a"].Kind, "it may have died")
 	s.pass(time.Second)
@@ -273,9 +293,9 @@ func TestWhoComesBackHasNotDied(t *testing.T) {
 	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 
 	s = world(t, Params{Min: 2, Max: 2}, "a", "b")
-	s.fail("b", Permanent)
 	s.must(Detach{ID: "b"})
 	s.must(HungUp{ID: "b"})
+	s.fail("b", Permanent)
 	s.must(Attach{ID: "b"})
 	require.Equal(t, job.Stop, s.dirs["a"].Kind, "others may have died")
 	s.pass(attributionWindow)

@@ -37,6 +37,7 @@ type Client struct {
 	hc       *http.Client
 	dialed   func(peer net.Addr) // nil: no callback
 	watching atomic.Int32        // requests of Watch
+	ended    chan struct{}       // see Ended; has room for one
 }
 
 // NewClient returns a Client of the daemon at host:port, or at one of several with commas between, of which only the
@@ -50,7 +51,7 @@ func NewFollower(addr, token string) *Client { return newClient(plainhttp.NewRep
 func (c *Client) Follow(addr string) { c.among.Replace(addr) }
 
 func newClient(among *plainhttp.Among, token string) *Client {
-	c := &Client{among: among}
+	c := &Client{among: among, ended: make(chan struct{}, 1)}
 	c.TokenFrom(func() []string { return []string{token} })
 	c.hc = c.among.Through(func(t *http.Transport) {
 		t.DialContext, t.IdleConnTimeout = c.dial, 5*time.Second
@@ -84,11 +85,35 @@ func (c *Client) WhenDialed(f func(peer net.Addr)) { c.dialed = f }
 func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	d := net.Dialer{Timeout: 2 * time.Second, KeepAliveConfig: keepAlive} // two SYNs are lost by then
 	nc, err := d.DialContext(ctx, network, addr)
-	if err == nil && c.dialed != nil {
+	if err != nil {
+		return nil, err
+	}
+	if c.dialed != nil {
 		c.dialed(nc.RemoteAddr())
 	}
-	return nc, err
+	return &clientConn{nc, c}, nil
 }
+
+// clientConn notifies its Client of its end.
+type clientConn struct {
+	net.Conn
+	client *Client
+}
+
+// NetConn is the connection below.
+func (c *clientConn) NetConn() net.Conn { return c.Conn }
+
+// Close implements net.Conn. The transport calls it also when the other end has closed.
+func (c *clientConn) Close() error {
+	select {
+	case c.client.ended <- struct{}{}:
+	default:
+	}
+	return c.Conn.Close()
+}
+
+// Ended receives when a connection has ended, also one without a request. It is for one reader.
+func (c *Client) Ended() <-chan struct{} { return c.ended }
 
 // Move has all requests from now on go to another address, HOST:PORT. It must come from a server that has the token, or
 // from one of the job's launchers.

@@ -372,36 +372,63 @@ func TestReportsKeepNoSecondConnection(t *testing.T) {
 
 // Nodes restart without new connections: 10,000 at once overflow the daemon's queue, and some wait for seconds.
 func TestRestartMakesNoConnection(t *testing.T) {
-	s := serveHub(t, "")
-	var dials atomic.Int32
+	s, session, dials := restartable(t)
+	for range 3 {
+		require.NoError(t, session.Rejoin(t.Context(), s.restart(t, session).EpochID, nil))
+		s.release(t, session)
+	}
+	require.EqualValues(t, 1, dials.Load())
+}
+
+// A node that ends its workers dials again at once if its connection closes: it is given up soon.
+func TestNodeThatStopsKeepsAConnection(t *testing.T) {
+	s, session, dials := restartable(t)
+	s.restart(t, session)
+	began := time.Now()
+	require.Eventually(t, func() bool {
+		s.client.Close() // the idle connection, once the answer of the watch has been read
+		return dials.Load() > 1
+	}, 20*time.Second, time.Millisecond)
+	require.Less(t, time.Since(began), stopLull)
+}
+
+// restartable is a session of one node that runs, with the number of its connections.
+func restartable(t *testing.T) (served, *Session, *atomic.Int32) {
+	t.Helper()
+	s, dials := serveHub(t, ""), &atomic.Int32{}
 	s.client.WhenDialed(func(net.Addr) { dials.Add(1) })
 	session, err := Open(t.Context(), s.client, SessionConfig{Run: "r", Node: joinOf("a", rendezvous.Params{}).Node,
 		Params: rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 3}})
 	require.NoError(t, err)
-	defer session.Close()
-	next := func(kind job.Kind) rendezvous.Directive {
-		for d := range session.Directives() {
-			if d.Kind == kind {
-				return d
-			}
+	t.Cleanup(session.Close)
+	s.release(t, session)
+	return s, session, dials
+}
+
+// directed waits for a directive.
+func directed(t *testing.T, session *Session, kind job.Kind) rendezvous.Directive {
+	t.Helper()
+	for d := range session.Directives() {
+		if d.Kind == kind {
+			return d
 		}
-		t.Fatal(session.Err())
-		return rendezvous.Directive{}
 	}
-	run := func() rendezvous.Directive {
-		d := next(job.Lead)
-		ready := rendezvous.Ready{ID: "a", EpochID: d.EpochID, Addr: "127.0.0.1", Port: 1}
-		require.NoError(t, s.hub.Report(t.Context(), "r", ready))
-		return next(job.Run)
-	}
-	d := run()
-	for range 3 {
-		require.NoError(t, s.hub.Order("r", rendezvous.Order{Kind: rendezvous.OrderRestart}))
-		next(job.Stop)
-		require.NoError(t, session.Rejoin(t.Context(), d.EpochID, nil))
-		d = run()
-	}
-	require.EqualValues(t, 1, dials.Load())
+	t.Fatal(session.Err())
+	return rendezvous.Directive{}
+}
+
+func (s served) release(t *testing.T, session *Session) {
+	t.Helper()
+	d := directed(t, session, job.Lead)
+	ready := rendezvous.Ready{ID: "a", EpochID: d.EpochID, Addr: "127.0.0.1", Port: 1}
+	require.NoError(t, s.hub.Report(t.Context(), "r", ready))
+	directed(t, session, job.Run)
+}
+
+func (s served) restart(t *testing.T, session *Session) rendezvous.Directive {
+	t.Helper()
+	require.NoError(t, s.hub.Order("r", rendezvous.Order{Kind: rendezvous.OrderRestart}))
+	return directed(t, session, job.Stop)
 }
 
 // An order may reach a run between its making for a node and the refusal of the node.

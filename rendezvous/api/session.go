@@ -438,12 +438,22 @@ func (s *Session) outOfPatience(outage time.Time) bool {
 const stopLull = 2 * time.Second
 
 // lull keeps the connection free for Rejoin, which else needs one of its own: 10,000 nodes that make new connections
-// at once overflow the daemon's queue, and some wait for seconds.
+// at once overflow the daemon's queue, and some wait for seconds. It ends with a connection: the daemon soon gives up a
+// node without one.
 func (s *Session) lull(ctx context.Context) {
+	var ended <-chan struct{}
+	if c, ok := s.svc.(interface{ Ended() <-chan struct{} }); ok {
+		ended = c.Ended()
+	}
+	select {
+	case <-ended: // before this Stop
+	default:
+	}
 	late := time.NewTimer(stopLull)
 	defer late.Stop()
 	select {
 	case <-s.rejoined:
+	case <-ended:
 	case <-late.C:
 	case <-ctx.Done():
 	}
