@@ -137,14 +137,18 @@ func (s *Supervisor) RemoveStale() {
 // Dir is the runtime directory, for workers.
 func (s *Supervisor) Dir() string { return s.dir.Path() }
 
-// Status returns the daemon's status; nil without an error when none runs.
+// Status returns the daemon's status; nil without an error when none runs, or none has answered since an earlier error.
 func (s *Supervisor) Status(ctx context.Context) (*checkpointd.Status, error) {
 	c, _ := s.daemonNow()
 	if c == nil {
 		return nil, nil
 	}
 	st, err := c.Status(ctx)
-	return &st, err
+	if err != nil {
+		s.disconnect(c) // it is of no more use
+		return nil, err
+	}
+	return &st, nil
 }
 
 // Move turns the daemon to a rendezvous elsewhere. A sidecar has its own.

@@ -2,6 +2,7 @@ package ckptd
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -333,6 +334,34 @@ func TestOrdersWaitForTheNextDaemon(t *testing.T) {
 	first.hears("lead", "world 0", "flush 0 a worker failed true")
 	first.die()
 	r.nth(2).hears("lead", "world 0", "flush 0 a worker failed true")
+	require.NoError(t, r.finish())
+}
+
+// A daemon that was frozen for a while is reached over a new connection: an answer on the old one might be late.
+func TestStatusOfADaemonThatWasFrozen(t *testing.T) {
+	r := newRig(t, nil)
+	r.Serve(Network{})
+	r.call()
+	d := r.nth(1)
+	d.hears("lead", "world 0")
+	freeze := func(yes bool) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.mute = yes
+	}
+	freeze(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := make(chan error, 1)
+	go func() { _, err := r.Status(ctx); asked <- err }()
+	d.hears("lead", "world 0", "status")
+	freeze(false)
+	cancel()
+	require.Error(t, <-asked)
+	require.Eventually(t, func() bool {
+		st, err := r.Status(t.Context())
+		return err == nil && st != nil && st.Trouble == "full"
+	}, 10*time.Second, time.Millisecond)
+	require.Len(t, r.all(), 1)
 	require.NoError(t, r.finish())
 }
 

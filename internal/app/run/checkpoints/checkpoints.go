@@ -50,8 +50,9 @@ type checkpoints struct {
 	opening  sync.WaitGroup
 	daemon   *ckptd.Supervisor // nil: workers save by themselves; known when opening is over
 	began    atomic.Int64      // when the newest epoch did, in nanoseconds since 1970
-	signaled bool              // the job was ordered to end; belongs to the launcher's loop
-	unsaved  error             // why saves may not be on disk at the end; known after end
+	newest   newest
+	signaled bool  // the job was ordered to end; belongs to the launcher's loop
+	unsaved  error // why saves may not be on disk at the end; known after end
 }
 
 // New is the feature.
@@ -138,6 +139,7 @@ func (c *checkpoints) opened() *feature.Opened {
 // openCheckpoints creates the runtime directory in the background; joined waits for it.
 func openCheckpoints(n feature.Node, k ckptSettings) *checkpoints {
 	c := &checkpoints{ckptSettings: k, node: n}
+	c.newest.ask = c.status
 	n.Python().Add(checkpointClient)
 	if k.off {
 		return c
@@ -220,6 +222,7 @@ func (c *checkpoints) start(r *launcher.StartRequest) {
 		return
 	}
 	c.began.Store(time.Now().UnixNano())
+	c.newest.forget()
 	p := r.Place
 	c.daemon.World(checkpointd.World{
 		Term: r.Term, Round: r.Round, Epoch: r.Epoch.Epoch, GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize,
@@ -237,29 +240,28 @@ func (c *checkpoints) stop(r launcher.StopRequest) {
 	}
 }
 
-// savedTime bounds the request for the daemon's status.
-const savedTime = time.Second
-
-// status is that of the daemon; nil: there is none now.
-func (c *checkpoints) status(ctx context.Context) *checkpointd.Status {
+// status is that of the daemon; nil without an error: there is none now.
+func (c *checkpoints) status(ctx context.Context) (*checkpointd.Status, error) {
 	if c.daemon == nil {
-		return nil
+		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, savedTime)
-	defer cancel()
-	st, _ := c.daemon.Status(ctx) // nil or zero with an error
-	return st
+	return c.daemon.Status(ctx)
 }
 
 // saved reports whether the daemon has a whole save of at least one of this node's ranks.
 func (c *checkpoints) saved(ctx context.Context) bool {
-	st := c.status(ctx)
-	return st != nil && slices.ContainsFunc(st.Segments, func(s checkpointd.SegmentStatus) bool { return !s.Copy })
+	ctx, cancel := context.WithTimeout(ctx, statusTime)
+	defer cancel()
+	st, err := c.status(ctx)
+	if err != nil || st == nil {
+		return false
+	}
+	return slices.ContainsFunc(st.Segments, func(s checkpointd.SegmentStatus) bool { return !s.Copy })
 }
 
 // saves are those of the newest epoch, as far as all workers of this node have made them that make any.
 func (c *checkpoints) saves() job.Progress {
-	st := c.status(context.Background())
+	st := c.newest.get()
 	if st == nil {
 		return job.Progress{}
 	}
