@@ -55,6 +55,19 @@ func (w *Failover) Electorate(dead bool) int {
 // ByMember reports whether the server had a place in the world that it sealed.
 func (w *Failover) ByMember() bool { return w.Voters < w.Members }
 
+// of reports whether w is that of the world of e.
+func (w *Failover) of(id job.EpochID, e *epoch) bool {
+	return w != nil && id == e.id && w.Members == e.size
+}
+
+// name is that of the member with the group rank; "": it is not known.
+func (w *Failover) name(rank int) string {
+	if rank < 0 || rank >= len(w.Names) || len(w.Names) != w.Members {
+		return ""
+	}
+	return w.Names[rank]
+}
+
 // Deputy is a member that can serve: the launcher with the ID, at HOST:PORT.
 type Deputy struct {
 	ID   string `json:"id"`
@@ -169,14 +182,13 @@ func (e *epoch) forsake(w *rebuild, s *Server) (names []string) {
 	if !e.votes || s == nil {
 		return nil
 	}
-	var of Failover
-	if s.World != nil && s.Epoch == e.id && len(s.World.Names) == len(w.world) {
-		of = *s.World
+	of := s.World
+	if !of.of(s.Epoch, e) {
+		of = &Failover{Members: len(w.world)}
 	}
 	for rank, n := range w.world {
 		a := away{rank: rank, heard: w.began, silent: true, early: true}
-		if n == nil && of.Names != nil {
-			a.name = of.Names[rank]
+		if a.name = of.name(rank); n == nil && a.name != "" {
 			names = append(names, a.name)
 		}
 		known := slices.ContainsFunc(e.away, func(a away) bool { return a.rank == rank })

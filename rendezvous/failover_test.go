@@ -221,7 +221,6 @@ func TestElectedServerNeedsMembers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v := servedBy(t, "b", "c", "d", "e").revive()
 			v.r.cfg.Server = &Server{ID: "b", Term: 7, Elected: true, OfDead: c.ofDead}
-			v.r.memory.elected = true
 			v.comeBack(c.back...)
 			v.pass(resumeWindow)
 			v.obey()
@@ -237,7 +236,6 @@ func TestDeathsWhileAWorldIsRebuilt(t *testing.T) {
 	for _, dead := range [][]string{{"c", "d", "e"}, {"c", "d"}} {
 		v := servedBy(t, "b", "c", "d", "e").revive()
 		v.r.cfg.Server = &Server{ID: "b", Term: 7, Elected: true, OfDead: true}
-		v.r.memory.elected = true
 		v.comeBack("b", "c", "d")
 		v.vanish("c", "d")
 		if len(dead) == 3 {
@@ -257,7 +255,6 @@ func TestBackWhileAWorldIsRebuilt(t *testing.T) {
 	s := servedBy(t, "b", "c")
 	v := s.revive()
 	v.r.cfg.Server = &Server{ID: "a", Term: 7, Elected: true}
-	v.r.memory.elected = true
 	v.comeBack("a", "b")
 	v.must(Detach{ID: "b", Broken: true})
 	v.pass(BrokenGrace)
@@ -292,7 +289,6 @@ func TestDeadServerWithoutAPlace(t *testing.T) {
 	s.obey()
 	v := s.revive()
 	v.r.cfg.Server = &Server{ID: "b", Term: 7, Elected: true, OfDead: s.runs["b"].Failover.ByMember()}
-	v.r.memory.elected = true
 	v.comeBack("b", "c")
 	v.pass(resumeWindow)
 	v.obey()
@@ -394,7 +390,6 @@ func TestSilentHostIsStartedAgainTwice(t *testing.T) {
 func TestSilenceAfterAnIncompleteReturn(t *testing.T) {
 	v := servedBy(t, "b", "c", "d", "e").revive()
 	v.r.cfg.Server = &Server{ID: "b", Term: 7, Elected: true, OfDead: true}
-	v.r.memory.elected = true
 	v.comeBack("b", "c", "d", "e")
 	v.pass(resumeWindow)
 	v.hush("c", "d", "e")
@@ -408,7 +403,6 @@ func elected(s *sim, ofDead bool) *revived {
 	v := s.revive()
 	run := s.runs["b"]
 	v.r.cfg.Server = &Server{ID: "b", Term: 7, Elected: true, OfDead: ofDead, World: run.Failover, Epoch: run.EpochID}
-	v.r.memory.elected = true
 	return v
 }
 
@@ -496,6 +490,48 @@ func TestElectedServerKnowsWhoIsMissing(t *testing.T) {
 	start(v, "d")
 	late(s, v, "g")
 	require.Len(t, v.runs, 7)
+}
+
+// Nobody waits for the node of a server that is dead. One that is silent may come back, and so may other members.
+func TestDeadServerIsNotAwaited(t *testing.T) {
+	for name, c := range map[string]struct {
+		ofDead bool
+		back   []string
+		waits  time.Duration
+		cause  string
+	}{
+		"dead":                          {true, []string{"b", "c", "d"}, 0, "node 0 (a) is gone: its launcher, which served the rendezvous, has died"},
+		"silent":                        {false, []string{"b", "c", "d"}, resumeWindow, "1 of 4 nodes did not come back"},
+		"dead, and another one is away": {true, []string{"b", "c"}, resumeWindow, "2 of 4 nodes did not come back"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := elected(servedBy(t, "b", "c", "d"), c.ofDead)
+			v.comeBack(c.back...)
+			if c.waits > 0 {
+				v.pass(c.waits - 1)
+				require.NotEqual(t, job.Stop, v.dirs["b"].Kind)
+				v.pass(1)
+			}
+			require.Equal(t, job.Stop, v.dirs["b"].Kind)
+			require.Contains(t, v.dirs["b"].Cause.Text, c.cause)
+			require.Equal(t, job.CauseLoss, v.dirs["b"].Cause.Kind)
+			v.obey()
+			v.pass(time.Minute)
+			v.obey()
+			require.Len(t, v.runs, len(c.back))
+			require.Zero(t, v.r.Status().Restarts)
+		})
+	}
+}
+
+// Of a large world the names are not known.
+func TestDeadServerOfALargeWorld(t *testing.T) {
+	s := servedBy(t, "b", "c")
+	s.runs["b"].Failover.Names = nil
+	v := elected(s, true)
+	v.comeBack("b", "c")
+	require.Equal(t, "node 0 (whose name is not known) is gone: its launcher, which served the rendezvous, has died",
+		v.dirs["b"].Cause.Text)
 }
 
 // Names that the elected server has of another world count for nothing.

@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -38,6 +39,7 @@ type Resume struct {
 
 // memory rebuilds the knowledge of an earlier daemon from the reports of the nodes of its world.
 type memory struct {
+	cfg     *Config
 	params  *Params
 	members *members
 	epoch   *epoch
@@ -48,7 +50,6 @@ type memory struct {
 	out     *outbox
 	book    *ledger.Ledger
 
-	elected bool      // the daemon was, by members of the newest world
 	kept    *Kept     // of earlier daemons, until the nodes of that time are back or given up; or nil
 	past    *Kept     // as kept was; nil: they have kept no timeline either
 	back    bool      // some of them are back
@@ -304,7 +305,7 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 	m.rebuild, m.holdAt = &rebuild{world: make([]*node, size), missing: size, began: now,
 		until: now.Add(resumeWindow)}, time.Time{}
 	m.epoch.id, m.epoch.workers, m.epoch.held = e.EpochID, e.Place.WorldSize, e.Hold
-	m.epoch.size, m.epoch.other, m.epoch.votes = size, true, m.elected
+	m.epoch.size, m.epoch.other, m.epoch.votes = size, true, m.cfg.Server != nil && m.cfg.Server.Elected
 	m.account.restarts = max(m.account.restarts, e.Place.RestartCount)
 	m.out.seq = max(m.out.seq, m.epoch.id.Term)
 	m.orders.restoreHold(e.Hold, e.EpochID)
@@ -313,6 +314,26 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 	}
 	m.noteLost(n)
 	m.out.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
+	m.loseServer(now)
+}
+
+// loseServer books the node of a dead server as lost, whose workers have died with it.
+func (m *memory) loseServer(now time.Time) {
+	s, w := m.cfg.Server, m.rebuild
+	if s == nil || !s.OfDead || !s.World.of(s.Epoch, m.epoch) {
+		return
+	}
+	seat, name := s.World.Seat, s.World.name(s.World.Seat)
+	if seat < 0 || seat >= len(w.world) {
+		return
+	}
+	who := fmt.Sprintf("node %d (%s)", seat, cmp.Or(name, "whose name is not known"))
+	const reason = "its launcher, which served the rendezvous, has died"
+	m.out.note(job.EventNodeLoss, name, reason)
+	w.broken = KeptBreak{
+		Cause:  job.Cause{Kind: job.CauseLoss, Node: name, Text: who + " is gone: " + reason},
+		Losses: []job.Loss{{Node: name, GroupRank: seat, Reason: reason, At: now, Silent: true}},
+	}
 }
 
 // noteLost notes that the world of n was sealed and started, and that an older one ended, if the earlier daemon was

@@ -124,7 +124,7 @@ func TestSurvivorOfTwoServes(t *testing.T) {
 	c.kill(0)
 	require.Equal(t, 1, c.server(0))
 	eventually(t, "one trains", c.exists("trained.1"))
-	c.says(1, "1 of 2 nodes did not come back after the rendezvous daemon was started again: node0")
+	c.says(1, "node 0 (node0) is gone: its launcher, which served the rendezvous, has died")
 	c.ends(0)
 }
 
