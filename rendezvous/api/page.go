@@ -63,6 +63,14 @@ func (s *server) visitors(page http.Handler) http.HandlerFunc {
 	}
 }
 
+// PageHandler serves the page of cfg alone.
+func PageHandler(cfg ServerConfig) http.Handler {
+	s := &server{cfg: cfg, limits: newLimits()}
+	top := http.NewServeMux()
+	top.HandleFunc("/ui/", s.visitors(cfg.Page))
+	return top
+}
+
 // checkHost refuses names that others may have given to an address of this host. It is for requests without a token,
 // which no page has but our own: its requests come from the site own.
 func (s *server) checkHost(req *http.Request, own string) error {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/internal/app/answers/remote"
 	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
@@ -21,8 +22,6 @@ func followOption() cli.Flag {
 }
 
 const (
-	// noEvents is how long to wait for the first event of a run: the daemon holds the request for longer.
-	noEvents = 2 * time.Second
 	// awayFor is how long a known daemon may be unreachable, and askAgain is the interval between attempts.
 	awayFor  = time.Minute
 	askAgain = 500 * time.Millisecond
@@ -40,7 +39,7 @@ func (c *call) showEvents() error {
 
 // kept are the events that the daemon stores.
 func (d *daemon) kept(ctx context.Context) (api.Events, error) {
-	ctx, cancel := context.WithTimeout(ctx, noEvents)
+	ctx, cancel := context.WithTimeout(ctx, remote.NoEvents)
 	defer cancel()
 	es, err := d.client.Events(ctx, d.run, 0)
 	if errors.Is(err, context.DeadlineExceeded) {

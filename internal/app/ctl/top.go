@@ -2,8 +2,6 @@ package ctl
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -11,11 +9,10 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/hang/serve"
 	"dlrover-run/internal/app/answers"
+	"dlrover-run/internal/app/answers/remote"
 	"dlrover-run/internal/app/ctl/top"
-	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/console"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
@@ -110,35 +107,11 @@ func (m screen) look() (s seen) {
 // keptEvents bounds the events that are kept for the answers.
 const keptEvents = 1000
 
-// facts are those of a run. Only events after the known ones are asked for: if there are none in time, there are none.
-func (m screen) facts(r api.RunStatus, events []api.Event, inTime time.Duration) (f answers.Facts, err error) {
-	d := daemon{client: m.daemon.client, run: r.Run}
-	f = answers.Facts{Now: m.now(), Run: r}
-	after := uint64(0)
-	if len(events) > 0 {
-		after = events[len(events)-1].Seq
-	} else {
-		inTime = noEvents
-	}
-	ctx, cancel := context.WithTimeout(m, inTime)
-	defer cancel()
-	es, err := d.client.Events(ctx, r.Run, after)
-	if err != nil && ctx.Err() == nil && !errors.Is(err, api.ErrNothingNew) {
-		return f, err
-	}
-	f.Events = append(events[:len(events):len(events)], es.Events...)
+// facts are those of a run, with the newest events.
+func (m screen) facts(r api.RunStatus, events []api.Event, inTime time.Duration) (answers.Facts, error) {
+	f, err := remote.Facts(m, m.daemon.client, answers.Facts{Now: m.now(), Run: r, Events: events}, inTime)
 	f.Events = f.Events[max(0, len(f.Events)-keptEvents):]
-	var v service.Verdict
-	if d.client.Mounted(m, r.Run, "verdict", &v) == nil { // else no epoch has ended
-		f.Verdict = &v
-	}
-	f.Hang, _ = serve.Over(d.client).Picture(m, r.Run, false) // without reports there is none
-	var saves coordinator.Summary
-	if err := d.client.Mounted(m, r.Run, "checkpoints", &saves); err == nil {
-		f.Keep(saves)
-	}
-	_ = d.client.Global(m, "nodes", nil, &f.Machines) // not every daemon keeps them
-	return f, nil
+	return f, err
 }
 
 // Messages to a screen besides keys.

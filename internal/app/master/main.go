@@ -105,6 +105,9 @@ func app(stdout io.Writer) *cli.App {
 					"nodes); made if needed, one for each daemon (default: nothing is kept)"},
 			&cli.GenericFlag{Name: "keep-runs", Category: "Options", Value: new(duration.Value(24 * time.Hour)),
 				Usage: "`DURATION`: how long a run is kept after its end, for dlroverctl; 10m to 720h (default: 24h)"},
+			&cli.StringFlag{Name: "page-of", Category: "Options",
+				Usage: "`HOST:PORT`: serve only the page (/ui/) of the runs at this server, such as a launcher that serves its " +
+					"job; with --listen and the job token (default: serve runs, and their page)"},
 		}, help.TLS("Options", true), nodeFlags(), electionFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "event-log", Category: "Options",
 				Usage: "`PATH`: append every state change to this file, one JSON object per line"},
@@ -131,6 +134,9 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	}
 	if c.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: dlrover-master takes options only", c.Args().First())
+	}
+	if c.IsSet("page-of") {
+		return servePage(c)
 	}
 	for _, b := range backends() {
 		if c.IsSet(b.option) && c.IsSet("data-dir") {
@@ -372,14 +378,11 @@ func (d *daemon) extra(t *tenure) http.Handler {
 // page makes the page for browsers.
 func (d *daemon) page(secret token.Job, tls bool) func(*service.Service) http.Handler {
 	return func(s *service.Service) http.Handler {
-		cfg := page.Config{Service: s, TLS: tls, Log: d.log}
-		if secret.Token != "" {
-			cfg.Tokens = secret.Accepted
-		}
+		var machines func() marks.Known
 		if d.marks != nil {
-			cfg.Machines = d.marks.List
+			machines = d.marks.List
 		}
-		return page.New(cfg)
+		return page.New(pageConfig(page.Own(s, machines), secret, tls, d.log))
 	}
 }
 

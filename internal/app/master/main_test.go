@@ -50,6 +50,11 @@ func TestUsage(t *testing.T) {
 		"keep-runs":        {[]string{"--keep-runs=9m"}, 2, ""},
 		"keep-runs ever":   {[]string{"--keep-runs=721h"}, 2, ""},
 		"event log":        {[]string{"--event-log=/nope/x"}, 2, ""},
+		"page of nothing":  {[]string{"--page-of="}, 2, ""},
+		"page of a name":   {[]string{"--page-of=node0"}, 2, ""},
+		"page and data":    {[]string{"--page-of=a:1", "--data-dir=/nope"}, 2, ""},
+		"page of the net":  {[]string{"--page-of=a:1", "--listen=:0"}, 2, ""},
+		"page of no port":  {[]string{"--page-of=a:1", "--listen=127.0.0.1:99999"}, 1, ""},
 		"port taken":       {[]string{"--listen=127.0.0.1:99999"}, 1, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -24,9 +24,9 @@ func (p *Page) live(w http.ResponseWriter, req *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	for after := uint64(0); ; {
-		es, err := p.cfg.Service.Hub.Events(req.Context(), req.PathValue("run"), after)
+		es, err := p.cfg.Source.Events(req.Context(), req.PathValue("run"), after)
 		for errors.Is(err, api.ErrNothingNew) && send(w, ":\n\n") {
-			es, err = p.cfg.Service.Hub.Events(req.Context(), req.PathValue("run"), after)
+			es, err = p.cfg.Source.Events(req.Context(), req.PathValue("run"), after)
 		}
 		if err != nil || !send(w, "event: change\ndata:\n\n") {
 			return

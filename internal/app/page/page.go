@@ -1,5 +1,6 @@
 // Package page serves the page of a rendezvous to browsers, below /ui/: all runs, and for each whether it moves, the
-// reason, and the next events. It reads the same service as the API; its numbers are for people.
+// reason, and the next events. It reads the service of its own process, or the API of another one; its numbers are for
+// people.
 //
 // The server writes HTML that needs no script. A script then asks for the changed part of the page whenever the run's
 // timeline grows. Nothing is loaded from anywhere else.
@@ -10,32 +11,30 @@ import (
 	"compress/gzip"
 	"embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html/template"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"path"
 	"strings"
 	"sync"
 	"time"
 
 	"dlrover-run/internal/app/answers"
-	"dlrover-run/internal/app/marks"
-	"dlrover-run/internal/app/service"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
 
 // Config has the source of a Page, and its visitors' tokens.
 type Config struct {
-	Service *service.Service
+	Source Source
 	// Tokens are the job tokens that are right now; nil: there are none, and every request that comes is admitted.
 	Tokens func() []string
 	// TLS: browsers send the cookie over TLS alone.
 	TLS bool
-	// Machines are those with findings or marks; nil: none are known.
-	Machines func() marks.Known
-	Log      *slog.Logger
+	Log *slog.Logger
 }
 
 // Page is an http.Handler for paths below /ui/. It has no goroutines of its own.
@@ -161,29 +160,40 @@ func asset(w http.ResponseWriter, req *http.Request) {
 
 // runs shows all runs.
 func (p *Page) runs(w http.ResponseWriter, req *http.Request) {
-	p.show(w, req, "runs", runsView(p.cfg.Service.Hub.Runs(false), time.Now()))
+	runs, err := p.cfg.Source.Runs(req.Context())
+	if err != nil {
+		p.fail(w, "All runs", err)
+		return
+	}
+	p.show(w, req, "runs", runsView(runs, time.Now()))
 }
 
 // run shows one run.
 func (p *Page) run(w http.ResponseWriter, req *http.Request) {
-	f, err := p.factsOf(req.PathValue("run"))
+	f, err := p.cfg.Source.Facts(req.Context(), req.PathValue("run"))
 	if err != nil {
-		w.WriteHeader(http.StatusNotFound)
-		p.write(w, "lost", lostView{Run: req.PathValue("run"), Why: err.Error()})
+		p.fail(w, req.PathValue("run"), err)
 		return
 	}
 	p.show(w, req, "run", runView(f))
+}
+
+// fail shows why there is no page of a run, or of all. The script keeps the last one that it had.
+func (p *Page) fail(w http.ResponseWriter, name string, err error) {
+	status := http.StatusNotFound
+	if _, lost := errors.AsType[*url.Error](err); lost {
+		status, err = http.StatusBadGateway, fmt.Errorf("the server of the run does not answer: %w", err)
+	}
+	w.WriteHeader(status)
+	p.write(w, "lost", lostView{Run: name, Why: err.Error()})
 }
 
 type lostView struct{ Run, Why string }
 
 // machines shows machines with findings or marks, across runs.
 func (p *Page) machines(w http.ResponseWriter, req *http.Request) {
-	var known marks.Known
-	if p.cfg.Machines != nil {
-		known = p.cfg.Machines()
-	}
-	p.show(w, req, "machines", machinesView(known, p.cfg.Machines != nil, time.Now()))
+	known, kept := p.cfg.Source.Machines(req.Context())
+	p.show(w, req, "machines", machinesView(known, kept, time.Now()))
 }
 
 // stamp is a time for a browser, which shows it in the visitor's zone.
@@ -207,7 +217,7 @@ func (p *Page) order(w http.ResponseWriter, req *http.Request) {
 		err = fmt.Errorf("%q is not an order of the page", o.Kind)
 	}
 	if err == nil {
-		err = p.cfg.Service.Hub.Order(req.PathValue("run"), rendezvous.Order{
+		err = p.cfg.Source.Order(req.Context(), req.PathValue("run"), rendezvous.Order{
 			Kind: o.Kind, Node: o.Node, Cause: "operator", Text: "ordered on the page"})
 	}
 	if err != nil {

@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"dlrover-run/internal/app/page/ticket"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,7 +43,7 @@ func newServed(t *testing.T, tokens ...string) *served {
 		p.Tokens = func() []string { return tokens }
 	}
 	cfg.Page = func(s *service.Service) http.Handler {
-		p.Service = s
+		p.Source = Own(s, nil)
 		return New(p)
 	}
 	s, err := service.New(cfg)
@@ -293,4 +296,49 @@ func TestUnknownRuns(t *testing.T) {
 	require.Contains(t, body, "nothing")
 	_, body = s.do(http.MethodGet, "/ui/", "", "Authorization", "Bearer "+secret)
 	require.Contains(t, body, "No run is here yet")
+}
+
+// The page of a server that is asked over its API says the same, follows it, and gives its orders.
+func TestThePageOfAnotherServer(t *testing.T) {
+	s := newServed(t, secret)
+	s.join("a/b", "n0", "n1")
+	from := api.NewClient(strings.TrimPrefix(s.at, "http://"), secret)
+	defer from.Close()
+	cfg := api.ServerConfig{Token: secret, Page: New(Config{Source: Elsewhere(from), Log: slog.New(slog.DiscardHandler),
+		Tokens: func() []string { return []string{secret} }})}
+	elsewhere := httptest.NewServer(api.PageHandler(cfg))
+	defer elsewhere.Close()
+	there := *s
+	there.at = elsewhere.URL
+	auth := []string{"Authorization", "Bearer " + secret}
+	for _, path := range []string{"/ui/", "/ui/runs/a%2Fb", "/ui/runs/none", "/ui/nodes"} {
+		resp, body := s.do(http.MethodGet, path, "", auth...)
+		same, again := there.do(http.MethodGet, path, "", auth...)
+		require.Equal(t, resp.StatusCode, same.StatusCode, path)
+		require.Equal(t, titles(body), titles(again), path)
+	}
+	resp, _ := there.do(http.MethodGet, "/ui/", "")
+	require.Equal(t, http.StatusUnauthorized, resp.StatusCode)
+	resp, _ = there.do(http.MethodGet, "/v1/runs", "", auth...)
+	require.Equal(t, http.StatusNotFound, resp.StatusCode, "it has the page alone")
+	resp, _ = there.do(http.MethodPost, "/ui/runs/a%2Fb/orders", `{"kind":"pause"}`, append(auth, orderHeader, "1")...)
+	require.Equal(t, http.StatusNoContent, resp.StatusCode)
+	time.Sleep(2 * leastFresh)
+	_, body := there.do(http.MethodGet, "/ui/runs/a%2Fb?part", "", auth...)
+	require.Contains(t, body, "ordered on the page")
+	require.Contains(t, body, `data-kind="resume"`)
+
+	dead := api.NewClient("127.0.0.1:1", secret)
+	p := New(Config{Source: Elsewhere(dead), Log: slog.New(slog.DiscardHandler)})
+	for _, path := range []string{"/ui/", "/ui/runs/a"} {
+		w := httptest.NewRecorder()
+		p.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		require.Equal(t, http.StatusBadGateway, w.Code)
+		require.Contains(t, w.Body.String(), "the server of the run does not answer")
+	}
+}
+
+// titles are the headings and sentences of a page, without times.
+func titles(page string) []string {
+	return regexp.MustCompile(`(?s)<(?:h1|dt|th|p)[ >].*?[<\n]`).FindAllString(page, -1)
 }

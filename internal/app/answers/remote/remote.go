@@ -1,0 +1,46 @@
+// Package remote asks a server for the facts about a run, over its API.
+package remote
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/hang/serve"
+	"dlrover-run/internal/app/answers"
+	"dlrover-run/internal/app/service"
+	"dlrover-run/rendezvous/api"
+)
+
+// NoEvents is how long to wait for the first event of a run: the server holds the request for longer.
+const NoEvents = 2 * time.Second
+
+// Facts completes the facts about a run whose status is known. Only events after the known ones are asked for: if there
+// are none in time, there are none.
+func Facts(ctx context.Context, c *api.Client, f answers.Facts, inTime time.Duration) (answers.Facts, error) {
+	run, after := f.Run.Run, uint64(0)
+	if n := len(f.Events); n > 0 {
+		after = f.Events[n-1].Seq
+	} else {
+		inTime = NoEvents
+	}
+	asking, cancel := context.WithTimeout(ctx, inTime)
+	defer cancel()
+	es, err := c.Events(asking, run, after)
+	if err != nil && asking.Err() == nil && !errors.Is(err, api.ErrNothingNew) {
+		return f, err
+	}
+	f.Events = append(f.Events[:len(f.Events):len(f.Events)], es.Events...)
+	var v service.Verdict
+	if c.Mounted(ctx, run, "verdict", &v) == nil { // else no epoch has ended
+		f.Verdict = &v
+	}
+	f.Hang, _ = serve.Over(c).Picture(ctx, run, false) // without reports there is none
+	var saves coordinator.Summary
+	if err := c.Mounted(ctx, run, "checkpoints", &saves); err == nil {
+		f.Keep(saves)
+	}
+	_ = c.Global(ctx, "nodes", nil, &f.Machines) // not every server keeps them
+	return f, nil
+}
