@@ -25,6 +25,7 @@ import (
 
 	"dlrover-run/internal/app/etcd"
 	"dlrover-run/internal/app/member"
+	"dlrover-run/internal/app/page"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/console"
@@ -272,6 +273,9 @@ func (b *beside) serve(ctx context.Context, t *tenure) error {
 		Token: b.secret.Token, Accepted: b.secret.Accepted, TLS: b.tls, Name: b.cfg.Host,
 		TopologyFile: b.cfg.TopologyFile, Observe: b.observe, Log: b.runsLog,
 		Global: map[string]http.Handler{"standby": t.standby()},
+		Page: func(s *service.Service) http.Handler {
+			return page.New(pageConfig(page.Own(s, nil), b.secret, b.tls != nil, b.log))
+		},
 	})
 	if err != nil {
 		return err
