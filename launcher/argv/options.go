@@ -318,6 +318,9 @@ func logOptions() []Option {
 				"(default: none)"},
 		{Name: "open-metrics", Kind: Flag, Category: logSection, Extra: true,
 			Usage: "serve the metrics of --metrics-addr to everyone, without the job token"},
+		{Name: "ui", Kind: Optional, Bare: "127.0.0.1:0", Meta: "[HOST]:PORT", Category: logSection, Extra: true,
+			Usage: "the launcher that serves the rendezvous has a dlrover-master beside it serve the page of the job, and " +
+				"logs the link; at a free port of localhost unless another address is given"},
 		{Name: "tensorboard", Meta: "LOGDIR[:[HOST:]PORT]", Category: logSection, Extra: true,
 			Usage: "run TensorBoard on the first node while the job runs, at localhost:6006 unless another address is given"},
 	}

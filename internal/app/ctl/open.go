@@ -9,7 +9,7 @@ import (
 )
 
 const openAbout = `The link logs one browser in, within a minute; the browser stays logged in for 12 hours.
-Only a dlrover-master has the page.`
+A dlrover-master has the page; a launcher that serves its job has it with --ui.`
 
 // openPage prints a link to the page of a run, or to that of all runs.
 func (c *call) openPage() error {

@@ -19,7 +19,7 @@ func electionFeature() row {
 		name: "election",
 		settings: func(o *options, s *settings) (err error) {
 			if s.rdzv.backend == etcd {
-				program, err = elector.Find(o.host.lookPath)
+				program, err = elector.Find("--rdzv-backend=etcd", o.host.lookPath)
 			}
 			return err
 		},

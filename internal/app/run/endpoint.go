@@ -11,6 +11,8 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -45,11 +47,12 @@ type endpoint struct {
 	done     chan error
 	acl      *storeacl.ACL
 	own      *rendezvous.Node
-	local    bool               // the rendezvous stays inside this process
-	elector  *elector.Elector   // nil: nobody is elected
-	failover *failover.Failover // when launchers of the job can serve it one after the other
-	first    *failover.Server   // then: this one does from its start
-	tls      *secure.Layer      // of the rendezvous; nil: none
+	local    bool                   // the rendezvous stays inside this process
+	elector  *elector.Elector       // nil: nobody is elected
+	failover *failover.Failover     // when launchers of the job can serve it one after the other
+	first    *failover.Server       // then: this one does from its start
+	tls      *secure.Layer          // of the rendezvous; nil: none
+	serving  atomic.Pointer[func()] // called once this launcher is elected
 }
 
 // dataShards is the prefix of the keys with which workers distribute shards of data, after the slash that PyTorch
@@ -179,7 +182,7 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 		e.first.Of(served.Hub, s.node.ID, s.node.Addr, e.port)
 		e.svc = e.first
 	}
-	if s.rdzv.backend == local && s.auth.token == "" {
+	if s.rdzv.backend == local && s.auth.token == "" && s.rdzv.page == nil {
 		e.background(func() error { return e.store.Serve(l) })
 		return nil
 	}
@@ -196,7 +199,7 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 func (e *endpoint) service(s *settings, log, runsLog *slog.Logger, observe observer) service.Config {
 	return service.Config{
 		Token: s.auth.token, Accepted: s.auth.accepted(), Insecure: s.auth.insecure, TLS: e.tls, Name: s.rdzv.host,
-		TopologyFile: s.rdzv.topology, Observe: observe, Log: runsLog, Peers: s.newPeers(log),
+		TopologyFile: s.rdzv.topology, Observe: observe, Log: runsLog, Peers: s.newPeers(log), Page: s.rdzv.visitors(),
 	}
 }
 
@@ -212,6 +215,11 @@ func (e *endpoint) newFailover(
 	return failover.New(failover.Config{
 		Run: s.runID, ID: s.node.ID, Client: e.client, Listener: l, Log: log,
 		Endpoint: net.JoinHostPort(reachable(s), strconv.Itoa(s.rdzv.port)), Alone: s.rdzv.alone,
+		Won: func() {
+			if serving := e.serving.Load(); serving != nil {
+				(*serving)()
+			}
+		},
 		Serve: func(standby func() error, vote http.Handler) (*service.Service, error) {
 			cfg := e.service(s, log, runsLog, observe)
 			cfg.Standby, cfg.Vote = standby, vote
@@ -355,6 +363,19 @@ func (e *endpoint) FollowDaemons(move func(addr string)) {
 		e.elector.Follow(move)
 	case e.failover != nil:
 		e.failover.Follow(move)
+	}
+}
+
+// WhenServing implements feature.Rendezvous.
+func (e *endpoint) WhenServing(serving func(addr string)) {
+	host := "127.0.0.1"
+	if token.Loopback(e.own.Addr) && e.own.Addr != "localhost" {
+		host = e.own.Addr
+	}
+	serve := sync.OnceFunc(func() { serving(net.JoinHostPort(host, strconv.Itoa(e.port))) })
+	e.serving.Store(&serve)
+	if e.Served() != nil || e.failover.Serving() != nil {
+		serve()
 	}
 }
 

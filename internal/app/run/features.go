@@ -20,6 +20,7 @@ import (
 	"dlrover-run/internal/app/run/streams"
 	"dlrover-run/internal/app/run/tensorboard"
 	"dlrover-run/internal/app/run/trainingport"
+	"dlrover-run/internal/app/run/ui"
 	"dlrover-run/internal/app/run/warm"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
@@ -67,6 +68,7 @@ func features() []row {
 		of(trainingport.New()),
 		sidesFeature(),
 		of(tensorboard.New()),
+		of(ui.New()),
 		of(preflight.New()),
 		of(nodechecks.New()),
 		of(checkpoints.New()),
@@ -101,6 +103,9 @@ func (j *nodeJob) openFeatures() error {
 		}
 		if o != nil {
 			o.Name = f.name
+			if o.Page != nil {
+				j.s.rdzv.page = o.Page
+			}
 			j.opened = append(j.opened, o)
 		}
 	}

@@ -154,7 +154,8 @@ func TestFeaturesHaveNames(t *testing.T) {
 		delete(absent, p.Name)
 	}
 	require.Equal(t, []string{"budget", "election", "file timer", "live hostfile", "pid files", "preflight", "rank logs",
-		"sides", "tensorboard", "training-port"}, slices.Sorted(maps.Keys(absent)), "features that were not asked for here")
+		"sides", "tensorboard", "training-port", "ui",
+	}, slices.Sorted(maps.Keys(absent)), "features that were not asked for here")
 }
 
 // What nobody asked for has no part: no listener, goroutine or file.

@@ -132,7 +132,7 @@ func (s *settings) job() *feature.Job {
 		First: s.surelyFirst(), Port: s.rdzv.port, Preset: &s.framework.preset, Workdir: string(s.program.dir),
 		ShmDir: s.shmDir, Local: s.rdzv.backend == local, Master: s.rdzv.backend == master || s.rdzv.backend == etcd,
 		Meeting: fmt.Sprintf("%s|%s:%d", s.rdzv.backend, s.rdzv.host, s.rdzv.port),
-		Token:   s.auth.token, TokenFile: s.auth.job.Path(), TLS: s.auth.tls, Insecure: s.auth.insecure,
+		Token:   s.auth.token, TokenFile: s.auth.job.Path(), TLS: s.auth.chosen(s.rdzv.backend), Insecure: s.auth.insecure,
 		LogDir: s.logs.dir, LogFormat: s.logs.format, Bare: s.size.sideOnly(), World: s.assumedWorld,
 	}
 }

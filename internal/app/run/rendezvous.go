@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"dlrover-run/internal/app/member"
 	"dlrover-run/internal/app/run/elector"
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/service"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher/argv"
@@ -49,12 +51,21 @@ type rdzvSettings struct {
 	byScheduler bool   // the scheduler's variables decide
 	connect     time.Duration
 	topology    string
-	addrWhy     string // why this node's address is not the one from which it reaches the rendezvous; "": it is
+	page        http.Handler // for browsers that come to a rendezvous in this process; nil: there is none
+	addrWhy     string       // why this node's address is not the one from which it reaches the rendezvous; "": it is
 }
 
 // where is the address at which the nodes meet, or those of several masters with commas between.
 func (s *rdzvSettings) where() string {
 	return strings.Join(append([]string{net.JoinHostPort(s.host, strconv.Itoa(s.port))}, s.others...), ",")
+}
+
+// visitors makes the service's handler for browsers; nil: there is none.
+func (s *rdzvSettings) visitors() func(*service.Service) http.Handler {
+	if s.page == nil {
+		return nil
+	}
+	return func(*service.Service) http.Handler { return s.page }
 }
 
 // serves reports whether this node is the one to serve the rendezvous.

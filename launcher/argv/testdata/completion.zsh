@@ -97,6 +97,7 @@ _arguments -s -S -A '-*' \
   '*--log-rules=[file with a --log-rule on each line; # begins a comment]:PATH:_files' \
   '*--metrics-addr=[address that serves Prometheus metrics, with the job token unless it is on loopback, and /healthz (default\: none)]:HOST\:PORT: ' \
   '*--open-metrics[serve the metrics of --metrics-addr to everyone, without the job token]' \
+  '*--ui=-[the launcher that serves the rendezvous has a dlrover-master beside it serve the page of the job, and logs the link; at a free port of localhost unless another address is given]' \
   '*--tensorboard=[run TensorBoard on the first node while the job runs, at localhost\:6006 unless another address is given]:LOGDIR\[\:\[HOST\:\]PORT\]: ' \
   '*--accelerator=[kind of accelerator\: nvidia.com/gpu, ascend-npu, mthreads.com/gpu, metax-tech.com/gpu or cpu (default\: nvidia.com/gpu)]:NAME:(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu cpu)' \
   '*--network-check[before training, all nodes check their devices and test the network in pairs; a faulty node is left out]' \

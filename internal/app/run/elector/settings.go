@@ -105,8 +105,8 @@ func absolute(paths ...*string) (err error) {
 // program is the name of the helper.
 const program = "dlrover-master"
 
-// Find returns the path of the helper: beside this program, or else in PATH.
-func Find(lookPath func(string) (string, error)) (string, error) {
+// Find returns the path of the helper that an option needs: beside this program, or else in PATH.
+func Find(option string, lookPath func(string) (string, error)) (string, error) {
 	beside := "the launcher"
 	if own, err := os.Executable(); err == nil {
 		beside = filepath.Dir(own)
@@ -119,8 +119,8 @@ func Find(lookPath func(string) (string, error)) (string, error) {
 		path, err = filepath.Abs(path)
 	}
 	if err != nil {
-		return "", fmt.Errorf("--rdzv-backend=etcd needs %s, which is neither in %s nor in PATH: install it there (%w)",
-			program, beside, err)
+		return "", fmt.Errorf("%s needs %s, which is neither in %s nor in PATH: install it there (%w)", option, program,
+			beside, err)
 	}
 	return path, nil
 }

@@ -67,14 +67,14 @@ func TestFind(t *testing.T) {
 		}
 		return "", errors.New("not there")
 	}
-	path, err := Find(look)
+	path, err := Find("--ui", look)
 	require.NoError(t, err)
 	require.Equal(t, beside, path)
 	delete(found, beside)
-	path, err = Find(look)
+	path, err = Find("--ui", look)
 	require.NoError(t, err)
 	require.Equal(t, "/usr/bin/dlrover-master", path)
 	clear(found)
-	_, err = Find(look)
+	_, err = Find("--ui", look)
 	require.ErrorContains(t, err, "neither in "+filepath.Dir(own)+" nor in PATH")
 }

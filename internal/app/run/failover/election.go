@@ -359,6 +359,9 @@ func (h *Failover) electedLocked(a successor.Answer) {
 	have, need := h.tally.Votes()
 	h.cfg.Log.Warn(h.loss()+", and this one was elected to serve it", "server", h.server, "addr", h.self.Addr,
 		"term", a.Term, "votes", have, "needed", need, "members", h.plan.Members, "alone", h.plan.Alone)
+	if h.cfg.Won != nil {
+		h.wg.Go(h.cfg.Won)
+	}
 	news := message{Vote: successor.Vote{Term: a.Term, ID: h.cfg.ID}, Addr: h.self.Addr}
 	h.wg.Go(func() { h.announce(h.cfg.Endpoint, news) })
 	if h.server != h.cfg.Endpoint && !h.dead {

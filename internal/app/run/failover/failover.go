@@ -44,6 +44,8 @@ type Config struct {
 	Listener net.Listener
 	Serve    func(standby func() error, vote http.Handler) (*service.Service, error)
 	Log      *slog.Logger
+	// Won is called on a goroutine of its own once this launcher is elected; nil: nothing is.
+	Won func()
 }
 
 // Failover implements api.Succession.

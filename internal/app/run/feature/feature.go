@@ -5,6 +5,7 @@ package feature
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"time"
 
 	"dlrover-run/internal/app/run/events"
@@ -65,6 +66,8 @@ type Opened struct {
 	Saves func() job.Progress
 	// Unsaved is why saves may not be on disk; it is called after Part.End.
 	Unsaved func() error
+	// Page serves browsers that come to a rendezvous in this process, below /ui/.
+	Page http.Handler
 	// Upstream is the check of this node under DLRover's master.
 	Upstream func(context.Context) (upstream.Check, error)
 }
@@ -170,6 +173,9 @@ type Rendezvous interface {
 	Daemons() string
 	// FollowDaemons has move called with every later address of Daemons.
 	FollowDaemons(move func(addr string))
+	// WhenServing has serving called once this process serves the rendezvous, which it does from its start or once it was
+	// elected, with its own address on this host.
+	WhenServing(serving func(addr string))
 	// Store serves the workers. LendStore admits other nodes as well, until end is called.
 	Store() *tcpstore.Server
 	LendStore(others []string) (addr string, end func())

@@ -168,34 +168,15 @@ func (t *tensorBoard) start(r *launcher.StartRequest) {
 	}
 	var ctx context.Context
 	ctx, t.cancel = context.WithCancel(context.Background())
-	t.wg.Go(func() { t.run(ctx) })
+	t.wg.Go(func() {
+		feature.Keep(ctx, t.node.Log().With("logdir", t.LogDir), "TensorBoard", t.backoff, t.once)
+	})
 }
 
 func (t *tensorBoard) end(launcher.EndRequest) {
 	if t.cancel != nil {
 		t.cancel()
 		t.wg.Wait()
-	}
-}
-
-// run keeps TensorBoard running until ctx ends.
-func (t *tensorBoard) run(ctx context.Context) {
-	log := t.node.Log().With("logdir", t.LogDir)
-	for i := 0; ; i++ {
-		why := t.once(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		if i == len(t.backoff) {
-			log.Warn("TensorBoard has ended again, and is not started any more; the job goes on", "why", why)
-			return
-		}
-		log.Warn("TensorBoard has ended; it is started again", "why", why, "in", t.backoff[i].String())
-		select {
-		case <-time.After(t.backoff[i]):
-		case <-ctx.Done():
-			return
-		}
 	}
 }
 
