@@ -144,8 +144,8 @@ func New(cfg Config) *Round {
 	r.sealer = &sealer{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, account: r.account,
 		orders: r.orders, shortage: r.shortage, checks: r.checks, gate: r.gate, out: r.out}
 	r.admission = &admission{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, orders: r.orders}
-	r.memory = &memory{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, account: r.account, orders: r.orders,
-		checks: r.checks, gate: r.gate, out: r.out, book: new(ledger.Ledger)}
+	r.memory = &memory{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, account: r.account,
+		orders: r.orders, checks: r.checks, gate: r.gate, out: r.out, book: new(ledger.Ledger)}
 	r.costs = newCosts(r)
 	if past != nil {
 		r.admission.works, r.admission.over = past.Works, past.Over
