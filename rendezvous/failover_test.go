@@ -500,7 +500,8 @@ func TestDeadServerIsNotAwaited(t *testing.T) {
 		waits  time.Duration
 		cause  string
 	}{
-		"dead":                          {true, []string{"b", "c", "d"}, 0, "node 0 (a) is gone: its launcher, which served the rendezvous, has died"},
+		"dead": {true, []string{"b", "c", "d"}, 0,
+			"node 0 (a) is gone: its launcher, which served the rendezvous, has died"},
 		"silent":                        {false, []string{"b", "c", "d"}, resumeWindow, "1 of 4 nodes did not come back"},
 		"dead, and another one is away": {true, []string{"b", "c"}, resumeWindow, "2 of 4 nodes did not come back"},
 	} {
