@@ -28,6 +28,7 @@ type chaos struct {
 // job must come back to a running world, and end well when it is told to.
 func TestChaos(t *testing.T) {
 	long(t)
+	t.Parallel()
 	seed := time.Now().UnixNano()
 	if text := os.Getenv("CHAOS_SEED"); text != "" {
 		var err error

@@ -80,6 +80,7 @@ type trainSaves struct{ lines, step, pending int }
 // master costs at most the step that was being saved.
 func TestCheckpointChaos(t *testing.T) {
 	long(t)
+	t.Parallel()
 	seed, rounds, budget := time.Now().UnixNano(), 25, chaosBudget
 	if text := os.Getenv("CHAOS_SEED"); text != "" {
 		var err error

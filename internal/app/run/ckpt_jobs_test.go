@@ -68,6 +68,7 @@ func (b *training) killWorker() {
 // memory of the other.
 func TestTorchCheckpointTwoJobsWithOneRunID(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for name, id := range map[string][]string{
 		"standalone, which has an id of its own": {"--standalone", "--rdzv-id=job"},
 		"the same id":                            {"--rdzv-id=job"},

@@ -28,6 +28,7 @@ func (b *training) unmount() (mount func()) {
 // The storage vanishes while the job saves, then the job is told to end: nothing is written to the mount point.
 func TestTorchCheckpointVanishedStorageSIGTERM(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newTraining(t, 100000)
 	l := b.run(b.args([]string{"--standalone", "--nproc-per-node=2", "--shutdown-timeout=3"}, 5)...)
 	eventually(t, "a committed step", func() bool { return b.latest() >= 10 })
@@ -45,6 +46,7 @@ func TestTorchCheckpointVanishedStorageSIGTERM(t *testing.T) {
 // with what it waits for.
 func TestTorchCheckpointLauncherKilledAtItsEnd(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for name, release := range map[string]func(b *training, mount func()){
 		"the storage is back":              func(_ *training, mount func()) { mount() },
 		"the runtime directory is removed": func(b *training, _ func()) { require.NoError(b.t, removeBelow(b.shm)) },

@@ -32,6 +32,7 @@ func smallMemory(t *testing.T, bytes int) string {
 // dies of SIGBUS.
 func TestTorchCheckpointSmallMemory(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for _, c := range []struct {
 		name, want string
 		bytes      int

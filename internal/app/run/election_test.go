@@ -190,6 +190,7 @@ func TestFrozenMasterIsReplaced(t *testing.T) {
 // its answer, too; no rank is restarted.
 func TestLaunchersLeaveAFrozenMaster(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newBench(t)
 	b.env = append(b.env, "PYTHON_EXEC="+torchpython.Require(t, "A FROZEN MASTER IS"))
 	e := newElectorate(b, 3)

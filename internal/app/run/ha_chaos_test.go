@@ -58,6 +58,7 @@ var haEvents = map[string][]job.Event{
 // every change, and the verdict is about the newest one.
 func TestLeadersAreLost(t *testing.T) {
 	long(t)
+	t.Parallel()
 	if out, err := exec.Command("unshare", "--uts", "true").CombinedOutput(); err != nil {
 		t.Skipf("THE LOSS OF MASTERS IS NOT TESTED: unshare --uts: %v: %s", err, out)
 	}

@@ -59,6 +59,7 @@ func (r *ruled) text(file string) string {
 
 func TestTheCommandOfAResumeOutlivesTheDaemon(t *testing.T) {
 	long(t)
+	t.Parallel()
 	r := rule(t, "2:3", "n0", "n1")
 	r.worlds(1)
 	r.ctl(0, "pause", "job", "--command", "sh -c 'echo other.$RANK/$WORLD_SIZE >> $DIR/starts; exec sleep inf'")
@@ -112,6 +113,7 @@ func TestADrainedNodeLeaves(t *testing.T) {
 // A node that got a signal announces it, has its time to end, and the others wait for none of that.
 func TestTheOthersDoNotWaitForANodeThatLeaves(t *testing.T) {
 	long(t)
+	t.Parallel()
 	r := rule(t, "1:2")
 	stubborn := `trap 'echo $POD_NAME >> $DIR/ended' TERM; echo $POD_NAME:$RANK/$WORLD_SIZE >> $DIR/starts
 while :; do sleep 0.02; done`
@@ -133,6 +135,7 @@ while :; do sleep 0.02; done`
 
 func TestANoticeEndsANodesPart(t *testing.T) {
 	long(t)
+	t.Parallel()
 	var notice, elsewhere atomic.Bool
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Store(true) }))
 	defer other.Close()

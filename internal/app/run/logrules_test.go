@@ -36,6 +36,7 @@ for step in range(200 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 5)
 
 func TestLogRuleRestartsAJobWhoseLossIsNaN(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newBench(t)
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "train.py"), []byte(diverging), 0o600))
 	l := b.start("dlrover-run",

@@ -257,6 +257,7 @@ func TestTheMasterDecidesAboutTheToken(t *testing.T) {
 // node_timeout.
 func TestSilentHostIsLost(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for name, c := range map[string]struct {
 		fail    bool
 		timeout string
@@ -295,6 +296,7 @@ func TestSilentHostIsLost(t *testing.T) {
 // A host that is silent for less than node_timeout keeps its workers.
 func TestSilentHostComesBack(t *testing.T) {
 	long(t)
+	t.Parallel()
 	h := newHosts(t)
 	env := []string{"DLROVER_TOKEN=" + testToken}
 	l0, l1 := h.on(0, env, h.sh(hold, h.job("--event-log=events.json")...)...), h.on(1, env, h.sh(hold, h.job()...)...)

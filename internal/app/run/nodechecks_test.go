@@ -114,7 +114,10 @@ func slowSenderIsLeftOut(t *testing.T) {
 }
 
 // One path is cut. No node is to blame, so all train, and the path is named.
-func TestCutPathBlamesNobody(t *testing.T) { unstarved(t, cutPathBlamesNobody) }
+func TestCutPathBlamesNobody(t *testing.T) {
+	besideOthers(t) // no rate decides
+	unstarved(t, cutPathBlamesNobody)
+}
 
 func cutPathBlamesNobody(t *testing.T) {
 	c := newCluster(t, 4, "100mbit")
@@ -216,7 +219,10 @@ func nodeIsStoppedInTheCheck(t *testing.T) {
 }
 
 // The daemon is killed in the midst of the check, and started again.
-func TestDaemonIsKilledInTheCheck(t *testing.T) { unstarved(t, daemonIsKilledInTheCheck) }
+func TestDaemonIsKilledInTheCheck(t *testing.T) {
+	besideOthers(t) // no rate decides
+	unstarved(t, daemonIsKilledInTheCheck)
+}
 
 func daemonIsKilledInTheCheck(t *testing.T) {
 	c := newCluster(t, 4, "100mbit")
@@ -283,7 +289,10 @@ func (c *cluster) apart(i int, others ...int) {
 
 // One of three nodes dies, and its replacement reaches the rendezvous, but none of the two that are left. They go on
 // without it, and are not stopped when it comes again.
-func TestDeadReplacementIsLeftOut(t *testing.T) { unstarved(t, deadReplacementIsLeftOut) }
+func TestDeadReplacementIsLeftOut(t *testing.T) {
+	besideOthers(t) // no rate decides
+	unstarved(t, deadReplacementIsLeftOut)
+}
 
 func deadReplacementIsLeftOut(t *testing.T) {
 	c := newCluster(t, 5, "100mbit")
@@ -316,7 +325,10 @@ func deadReplacementIsLeftOut(t *testing.T) {
 }
 
 // No node reaches any other one: that is no success of a check, and nobody waits for other nodes.
-func TestCheckOnlyOfNodesThatReachNobody(t *testing.T) { unstarved(t, checkOnlyOfNodesThatReachNobody) }
+func TestCheckOnlyOfNodesThatReachNobody(t *testing.T) {
+	besideOthers(t) // no rate decides
+	unstarved(t, checkOnlyOfNodesThatReachNobody)
+}
 
 func checkOnlyOfNodesThatReachNobody(t *testing.T) {
 	c := newCluster(t, 4, "100mbit")

@@ -300,6 +300,7 @@ func TestOnlyTheJobsHostsAreServed(t *testing.T) {
 // What all nodes have to tell the one that serves is told without a token, too: results of checks, output, stacks.
 func TestAllHostsAreHeardWithoutAToken(t *testing.T) {
 	long(t)
+	t.Parallel()
 	p := newPods(t, "job-0", "job-1")
 	args := p.sh("echo hello $RANK; "+hold, "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job",
 		"--rdzv-endpoint=job-0:29400", "--network-check", "--check-level=host")
@@ -318,6 +319,7 @@ func TestAllHostsAreHeardWithoutAToken(t *testing.T) {
 // The checkpoint daemons of two nodes agree on what is whole, without a token.
 func TestCheckpointsOfPodsWithoutAToken(t *testing.T) {
 	long(t)
+	t.Parallel()
 	p, b := newPods(t, "job-0", "job-1"), newTraining(t, 20)
 	p.bench, p.env = b.bench, append(b.env, "GLOO_SOCKET_IFNAME=eth0", inPod)
 	args := b.args([]string{"--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job",

@@ -27,13 +27,8 @@ func unstarved(t *testing.T, test func(*testing.T)) {
 	for range 2 {
 		starved.Skip(t)
 		before := starved.Stolen(t)
-		cmd := exec.Command(os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
-		cmd.Env = append(os.Environ(), innerTest+"="+t.Name(), innerBin+"="+binDir)
-		out, err := cmd.CombinedOutput()
+		out, err := apart(t, t.Name(), innerTest+"="+t.Name())
 		if err == nil {
-			if strings.Contains(string(out), "--- SKIP") {
-				t.Skip(string(out))
-			}
 			return
 		}
 		if took := starved.Stolen(t) - before; took < time.Second {
@@ -41,4 +36,19 @@ func unstarved(t *testing.T, test func(*testing.T)) {
 		}
 	}
 	t.Skipf("SKIPPED: the hypervisor took this machine's CPUs away: %s IS NOT TESTED", t.Name())
+}
+
+// apart runs a test in a process of its own, with more variables. It skips this one if that one does.
+func apart(t *testing.T, test string, env ...string) (out []byte, err error) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.v", "-test.run=^"+test+"$")
+	cmd.Env = append(append(os.Environ(), innerBin+"="+binDir), env...)
+	out, err = cmd.CombinedOutput()
+	switch {
+	case err == nil && strings.Contains(string(out), "--- SKIP: "+test):
+		t.Skip(string(out))
+	case err == nil && !strings.Contains(string(out), "--- PASS: "+test):
+		t.Fatalf("there is no %s", test)
+	}
+	return out, err
 }

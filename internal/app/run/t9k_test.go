@@ -58,6 +58,7 @@ func TestWorkerZeroDecidesAlone(t *testing.T) {
 // Progress gives none of T9k's restarts back.
 func TestT9kAddsItsRestartsUp(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newBench(t)
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "train.py"), []byte(stepping), 0o600))
 	l := b.start("dlrover-run", []string{"PYTHON_EXEC=" + torchpython.Require(t, "THE LIMIT OF ALL RESTARTS IS")},

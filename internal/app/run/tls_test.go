@@ -26,8 +26,6 @@ func mutual(t *testing.T) (ca *testkit.Authority, dir string) {
 	return ca, dir
 }
 
-func auto(t *testing.T) { t.Setenv("DLROVER_TLS", "auto") }
-
 // A job of PyTorch under a master that requires certificates. Clients without one, or with a strange one, are told so,
 // and a certificate that is renewed is shown without a restart.
 func TestMutualTLS(t *testing.T) {
@@ -103,26 +101,40 @@ func TestPlanOfTLS(t *testing.T) {
 	}
 }
 
+// underTLS plays tests with TLS, each in a process of its own, whose environment it is.
+func underTLS(t *testing.T, prepare func(*testing.T), tests map[string]string) {
+	t.Helper()
+	ca := testkit.NewAuthority(t, "training")
+	cert, key := ca.Issue(t.TempDir(), nil, "job.example")
+	for mode, env := range map[string][]string{
+		"auto":         {"DLROVER_TLS=auto"},
+		"certificates": {"DLROVER_TLS_CERT=" + cert, "DLROVER_TLS_KEY=" + key, "DLROVER_TLS_CA=" + ca.CA},
+	} {
+		for name, test := range tests {
+			t.Run(mode+": "+name, func(t *testing.T) {
+				prepare(t)
+				out, err := apart(t, test, env...)
+				require.NoError(t, err, string(out))
+			})
+		}
+	}
+}
+
 // What holds without TLS holds with it: successors of a launcher that serves, elections in etcd, a leader that is
 // frozen, copies of checkpoints, and checks of nodes.
 func TestUnderTLS(t *testing.T) {
-	long(t)
-	for name, test := range map[string]func(*testing.T){
-		"a launcher that serves is killed": TestSurvivorOfTwoServes,
-		"an elected master is killed":      TestKilledMasterIsReplaced,
-		"an elected master is frozen":      TestFrozenMasterIsReplaced,
-		"an elected helper is killed":      TestElectedHelperIsKilled,
-		"a checkpoint comes from a copy":   TestTorchCheckpointNodeReplaced,
-		"checked nodes":                    TestChecksOfSoundNodes,
-		"a checked node is killed":         TestNodeIsKilledInTheCheck,
-	} {
-		t.Run("auto: "+name, func(t *testing.T) {
-			auto(t)
-			test(t)
-		})
-		t.Run("certificates: "+name, func(t *testing.T) {
-			mutual(t)
-			test(t)
-		})
-	}
+	besideOthers(t)
+	underTLS(t, besideOthers, map[string]string{
+		"a launcher that serves is killed": "TestSurvivorOfTwoServes",
+		"an elected master is killed":      "TestKilledMasterIsReplaced",
+		"an elected master is frozen":      "TestFrozenMasterIsReplaced",
+		"an elected helper is killed":      "TestElectedHelperIsKilled",
+		"a checkpoint comes from a copy":   "TestTorchCheckpointNodeReplaced",
+		"a checked node is killed":         "TestNodeIsKilledInTheCheck",
+	})
+}
+
+// It measures rates.
+func TestChecksUnderTLS(t *testing.T) {
+	underTLS(t, long, map[string]string{"checked nodes": "TestChecksOfSoundNodes"})
 }
