@@ -152,6 +152,9 @@ func (a *Agent) onDirective(d Directive) {
 	if a.unknown.strange(d.Kind, a.log) || d.Kind == job.Run && same(d, a.last) {
 		return // a daemon that was started again confirms the running or finished workers
 	}
+	if d.Confirms {
+		d.Kind = job.Wait
+	}
 	if d.Leave != "" {
 		a.onLeave("drained: " + d.Leave)
 		if a.group == nil {

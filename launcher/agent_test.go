@@ -392,6 +392,28 @@ func TestConfirmationOfTheRunningEpochChangesNothing(t *testing.T) {
 	require.Equal(t, "x\n", r.read(t, "starts.0"))
 }
 
+// A daemon that was started again takes workers for running that were about to start. In a pause it confirms them.
+func TestAConfirmationStartsNoWorkers(t *testing.T) {
+	r := newRig(t, `: > $DIR/up.$RANK`, 0)
+	run := <-r.fakeRdzv.dirs
+	run.Kind, run.Confirms = job.Run, true
+	r.fakeRdzv.dirs <- run
+	r.fakeRdzv.dirs <- Directive{Kind: job.Fail, Cause: job.Cause{Text: "over"}}
+	require.Equal(t, "over", r.run(t).Verdict)
+	require.NoFileExists(t, filepath.Join(r.dir, "up.0"))
+}
+
+func TestWorkersStartWhenThePauseOfTheirEpochIsOver(t *testing.T) {
+	r := newRig(t, `: > $DIR/up.$RANK; while :; do sleep 0.01; done`, 0)
+	run := <-r.fakeRdzv.dirs
+	run.Kind, run.Confirms = job.Run, true
+	r.fakeRdzv.dirs <- run
+	run.Confirms = false
+	r.fakeRdzv.dirs <- run
+	r.whenUp(t, func() { r.fakeRdzv.order(job.Fail, "over") })
+	require.Equal(t, "over", r.run(t).Verdict)
+}
+
 // A daemon that was started again, or whose confirmation is late, says Run for an epoch
 // whose workers are being stopped or have ended.
 func TestAnEpochNeverRunsTwice(t *testing.T) {

@@ -37,6 +37,8 @@ type Directive struct {
 	Cause job.Cause
 	// Hold, with Run: the run is held, so that no workers are started.
 	Hold bool
+	// Confirms, with Run: no workers are started; those that run already go on.
+	Confirms bool
 	// Command is the command of the workers; nil: Config.Path and Args.
 	Command *job.Command
 	// Leave is the reason why this node has to leave the job, "" if it may stay.

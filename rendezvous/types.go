@@ -249,6 +249,10 @@ type Directive struct {
 	Leave *job.Cause `json:"leave,omitempty"`
 }
 
+// Confirms reports that d is a Run which starts nothing: the run is paused, or the node barred. A daemon that rebuilds
+// a world gives it to all nodes of it, and cannot know that the workers of some have not been started yet.
+func (d Directive) Confirms() bool { return d.Kind == job.Run && (d.Paused != nil || d.Barred != nil) }
+
 // Bounds of one epoch's kept evidence, and of the part that a leaving node gets: in a failed run of 10,000 nodes every
 // one gets it.
 const (

@@ -37,8 +37,9 @@ type world struct {
 // heard is what a launcher has heard.
 type heard struct {
 	restarts int
-	last     Told     // the newest Run
-	over     job.Kind // the run has ended so
+	sent     job.EpochID // of the newest Run that has reached its host
+	last     Told        // the newest Run with workers
+	over     job.Kind    // the run has ended so
 }
 
 // NewRules returns the rules of a run with worlds of so many nodes.
@@ -57,6 +58,10 @@ func (r *Rules) of(id string) *heard {
 // Over says that a launcher knows of a run that has ended: it hears the same, whatever it asks.
 func (r *Rules) Over(id string, kind job.Kind) { r.of(id).over = kind }
 
+// Sent says that a Run has reached the host of a launcher, which may be busy. Another daemon takes its workers for
+// running, and confirms them, also in a pause.
+func (r *Rules) Sent(id string, e job.EpochID) { r.of(id).sent = e }
+
 // Forgotten says that the next daemon knows nothing: a run that has ended may begin anew.
 func (r *Rules) Forgotten() {
 	for _, h := range r.heard {
@@ -71,7 +76,7 @@ func (r *Rules) Told(t Told) error {
 	if t.Round > 0 {
 		h.restarts = t.Restarts
 	}
-	if t.Kind == job.Run {
+	if t.Kind == job.Run && !t.confirms() {
 		h.last = t
 	}
 	return err
@@ -99,8 +104,14 @@ func (r *Rules) broken(h *heard, t Told) error {
 		}
 		return nil // confirmed
 	}
+	if t.confirms() && t.EpochID == h.sent {
+		return nil
+	}
 	return r.fresh(h, t)
 }
+
+// confirms: no workers are started.
+func (t Told) confirms() bool { return t.Kind == job.Run && (t.Paused != nil || t.Barred != nil) }
 
 // fresh holds what is true of a new world.
 func (r *Rules) fresh(h *heard, t Told) error {

@@ -244,6 +244,9 @@ func (l *link) Watch(_ context.Context, run, id string, after api.Cursor) (n api
 		n, err = h.Watch(ctx, run, id, after)
 		return err
 	})
+	if err == nil && n.Kind == job.Run && !n.Confirms() {
+		l.c.rules.sent(id, n.EpochID)
+	}
 	return n, err
 }
 

@@ -112,6 +112,9 @@ func (n *node) obey(d rendezvous.Directive) error {
 	if d.Kind == job.Run && d.EpochID == n.ran().EpochID {
 		return nil // a daemon that was started again confirms it
 	}
+	if d.Confirms() {
+		d.Kind = job.Wait
+	}
 	if _, works := n.running(); works {
 		if !n.sleep(n.stopTime()) {
 			return errKilled

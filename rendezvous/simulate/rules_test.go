@@ -93,6 +93,13 @@ func (r *rules) told(n *node, d rendezvous.Directive) {
 	}
 }
 
+// sent: a Run has reached the host of a launcher.
+func (r *rules) sent(id string, e job.EpochID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.said.Sent(id, e)
+}
+
 // noticed: a notice is of the launcher's own run, and so is a command.
 func (r *rules) noticed(n *node, notice job.Notice) {
 	r.mu.Lock()
@@ -159,6 +166,9 @@ func (r *rules) started(n *node, d rendezvous.Directive) {
 	}
 	if p.GroupRank < len(w.ranks) {
 		w.ranks[p.GroupRank] = n.id
+	}
+	if d.Confirms() {
+		r.breaks("node %s starts workers in a pause, or under a bar", n.id)
 	}
 	if e, works := n.running(); works || !d.EpochID.Newer(n.ran().EpochID) {
 		r.breaks("node %s starts epoch %v after %v, %v", n.id, d.EpochID, n.ran().EpochID, e)

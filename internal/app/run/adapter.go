@@ -60,7 +60,8 @@ func (a *adapter) translate() {
 }
 
 func directive(d rendezvous.Directive, p rendezvous.Params) launcher.Directive {
-	l := launcher.Directive{EpochID: d.EpochID, Kind: d.Kind, Hold: d.Hold, Command: d.Command, MaxRestarts: p.MaxRestarts}
+	l := launcher.Directive{EpochID: d.EpochID, Kind: d.Kind, Hold: d.Hold, Confirms: d.Confirms(), Command: d.Command,
+		MaxRestarts: p.MaxRestarts}
 	l.Rules = launcher.Rules{
 		Success: string(p.Budget.Success), LetRun: p.Budget.CleanUp == rendezvous.CleanNone, Tolerate: p.Budget.Tolerate,
 		Alone: p.Budget.Alone,

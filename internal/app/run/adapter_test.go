@@ -111,6 +111,19 @@ func TestAdapterTranslatesDirectives(t *testing.T) {
 		require.Equal(t, launcher.Directive{
 			Kind: job.Bar, Cause: job.Cause{Kind: job.CauseHang, Text: "stuck"}, MaxRestarts: 3, Rules: all,
 		}, <-a.Directives())
+		order := &job.Cause{Text: "ordered"}
+		for i, c := range []struct {
+			d    rendezvous.Directive
+			want bool
+		}{
+			{rendezvous.Directive{Kind: job.Run, Paused: order}, true},
+			{rendezvous.Directive{Kind: job.Run, Barred: order}, true},
+			{rendezvous.Directive{Kind: job.Stop, Paused: order, Barred: order}, false},
+		} {
+			c.d.Seq = uint64(3 + i)
+			d.news <- api.News{Directive: c.d}
+			require.Equal(t, c.want, (<-a.Directives()).Confirms, "%+v", c.d)
+		}
 	})
 }
 
