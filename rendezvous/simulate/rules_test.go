@@ -81,7 +81,7 @@ func (r *rules) told(n *node, d rendezvous.Directive) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record(n.id, d.Kind, d.EpochID)
-	if e, ends := r.ends[n.id]; ends && time.Now().After(e.at) {
+	if e, ends := r.ends[n.id]; ends && time.Now().After(e.at) && d.Seq > e.seq {
 		r.said.Over(n.id, e.kind)
 	}
 	if err := r.said.Told(history.Told{ID: n.id, Kind: d.Kind, EpochID: d.EpochID, Place: d.Place, Restarts: d.Restarts,
@@ -126,19 +126,21 @@ func (r *rules) over(n *node, kind job.Kind) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.said.Over(n.id, kind)
-	in := n.hear(nil).EpochID
+	heard := n.hear(nil)
 	for _, id := range here { // perhaps of another run by that name
 		o := r.c.byID(id)
-		if o != nil && o.hear(nil).Round > 0 && !o.hear(nil).Newer(in) && time.Now().After(o.unfair) {
-			r.ends[id] = end{kind, time.Now().Add(5 * time.Millisecond)}
+		if o != nil && o.hear(nil).Round > 0 && !o.hear(nil).Newer(heard.EpochID) && time.Now().After(o.unfair) {
+			r.ends[id] = end{kind, time.Now().Add(5 * time.Millisecond), heard.Seq}
 		}
 	}
 }
 
-// end is what a launcher hears of the end of its run, once earlier answers have arrived. Those that are slow may not.
+// end is what a launcher hears of the end of its run, once earlier answers have arrived. Those that are slow may not. A
+// launcher that is busy takes an earlier directive later.
 type end struct {
 	kind job.Kind
 	at   time.Time
+	seq  uint64 // of the directive by which the first one has heard of it
 }
 
 func (r *rules) started(n *node, d rendezvous.Directive) {
