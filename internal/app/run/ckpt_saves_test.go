@@ -46,6 +46,7 @@ func TestTorchCheckpointEverySaveGetsToDisk(t *testing.T) {
 
 // Each rank has its save complete before it lets go of the segment: the words of the others make the daemon look then.
 func TestTorchCheckpointSlowUnlock(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 0)
 	l := b.saves([]string{"--nproc-per-node=4"}, "unlock")
 	require.Equal(t, 0, l.wait(), l.err.String())

@@ -184,6 +184,7 @@ func TestTorchCheckpointRestartGrace(t *testing.T) {
 
 // The daemon is killed while it works: a new one finds everything in the headers.
 func TestTorchCheckpointDaemonKilled(t *testing.T) {
+	t.Parallel()
 	const steps = 60
 	b := newTraining(t, steps)
 	l := b.run(b.standalone(5)...)
@@ -339,6 +340,7 @@ func TestTorchCheckpointElasticResize(t *testing.T) {
 }
 
 func TestCheckpointMetrics(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 100000)
 	addr := "127.0.0.1:" + freePort(t)
 	l := b.run(b.args([]string{"--standalone", "--nproc-per-node=2", "--metrics-addr=" + addr}, 5)...)

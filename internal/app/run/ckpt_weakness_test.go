@@ -86,6 +86,7 @@ func TestTorchCheckpointNextLauncherComesEarly(t *testing.T) {
 // Who reads the launcher's log dies with the launcher, as at the end of a pipe: the daemon's first word about it must
 // not be its last.
 func TestTorchCheckpointLogReaderKilled(t *testing.T) {
+	t.Parallel()
 	b := newTraining(t, 100000)
 	in, out, err := os.Pipe()
 	require.NoError(t, err)

@@ -330,6 +330,7 @@ func TestElectedHelperIsFrozen(t *testing.T) {
 
 // An etcd with TLS in both directions, and users with passwords.
 func TestMeetingInGuardedEtcd(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	dir := t.TempDir()
 	file := func(name string) string { return filepath.Join(dir, name) }

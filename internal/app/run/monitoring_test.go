@@ -133,6 +133,7 @@ func (s selector) matches(series string) bool {
 
 // The files are right by themselves, and name only metrics that the reference has.
 func TestMonitoringFiles(t *testing.T) {
+	t.Parallel()
 	out, err := promtool(t, "", "test", "rules", monitoring+"alerts_test.yaml", monitoring+"recording_test.yaml")
 	require.NoError(t, err, out)
 	all := queries(t)
