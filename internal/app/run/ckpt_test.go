@@ -246,6 +246,7 @@ func TestTorchCheckpointSIGTERM(t *testing.T) {
 // shard comes back from the other node's memory.
 func TestTorchCheckpointNodeReplaced(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := newTraining(t, 100000)
 	b.env = append(b.env, "DLROVER_TOKEN_FILE="+b.secret("job.token", testToken))
 	args := b.args(b.c10d("2:2", "--max-restarts=10", "--ckpt-replicas=2", "--rdzv-conf=last_call_timeout=5"), 1000000,

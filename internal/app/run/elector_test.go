@@ -116,6 +116,7 @@ func (m *meeting) leader(nodes ...*meetingNode) (leader *meetingNode, others []*
 
 // The dlrover-master that leads is killed three times. Another one serves, and no worker of the PyTorch job notices.
 func TestElectedHelperIsKilled(t *testing.T) {
+	t.Parallel()
 	m := newMeeting(t, "--nnodes=2", "--nproc-per-node=2")
 	m.b.env = append(m.b.env, "PYTHON_EXEC="+torchpython.Require(t, "HELPERS THAT MEET IN ETCD ARE"))
 	script, err := filepath.Abs("testdata/allreduce.py")

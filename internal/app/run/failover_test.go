@@ -120,6 +120,7 @@ func TestLauncherThatLeavesHandsOver(t *testing.T) {
 // Of two launchers one is left, and serves.
 func TestSurvivorOfTwoServes(t *testing.T) {
 	long(t)
+	t.Parallel()
 	c := newTrainers(t, 2, "1:2", "--rdzv-conf=last_call_timeout=20")
 	c.kill(0)
 	require.Equal(t, 1, c.server(0))

@@ -178,7 +178,10 @@ func staticJobFailsByItsCheck(t *testing.T) {
 }
 
 // A node dies in the midst of the check, another one takes its place.
-func TestNodeIsKilledInTheCheck(t *testing.T) { unstarved(t, nodeIsKilledInTheCheck) }
+func TestNodeIsKilledInTheCheck(t *testing.T) {
+	besideOthers(t) // no rate decides
+	unstarved(t, nodeIsKilledInTheCheck)
+}
 
 func nodeIsKilledInTheCheck(t *testing.T) {
 	c := newCluster(t, 4, "100mbit")
