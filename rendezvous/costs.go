@@ -40,8 +40,6 @@ func (c *costs) hear(now time.Time, ev Event) {
 		id, of, p = e.Node.ID, e.Stopped, e.Progress
 	case Stepped:
 		id, of, p = e.ID, e.EpochID, e.Progress
-	default:
-		return
 	}
 	if of.Round == 0 || of != c.book.Epoch.ID || c.members.nodes[id] == nil {
 		return

@@ -240,6 +240,8 @@ func TestTimesGoOnWithTheNextDaemon(t *testing.T) {
 	v.now = s.now.Add(30 * second)
 	v.comeBack("a", "b")
 	require.Equal(t, running, v.r.epoch.phase)
+	require.Equal(t, []ledger.Row{{Cause: ledger.Start, Count: 1, Times: times{"starting": 10*second - 1}}},
+		LedgerOf(v.r, v.now).Rows, "nothing has ended")
 	v.pass(20 * second)
 	want := s.times()
 	want[ledger.Training] += 50 * second
@@ -286,4 +288,49 @@ func TestStrangersReports(t *testing.T) {
 	s.must(Stepped{ID: "a", EpochID: old, Progress: p})
 	s.must(Stepped{ID: "a", Progress: p})
 	require.Equal(t, before, s.times())
+}
+
+// A new launcher that comes before the nodes of the kept world, which trains on, changes nothing.
+func TestTimesWhileNodesAreAwaited(t *testing.T) {
+	s := trains(t, Params{Min: 2, Max: 2, MaxRestarts: 9})
+	v := s.succession()
+	v.join("x")
+	v.pass(5 * second)
+	v.comeBack("a", "b")
+	require.Equal(t, running, v.r.epoch.phase)
+	v.pass(5 * second)
+	want := s.times()
+	want[ledger.Training] += 10 * second
+	require.Equal(t, want, v.times())
+}
+
+// When all nodes have gone, the run is over; time counts again when others begin it anew.
+func TestTimesEndWithTheLastNode(t *testing.T) {
+	s := trains(t, Params{Min: 2, Max: 2, MaxRestarts: 9})
+	for _, id := range []string{"a", "b"} {
+		s.must(Leave{ID: id, Killed: true})
+		s.pass(second)
+	}
+	s.pass(time.Hour)
+	require.Empty(t, s.times())
+	s.join("c")
+	s.pass(second)
+	require.Equal(t, times{"waiting": second}, s.times())
+}
+
+// Nodes that wait for others, though they could begin, do not back off.
+func TestLastCallIsWaiting(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 2})
+	s.join("a")
+	s.pass(10 * second)
+	require.Equal(t, times{"waiting": 10 * second}, s.times())
+}
+
+// The end of a run is no stop of a world that has to be paid.
+func TestEndByAnOrderCostsNothing(t *testing.T) {
+	s := trains(t, Params{Min: 2, Max: 2})
+	before := LedgerOf(s.r, s.now).Rows
+	s.must(Order{Kind: OrderStop})
+	s.pass(second)
+	require.Equal(t, before, LedgerOf(s.r, s.now).Rows)
 }
