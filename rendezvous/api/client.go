@@ -130,6 +130,10 @@ func (c *Client) Close() { c.hc.CloseIdleConnections() }
 
 // Join implements Service.
 func (c *Client) Join(ctx context.Context, run string, ev rendezvous.Join) error {
+	return c.post(ctx, run, "join", joining(ev), nil)
+}
+
+func joining(ev rendezvous.Join) joinBody {
 	now := time.Now()
 	if ev.Resume != nil {
 		r := *ev.Resume
@@ -137,7 +141,7 @@ func (c *Client) Join(ctx context.Context, run string, ev rendezvous.Join) error
 		ev.Resume = &r
 	}
 	ev.Failures = dated(ev.Failures, now)
-	return c.post(ctx, run, "join", joinBody{ev, sent{now}}, nil)
+	return joinBody{ev, sent{now}}
 }
 
 // Report implements Service.
@@ -204,9 +208,9 @@ func (c *Client) World(ctx context.Context, run string) (ms []job.Member, err er
 	return ms, err
 }
 
-// Watch implements Service.
+// Watch implements Service. A daemon of an older version answers a Join at once.
 func (c *Client) Watch(ctx context.Context, run, id string, after Cursor) (n News, err error) {
-	q := url.Values{"node": {id}, "after": {strconv.FormatUint(after.Directive, 10)}}
+	q := url.Values{"after": {strconv.FormatUint(after.Directive, 10)}}
 	if after.WithNotices {
 		q.Set("notices", strconv.FormatUint(after.Notices, 10))
 	}
@@ -215,7 +219,20 @@ func (c *Client) Watch(ctx context.Context, run, id string, after Cursor) (n New
 	}
 	c.watching.Add(1)
 	defer c.watching.Add(-1)
-	err = c.get(noticing(ctx), watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/watch?"+q.Encode(), &n)
+	path := "/v1/runs/" + url.PathEscape(run)
+	if after.Join == nil {
+		q.Set("node", id)
+		err = c.get(noticing(ctx), watchTimeout, path+"/watch?"+q.Encode(), &n)
+		return n, err
+	}
+	data, err := json.Marshal(joining(*after.Join))
+	if err != nil {
+		return n, fmt.Errorf("join run %q: %w", run, err)
+	}
+	err = c.do(noticing(ctx), watchTimeout, http.MethodPost, path+"/join?"+q.Encode(), false, data, &n)
+	if err == nil && n.Seq == 0 {
+		err = ErrNothingNew
+	}
 	return n, err
 }
 

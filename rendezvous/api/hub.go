@@ -31,6 +31,7 @@ type Service interface {
 	Join(ctx context.Context, run string, ev rendezvous.Join) error
 	// Watch waits for a directive other than the one in after or, if after asks for them, for notices; the answer has the
 	// present directive in either case. It returns ErrNothingNew when the service has held the request for long enough.
+	// With after.Join it is Join and Watch in one request; ErrNothingNew then means that the node has joined.
 	Watch(ctx context.Context, run, id string, after Cursor) (News, error)
 	// Report delivers a Ready, Failing, Success, Cleared, Barred, Doubt or Leaving.
 	Report(ctx context.Context, run string, ev rendezvous.Event) error
@@ -457,6 +458,12 @@ func ServedBy(h *Hub, s rendezvous.Server) { h.server.Store(&s) }
 // Watch implements Service. While it waits the node counts as present; when ctx ends
 // it counts as suspect.
 func (h *Hub) Watch(ctx context.Context, id, node string, after Cursor) (News, error) {
+	if after.Join != nil {
+		if err := h.Join(ctx, id, *after.Join); err != nil {
+			return News{}, err
+		}
+		after.Join = nil
+	}
 	n, err := h.watch(ctx, id, node, after, nil)
 	if err != nil {
 		return News{}, err

@@ -370,19 +370,46 @@ func TestReportsKeepNoSecondConnection(t *testing.T) {
 	require.False(t, <-closes)
 }
 
-// Nodes restart without new connections: 10,000 at once overflow the daemon's queue, and some wait for seconds.
+// Nodes restart without new connections: 10,000 at once overflow the daemon's queue, and some wait for seconds. The
+// answer of a join is the next directive, but that of an older daemon, which knows no such join.
 func TestRestartMakesNoConnection(t *testing.T) {
-	s, session, dials := restartable(t)
-	for range 3 {
+	for name, old := range map[string]bool{"this version": false, "an older daemon": true} {
+		t.Run(name, func(t *testing.T) { restarts(t, old) })
+	}
+}
+
+func restarts(t *testing.T, old bool) {
+	const times = 3
+	var joins, watches atomic.Int32
+	s, session, dials := restartable(t, func(handler http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if req.Method == http.MethodGet {
+				watches.Add(1)
+			} else {
+				joins.Add(1)
+				if old {
+					req.URL.RawQuery = ""
+				}
+			}
+			handler.ServeHTTP(w, req)
+		})
+	})
+	for range times {
 		require.NoError(t, session.Rejoin(t.Context(), s.restart(t, session).EpochID, nil))
 		s.release(t, session)
 	}
 	require.EqualValues(t, 1, dials.Load())
+	require.EqualValues(t, 1+times, joins.Load())
+	want := 3 + 2*times // lead, run, and the next stop
+	if old {
+		want += times
+	}
+	require.Eventually(t, func() bool { return int(watches.Load()) == want }, time.Minute, time.Millisecond)
 }
 
 // A node that ends its workers dials again at once if its connection closes: it is given up soon.
 func TestNodeThatStopsKeepsAConnection(t *testing.T) {
-	s, session, dials := restartable(t)
+	s, session, dials := restartable(t, func(h http.Handler) http.Handler { return h })
 	s.restart(t, session)
 	began := time.Now()
 	require.Eventually(t, func() bool {
@@ -392,10 +419,14 @@ func TestNodeThatStopsKeepsAConnection(t *testing.T) {
 	require.Less(t, time.Since(began), stopLull)
 }
 
-// restartable is a session of one node that runs, with the number of its connections.
-func restartable(t *testing.T) (served, *Session, *atomic.Int32) {
+// restartable is a session of one node that runs, with the number of its connections. Its requests come through a
+// handler.
+func restartable(t *testing.T, through func(http.Handler) http.Handler) (served, *Session, *atomic.Int32) {
 	t.Helper()
-	s, dials := serveHub(t, ""), &atomic.Int32{}
+	hub, dials := NewHub(HubConfig{}), &atomic.Int32{}
+	server := httptest.NewServer(through(Handler(hub, ServerConfig{Token: testToken})))
+	s := served{hub, NewClient(server.Listener.Addr().String(), testToken), server.Listener.Addr().String()}
+	t.Cleanup(func() { s.client.Close(); hub.Close(); _ = server.Config.Close(); server.Close() })
 	s.client.WhenDialed(func(net.Addr) { dials.Add(1) })
 	session, err := Open(t.Context(), s.client, SessionConfig{Run: "r", Node: joinOf("a", rendezvous.Params{}).Node,
 		Params: rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 3}})

@@ -11,8 +11,8 @@ import (
 )
 
 // Bounds of the requests in a second, and of those at once. Callers that may not be served are counted by their
-// address, others by their token alone: all nodes may be behind one address. A restart takes three requests of each
-// node, with 600 bytes together, and a start four.
+// address, others by their token alone: all nodes may be behind one address. A restart takes two requests of each node,
+// and a start four.
 const (
 	refusedRate  = 100
 	refusedBurst = 1000

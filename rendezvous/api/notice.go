@@ -30,6 +30,8 @@ type News struct {
 
 // Cursor is the position of a Watch's caller: the news that it already has.
 type Cursor struct {
+	// Join is made first, in the same request; nil: the node waits for news alone.
+	Join *rendezvous.Join
 	// Directive is the sequence number of the newest directive, 0 for none.
 	Directive uint64
 	// WithNotices asks for notices after number Notices; after 0 come those from now on.

@@ -66,7 +66,7 @@ const runPath = "/v1/runs/{run}/"
 
 func (s *server) routes() []route {
 	return []route{
-		{http.MethodPost, runPath + "join", s.answer(s.join)},
+		{http.MethodPost, runPath + "join", s.join},
 		{http.MethodGet, runPath + "watch", s.watch},
 		{http.MethodPost, runPath + "ready", s.answer(s.ready)},
 		{http.MethodPost, runPath + "failing", s.answer(s.failing)},
@@ -365,10 +365,31 @@ func number(q url.Values, name string, optional bool) (uint64, error) {
 	return n, nil
 }
 
-func (s *server) join(req *http.Request) (any, error) {
+// join answers at once or, if the query has a cursor, as watch does.
+func (s *server) join(w http.ResponseWriter, req *http.Request) {
+	limitBody(w)
+	q := watchQuery{}
+	var err error
+	watches := req.URL.Query().Has("after")
+	if watches {
+		q, err = readWatch(req)
+	}
+	if err == nil {
+		q.run, q.node, err = s.enter(req)
+	}
+	if err != nil || !watches {
+		writeAnswer(w, struct{}{}, err)
+		return
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // that of the body
+	s.await(w, req, q)
+}
+
+// enter has a node join a run.
+func (s *server) enter(req *http.Request) (run, id string, err error) {
 	run, b, err := decode[joinBody](req)
 	if err != nil {
-		return nil, err
+		return run, "", err
 	}
 	b.Node.Peer, b.Node.Via = ends(req)
 	now := time.Now()
@@ -379,7 +400,7 @@ func (s *server) join(req *http.Request) (any, error) {
 	if err = s.hub.Join(req.Context(), run, b.Join); err == nil && !req.Close {
 		lineOf(req.Context()).watched(s.hub, run, b.Node.ID)
 	}
-	return struct{}{}, err
+	return run, b.Node.ID, err
 }
 
 // ends are the addresses of a request's connection: the peer's and our own.
@@ -403,6 +424,11 @@ func (s *server) watch(w http.ResponseWriter, req *http.Request) {
 		writeAnswer(w, nil, err)
 		return
 	}
+	s.await(w, req, q)
+}
+
+// await answers when there are news.
+func (s *server) await(w http.ResponseWriter, req *http.Request, q watchQuery) {
 	v, hold, err := begin(s.hub, q.run, q.node, q.after, lineOf(req.Context()))
 	if err != nil {
 		writeAnswer(w, nil, err)

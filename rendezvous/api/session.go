@@ -65,11 +65,12 @@ type Session struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 	dirs     chan rendezvous.Directive
-	rejoined chan struct{} // has room for one: Rejoin has made a request
+	partings chan *parting // has room for one, of the present lull
 	notices  chan job.Notice
 	flooded  bool  // of follow: dropped notices have been logged
 	err      error // why dirs is closed; read after it is
 	mu       sync.Mutex
+	lulls    bool               // follow waits for a parting, or will
 	resume   *rendezvous.Resume // the newest epoch that had workers here
 	due      *rendezvous.Resume // an epoch whose workers are about to start here
 	stopped  job.EpochID        // the newest epoch with workers that have been stopped on request
@@ -101,7 +102,7 @@ func Open(ctx context.Context, svc Service, cfg SessionConfig) (*Session, error)
 	}
 	s := &Session{
 		svc: svc, cfg: cfg, params: cfg.Params.WithDefaults(),
-		dirs: make(chan rendezvous.Directive, 1), rejoined: make(chan struct{}, 1),
+		dirs: make(chan rendezvous.Directive, 1), partings: make(chan *parting, 1),
 		notices: make(chan job.Notice, maxNotices),
 	}
 	if err := s.connect(ctx); err != nil {
@@ -239,29 +240,53 @@ func (s *Session) Achieved(p job.Progress) {
 
 // Rejoin asks for a place in the next world, after the workers of stopped have ended.
 func (s *Session) Rejoin(ctx context.Context, stopped job.EpochID, failures []job.Failure) error {
+	p := &parting{failures, make(chan error, 1)}
+	if s.handOver(p, stopped) {
+		select {
+		case err := <-p.done:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 	ctx, cancel := s.patient(ctx)
 	defer cancel()
-	s.mu.Lock()
-	s.stopped = stopped
-	s.mu.Unlock()
-	return s.retry(ctx, "join", func(ctx context.Context) error {
-		defer s.tell()
-		return s.part(ctx, failures)
-	})
+	return s.retry(ctx, "join", func(ctx context.Context) error { return s.join(ctx, failures) })
 }
 
-// tell ends a lull.
-func (s *Session) tell() {
-	select {
-	case s.rejoined <- struct{}{}:
-	default:
+// parting is a Rejoin whose request follow makes, together with its own for the next directive.
+type parting struct {
+	failures []job.Failure
+	done     chan error // has room for one
+}
+
+// ends has Rejoin return. A nil parting has none.
+func (p *parting) ends(err error) {
+	if p != nil {
+		p.done <- err
 	}
 }
 
-// part joins, and gives up a vote for another server.
-func (s *Session) part(ctx context.Context, failures []job.Failure) error {
+// handOver gives p to follow if that lulls.
+func (s *Session) handOver(p *parting, stopped job.EpochID) (taken bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = stopped
+	if s.lulls {
+		s.lulls, taken = false, true
+		s.partings <- p
+	}
+	return taken
+}
+
+// join asks for a place in the next world.
+func (s *Session) join(ctx context.Context, failures []job.Failure) error {
 	ev := s.request(failures)
-	join := func() error { return s.svc.Join(ctx, s.cfg.Run, ev) }
+	return s.part(ev, func() error { return s.svc.Join(ctx, s.cfg.Run, ev) })
+}
+
+// part makes the request ev, and gives up a vote for another server.
+func (s *Session) part(ev rendezvous.Join, join func() error) error {
 	if s.cfg.Succession == nil {
 		return join()
 	}
@@ -375,12 +400,14 @@ func (s *Session) follow(ctx context.Context) {
 	defer close(s.dirs)
 	away := outage{s: s, what: "watch"}
 	after := Cursor{WithNotices: slices.Contains(s.cfg.Node.Can, rendezvous.CanNotice), Waits: s.cfg.WaitingEvery}
+	var p *parting
+	defer func() { p.ends(cmp.Or(s.err, ctx.Err())) }()
 	for ctx.Err() == nil {
-		select {
-		case <-s.rejoined: // before the next Stop
-		default:
+		n, err := s.watch(ctx, after, p)
+		if joined := err == nil || errors.Is(err, ErrNothingNew); joined {
+			p.ends(nil)
+			p = nil
 		}
-		n, err := s.watch(ctx, after)
 		if s.cfg.Waiting != nil {
 			s.cfg.Waiting(n.Waiting)
 		}
@@ -388,7 +415,7 @@ func (s *Session) follow(ctx context.Context) {
 		case err == nil:
 			away.over(nil)
 			if s.take(n, &after) && n.Directive.Kind == job.Stop {
-				s.lull(ctx)
+				p = s.lull(ctx)
 			}
 		case errors.Is(err, ErrNothingNew):
 			away.over(nil)
@@ -413,7 +440,17 @@ func (s *Session) follow(ctx context.Context) {
 	}
 }
 
-func (s *Session) watch(ctx context.Context, after Cursor) (News, error) {
+// watch waits for news, after the request of p if there is one.
+func (s *Session) watch(ctx context.Context, after Cursor, p *parting) (n News, err error) {
+	if p != nil {
+		ev := s.request(p.failures)
+		after.Join = &ev
+		err = s.part(ev, func() error {
+			n, err = s.svc.Watch(ctx, s.cfg.Run, s.cfg.Node.ID, after)
+			return err
+		})
+		return n, err
+	}
 	if s.cfg.Succession != nil && s.cfg.Succession.Bound() {
 		return News{}, ErrBound
 	}
@@ -437,10 +474,10 @@ func (s *Session) outOfPatience(outage time.Time) bool {
 // stopLull is how long a node that ends its workers leaves its connection to the request that follows that.
 const stopLull = 2 * time.Second
 
-// lull keeps the connection free for Rejoin, which else needs one of its own: 10,000 nodes that make new connections
-// at once overflow the daemon's queue, and some wait for seconds. It ends with a connection: the daemon soon gives up a
-// node without one.
-func (s *Session) lull(ctx context.Context) {
+// lull waits for a Rejoin, whose request is then the next one for directives, too. Else it needs a connection of its
+// own: 10,000 nodes that make new ones at once overflow the daemon's queue, and some wait for seconds. It ends with a
+// connection: the daemon soon gives up a node without one.
+func (s *Session) lull(ctx context.Context) (p *parting) {
 	var ended <-chan struct{}
 	if c, ok := s.svc.(interface{ Ended() <-chan struct{} }); ok {
 		ended = c.Ended()
@@ -452,11 +489,20 @@ func (s *Session) lull(ctx context.Context) {
 	late := time.NewTimer(stopLull)
 	defer late.Stop()
 	select {
-	case <-s.rejoined:
+	case p = <-s.partings:
+		return p
 	case <-ended:
 	case <-late.C:
 	case <-ctx.Done():
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lulls = false
+	select {
+	case p = <-s.partings: // just now
+	default:
+	}
+	return p
 }
 
 // take delivers the news in the answer of a Watch, and moves the cursor. It reports whether there is a new directive.
@@ -499,7 +545,7 @@ func (s *Session) queue(n job.Notice) {
 // introduce joins again at a daemon that does not know this node: it was started
 // again, or it has given this node up.
 func (s *Session) introduce(ctx context.Context, away *outage) error {
-	err := s.part(ctx, nil)
+	err := s.join(ctx, nil)
 	if err != nil && !Final(err) {
 		away.wait(ctx, err)
 		return nil
@@ -525,7 +571,7 @@ func (s *Session) deliver(d rendezvous.Directive) {
 	if d.Kind == job.Bar {
 		s.excluded = d.Cause
 	}
-	s.due = nil
+	s.due, s.lulls = nil, d.Kind == job.Stop
 	if d.Kind == job.Run && d.Place != nil && (s.resume == nil || s.resume.EpochID != d.EpochID) {
 		s.due = &rendezvous.Resume{EpochID: d.EpochID, Place: *d.Place, Hold: d.Hold}
 	}

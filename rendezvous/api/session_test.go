@@ -53,7 +53,13 @@ func (s *script) Join(_ context.Context, _ string, ev rendezvous.Join) error {
 	return nil
 }
 
-func (s *script) Watch(ctx context.Context, _, _ string, after Cursor) (News, error) {
+func (s *script) Watch(ctx context.Context, run, _ string, after Cursor) (News, error) {
+	if after.Join != nil {
+		if err := s.Join(ctx, run, *after.Join); err != nil {
+			return News{}, err
+		}
+		after.Join = nil
+	}
 	s.asked <- after
 	select {
 	case v := <-s.news:
@@ -302,15 +308,15 @@ func TestSessionRemembersWorkersThatAreDue(t *testing.T) {
 	place := job.Place{GroupRank: 1, GroupWorldSize: 2}
 	first, second := job.EpochID{Term: 7, Round: 1}, job.EpochID{Term: 7, Round: 2}
 	s.deliver(rendezvous.Directive{Kind: job.Run, EpochID: first, Place: &place})
-	require.NoError(t, s.part(t.Context(), nil))
+	require.NoError(t, s.join(t.Context(), nil))
 	require.Equal(t, &rendezvous.Resume{EpochID: first, Place: place}, svc.join.Resume)
 	s.Running(&rendezvous.Resume{EpochID: first, Place: place, Done: true})
 	s.deliver(rendezvous.Directive{Kind: job.Run, EpochID: first, Place: &place})
-	require.NoError(t, s.part(t.Context(), nil))
+	require.NoError(t, s.join(t.Context(), nil))
 	require.True(t, svc.join.Resume.Done, "of a running epoch more is known")
 	s.deliver(rendezvous.Directive{Kind: job.Run, EpochID: second, Place: &place})
 	s.deliver(rendezvous.Directive{Kind: job.Wait, EpochID: second})
-	require.NoError(t, s.part(t.Context(), nil))
+	require.NoError(t, s.join(t.Context(), nil))
 	require.Nil(t, svc.join.Resume)
 }
 
@@ -372,6 +378,56 @@ func TestClosedSessionHasNoError(t *testing.T) {
 	})
 }
 
+// A Rejoin soon after a Stop asks for the next directive, too. It returns with the answer, or with the session.
+func TestRejoinWaitsForTheNextDirective(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newScript()
+		s := openScript(t, svc, &strings.Builder{})
+		<-svc.joins
+		require.Zero(t, <-svc.asked)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var seq uint64
+		rejoin := func(after time.Duration) <-chan error {
+			seq++
+			svc.news <- newsOf(seq, job.Stop)
+			require.Equal(t, job.Stop, (<-s.Directives()).Kind)
+			time.Sleep(after)
+			rejoined := make(chan error, 1)
+			go func() { rejoined <- s.Rejoin(ctx, job.EpochID{Round: 1}, []job.Failure{{Text: "boom"}}) }()
+			synctest.Wait()
+			return rejoined
+		}
+		svc.setFailing(io.EOF)
+		rejoined := rejoin(0)
+		time.Sleep(time.Minute)
+		require.Empty(t, svc.asked)
+		svc.setFailing(nil)
+		require.Equal(t, "boom", (<-svc.joins).Failures[0].Text, "it is tried again")
+		require.Equal(t, seq, (<-svc.asked).Directive)
+		require.Empty(t, rejoined)
+		seq++
+		svc.news <- newsOf(seq, job.Run)
+		require.NoError(t, <-rejoined)
+		require.Equal(t, job.Run, (<-s.Directives()).Kind)
+		require.Equal(t, seq, (<-svc.asked).Directive)
+
+		require.NoError(t, <-rejoin(2*stopLull), "beside a watch that is open again")
+		<-svc.joins
+		<-svc.asked
+		rejoined = rejoin(0)
+		<-svc.joins
+		cancel()
+		require.ErrorIs(t, <-rejoined, context.Canceled)
+		svc.news <- ErrNothingNew
+
+		ctx = t.Context()
+		rejoined = rejoin(0)
+		s.Close()
+		require.ErrorIs(t, <-rejoined, context.Canceled)
+	})
+}
+
 // While a run is paused its nodes wait for the daemon without end, and otherwise for the join timeout.
 func TestPatienceWhilePaused(t *testing.T) {
 	gone := errors.New("connection refused")
@@ -396,6 +452,8 @@ func TestPatienceWhilePaused(t *testing.T) {
 				svc.setFailing(nil)
 				time.Sleep(time.Minute)
 				if paused != nil {
+					require.Empty(t, rejoined, "its request is held")
+					svc.news <- ErrNothingNew
 					require.NoError(t, <-rejoined)
 				}
 				s.Close()

@@ -49,7 +49,10 @@ func (d *toldDaemon) Join(_ context.Context, _ string, ev rendezvous.Join) error
 	return nil
 }
 
-func (d *toldDaemon) Watch(ctx context.Context, _, _ string, _ api.Cursor) (api.News, error) {
+func (d *toldDaemon) Watch(ctx context.Context, run, _ string, after api.Cursor) (api.News, error) {
+	if after.Join != nil {
+		_ = d.Join(ctx, run, *after.Join) // nil
+	}
 	select {
 	case n := <-d.news:
 		return n, nil

@@ -209,7 +209,12 @@ func (s *Service) direct(d rendezvous.Directive) {
 const hold = 20 * time.Second
 
 // Watch implements api.Service.
-func (s *Service) Watch(ctx context.Context, _, _ string, after api.Cursor) (api.News, error) {
+func (s *Service) Watch(ctx context.Context, run, _ string, after api.Cursor) (api.News, error) {
+	if after.Join != nil {
+		if err := s.Join(ctx, run, *after.Join); err != nil {
+			return api.News{}, err
+		}
+	}
 	end := time.NewTimer(hold)
 	defer end.Stop()
 	for {
