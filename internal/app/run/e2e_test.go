@@ -55,14 +55,16 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "build the programs:", err)
 		os.Exit(1)
 	}
+	atOnce := hangsAtOnce
 	if os.Getenv("DLROVER_TESTS") == "long" {
+		atOnce++ // they wait more than others
 		if err := runLong(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 	}
 	binDir = dir
-	testkit.SideBySide(hangsAtOnce)
+	testkit.SideBySide(atOnce)
 	code := m.Run()
 	os.RemoveAll(dir)
 	_ = os.Remove("/etc/netns") // not before: another test may be about to use it
