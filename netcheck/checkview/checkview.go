@@ -23,15 +23,14 @@ func Table(w io.Writer, p netcheck.Picture) error {
 	for _, path := range p.Paths {
 		fmt.Fprintln(w, "  "+text.EscapeLine(path))
 	}
-	nodes := worstFirst(p.Nodes)
 	t := table.New(w, "NODE", "VERDICT", "SAID BY", "REASON")
-	for _, n := range nodes {
-		t.Row(name(n.Node), state(n), partners(n.Verdict), cmp.Or(n.Verdict.Reason, "-"))
+	for _, r := range Rows(p) {
+		t.Row(r.Name, r.State, r.Partners, r.Reason)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	return Findings(w, nodes)
+	return Findings(w, worstFirst(p.Nodes))
 }
 
 // Findings writes the findings that are more than information, each once, in the order of the nodes.

@@ -102,6 +102,22 @@ median 940, line 705 Mbit/s; * below the line, ! segments lost, a word is how a 
 	require.Error(t, Matrix(broken{}, picture()))
 }
 
+func TestDirections(t *testing.T) {
+	require.Equal(t, []Direction{
+		{From: 1, To: 0, Problem: "mtu", Text: "b to a: mtu"},
+		{From: 0, To: 1, Mbps: 400, Problem: "below the line", Text: "a to b: 400 Mbit/s"},
+		{From: 2, To: 0, Mbps: 472.31, Problem: "below the line", Text: "c\x1b[2J to a: 472 Mbit/s"},
+		{From: 0, To: 2, Mbps: 1234567, Problem: "segments lost",
+			Text: "a to c\x1b[2J: 1234567 Mbit/s, 0 % of the segments lost"},
+	}, Directions(picture()))
+	require.Equal(t, []string{"a", "b", "c\x1b[2J", "id-d"}, Names(picture()))
+	serious := map[string]int{}
+	for _, r := range Rows(picture()) {
+		serious[r.Name] = r.Serious
+	}
+	require.Equal(t, map[string]int{"a": 0, "b": 0, "c\x1b[2J": 4, "id-d": 1}, serious)
+}
+
 func TestNumber(t *testing.T) {
 	for v, want := range map[float64]string{
 		0: "0", 0.00123456: "0.00123", 1: "1", 1.001: "1.00", 12.345: "12.3", 999.6: "1000", -4.5678: "-4.57",
