@@ -4,125 +4,132 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
+	"dlrover-run/hang"
 	"dlrover-run/internal/app/answers"
 	"dlrover-run/internal/app/answers/remote"
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/service"
+	"dlrover-run/netcheck"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
 
-// Source is the server whose runs a Page shows. Events waits as Hub.Events does.
-type Source interface {
-	Runs(ctx context.Context) ([]api.RunStatus, error)
-	Facts(ctx context.Context, run string) (answers.Facts, error)
-	Events(ctx context.Context, run string, after uint64) (api.Events, error)
-	Order(ctx context.Context, run string, o rendezvous.Order) error
+// Source is a server with runs for a Page to show. It has functions: templates look methods up by name, so the linker
+// keeps those of every type that a Page refers to.
+type Source struct {
+	Runs  func(ctx context.Context) ([]api.RunStatus, error)
+	Facts func(ctx context.Context, run string) (answers.Facts, error)
+	// Events waits as Hub.Events does.
+	Events func(ctx context.Context, run string, after uint64) (api.Events, error)
+	Order  func(ctx context.Context, run string, o rendezvous.Order) error
+	// Check is the newest check of a run's nodes.
+	Check func(ctx context.Context, run string) (netcheck.Picture, error)
+	// Collect requests the stacks of all workers of a run. Stacks are the newest that were collected, as evidence.
+	Collect func(ctx context.Context, run string) error
+	Stacks  func(ctx context.Context, run string) (hang.Picture, error)
 	// Machines are those with findings or marks; false: nothing is kept about machines.
-	Machines(ctx context.Context) (known marks.Known, kept bool)
-}
-
-// own is a server in this process.
-type own struct {
-	*service.Service
-	machines func() marks.Known
+	Machines func(ctx context.Context) (known marks.Known, kept bool)
 }
 
 // Own is the Source of a server in this process. machines is nil where nothing is kept about them.
-func Own(s *service.Service, machines func() marks.Known) Source { return own{s, machines} }
+func Own(s *service.Service, machines func() marks.Known) Source {
+	return Source{
+		Runs: func(context.Context) ([]api.RunStatus, error) { return s.Hub.Runs(false), nil },
+		Facts: func(ctx context.Context, run string) (answers.Facts, error) {
+			f, err := ownFacts(ctx, s, run)
+			if machines != nil {
+				f.Machines = machines()
+			}
+			return f, err
+		},
+		Events:  s.Hub.Events,
+		Order:   func(_ context.Context, run string, o rendezvous.Order) error { return s.Hub.Order(run, o) },
+		Check:   func(_ context.Context, run string) (netcheck.Picture, error) { return s.Checks.Picture(run) },
+		Collect: func(ctx context.Context, run string) error { _, err := s.Hangs.Collect(ctx, run); return err },
+		Stacks:  func(ctx context.Context, run string) (hang.Picture, error) { return s.Hangs.Picture(ctx, run, true) },
+		Machines: func(context.Context) (known marks.Known, kept bool) {
+			if machines != nil {
+				known = machines()
+			}
+			return known, machines != nil
+		},
+	}
+}
 
-// Runs implements Source.
-func (o own) Runs(context.Context) ([]api.RunStatus, error) { return o.Hub.Runs(false), nil }
-
-// Facts implements Source.
-func (o own) Facts(ctx context.Context, run string) (f answers.Facts, err error) {
+func ownFacts(ctx context.Context, s *service.Service, run string) (f answers.Facts, err error) {
 	f.Now = time.Now()
-	if f.Run, err = o.Hub.Run(run); err != nil {
+	if f.Run, err = s.Hub.Run(run); err != nil {
 		return f, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	es, err := o.Hub.Events(ctx, run, 0)
+	es, err := s.Hub.Events(ctx, run, 0)
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) { // a run has events from its first join on
 		return f, err
 	}
 	f.Events = es.Events
-	if v, err := o.Verdict(run); err == nil {
+	if v, err := s.Verdict(run); err == nil {
 		f.Verdict = &v
 	}
-	f.Hang, _ = o.Hangs.Picture(ctx, run, false) // without reports there is none
-	f.Keep(o.Checkpoints.Summary(run))
-	f.Machines, _ = o.Machines(ctx)
+	f.Hang, _ = s.Hangs.Picture(ctx, run, false) // without reports there is none
+	f.Keep(s.Checkpoints.Summary(run))
 	return f, nil
 }
 
-// Events implements Source.
-func (o own) Events(ctx context.Context, run string, after uint64) (api.Events, error) {
-	return o.Hub.Events(ctx, run, after)
-}
-
-// Order implements Source.
-func (o own) Order(_ context.Context, run string, order rendezvous.Order) error {
-	return o.Hub.Order(run, order)
-}
-
-// Machines implements Source.
-func (o own) Machines(context.Context) (marks.Known, bool) {
-	if o.machines == nil {
-		return marks.Known{}, false
+// Elsewhere is the Source of a server in another process, which is asked over its API.
+func Elsewhere(c *api.Client) Source {
+	hangs, runs := remote.Hangs(c), fresh(c.Runs)
+	return Source{
+		Runs: runs,
+		Facts: func(ctx context.Context, run string) (answers.Facts, error) {
+			all, err := runs(ctx)
+			i := slices.IndexFunc(all, func(r api.RunStatus) bool { return r.Run == run })
+			if err == nil && i < 0 {
+				err = fmt.Errorf("%w: %q", api.ErrUnknownRun, run)
+			}
+			if err != nil {
+				return answers.Facts{}, err
+			}
+			return remote.Facts(ctx, c, answers.Facts{Now: time.Now(), Run: all[i]}, 0)
+		},
+		Events: c.Events, Order: c.Order,
+		Check: func(ctx context.Context, run string) (p netcheck.Picture, err error) {
+			err = c.Mounted(ctx, run, "checks", &p)
+			return p, err
+		},
+		Collect: func(ctx context.Context, run string) error { _, err := hangs.Collect(ctx, run); return err },
+		Stacks:  func(ctx context.Context, run string) (hang.Picture, error) { return hangs.Picture(ctx, run, true) },
+		Machines: func(ctx context.Context) (known marks.Known, kept bool) {
+			err := c.Global(ctx, "nodes", nil, &known)
+			return known, err == nil
+		},
 	}
-	return o.machines(), true
 }
-
-// elsewhere is a server that is asked over its API. Its list of runs, which is megabytes for 10,000 nodes, is asked for
-// no more than a tenth of the time.
-type elsewhere struct {
-	*api.Client
-	mu    sync.Mutex
-	runs  []api.RunStatus
-	until time.Time // the list is fresh
-}
-
-// Elsewhere is the Source of a server in another process.
-func Elsewhere(c *api.Client) Source { return &elsewhere{Client: c} }
 
 // leastFresh is how long a list of runs is used at least.
 const leastFresh = 100 * time.Millisecond
 
-// Runs implements Source. Visitors who come meanwhile wait for the same answer.
-func (e *elsewhere) Runs(ctx context.Context) ([]api.RunStatus, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if began := time.Now(); began.After(e.until) {
-		runs, err := e.Client.Runs(ctx)
-		if err != nil {
-			return nil, err
+// fresh asks for the list of all runs, which is megabytes for 10,000 nodes, no more than a tenth of the time. Visitors
+// that come meanwhile wait for the same answer.
+func fresh(ask func(context.Context) ([]api.RunStatus, error)) func(context.Context) ([]api.RunStatus, error) {
+	var mu sync.Mutex
+	var until time.Time
+	var runs []api.RunStatus
+	return func(ctx context.Context) ([]api.RunStatus, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if began := time.Now(); began.After(until) {
+			all, err := ask(ctx)
+			if err != nil {
+				return nil, err
+			}
+			now := time.Now()
+			runs, until = all, now.Add(max(leastFresh, 9*now.Sub(began)))
 		}
-		now := time.Now()
-		e.runs, e.until = runs, now.Add(max(leastFresh, 9*now.Sub(began)))
+		return slices.Clone(runs), nil
 	}
-	return append([]api.RunStatus(nil), e.runs...), nil
-}
-
-// Facts implements Source.
-func (e *elsewhere) Facts(ctx context.Context, run string) (answers.Facts, error) {
-	runs, err := e.Runs(ctx)
-	if err != nil {
-		return answers.Facts{}, err
-	}
-	for _, r := range runs {
-		if r.Run == run {
-			return remote.Facts(ctx, e.Client, answers.Facts{Now: time.Now(), Run: r}, 0)
-		}
-	}
-	return answers.Facts{}, fmt.Errorf("%w: %q", api.ErrUnknownRun, run)
-}
-
-// Machines implements Source.
-func (e *elsewhere) Machines(ctx context.Context) (known marks.Known, kept bool) {
-	err := e.Global(ctx, "nodes", nil, &known)
-	return known, err == nil
 }

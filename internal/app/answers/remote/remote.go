@@ -4,6 +4,7 @@ package remote
 import (
 	"context"
 	"errors"
+	"net/http"
 	"time"
 
 	"dlrover-run/checkpointd/coordinator"
@@ -15,6 +16,17 @@ import (
 
 // NoEvents is how long to wait for the first event of a run: the server holds the request for longer.
 const NoEvents = 2 * time.Second
+
+// exchanger has one method of a Client. A program whose templates look methods up by name would link all of them.
+type exchanger func(ctx context.Context, run, path, encoding string, body []byte) (*http.Response, error)
+
+// Exchange implements serve.Caller.
+func (e exchanger) Exchange(ctx context.Context, run, path, encoding string, body []byte) (*http.Response, error) {
+	return e(ctx, run, path, encoding, body)
+}
+
+// Hangs asks about hangs.
+func Hangs(c *api.Client) serve.Transport { return serve.Over(exchanger(c.Exchange)) }
 
 // Facts completes the facts about a run whose status is known. Only events after the known ones are asked for: if there
 // are none in time, there are none.
@@ -36,7 +48,7 @@ func Facts(ctx context.Context, c *api.Client, f answers.Facts, inTime time.Dura
 	if c.Mounted(ctx, run, "verdict", &v) == nil { // else no epoch has ended
 		f.Verdict = &v
 	}
-	f.Hang, _ = serve.Over(c).Picture(ctx, run, false) // without reports there is none
+	f.Hang, _ = Hangs(c).Picture(ctx, run, false) // without reports there is none
 	var saves coordinator.Summary
 	if err := c.Mounted(ctx, run, "checkpoints", &saves); err == nil {
 		f.Keep(saves)
