@@ -42,6 +42,7 @@ type Page struct {
 	cfg     Config
 	mux     *http.ServeMux
 	tickets tickets
+	merged  merged
 	streams chan struct{} // one place for each open stream
 }
 
@@ -76,6 +77,7 @@ func New(cfg Config) *Page {
 	p.mux.HandleFunc("GET /ui/nodes", p.admit(p.machines))
 	p.mux.HandleFunc("GET /ui/runs/{run}", p.admit(p.run))
 	p.mux.HandleFunc("GET /ui/runs/{run}/live", p.admit(p.live))
+	p.mux.HandleFunc("GET /ui/runs/{run}/check", p.admit(p.check))
 	p.mux.HandleFunc("POST /ui/runs/{run}/orders", p.admit(p.order))
 	return p
 }
@@ -175,7 +177,9 @@ func (p *Page) run(w http.ResponseWriter, req *http.Request) {
 		p.fail(w, req.PathValue("run"), err)
 		return
 	}
-	p.show(w, req, "run", runView(f))
+	v := runView(f)
+	v.Stacks = p.stacksOf(req.Context(), f.Run.Run, f.Hang)
+	p.show(w, req, "run", v)
 }
 
 // fail shows why there is no page of a run, or of all. The script keeps the last one that it had.
@@ -202,6 +206,9 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
 // orderHeader comes with orders from the script. No form, and no script of another page, can send it.
 const orderHeader = "X-Dlrover-Page"
 
+// collectStacks is an order of the page alone, which the run does not hear of.
+const collectStacks = "stacks"
+
 // order passes on an order of a visitor.
 func (p *Page) order(w http.ResponseWriter, req *http.Request) {
 	if req.Header.Get(orderHeader) == "" || !sameOrigin(req) {
@@ -213,10 +220,13 @@ func (p *Page) order(w http.ResponseWriter, req *http.Request) {
 		Node string               `json:"node"`
 	}
 	err := json.NewDecoder(req.Body).Decode(&o)
-	if err == nil && !answers.Pressable(o.Kind) {
+	switch {
+	case err != nil:
+	case o.Kind == collectStacks:
+		err = p.cfg.Source.Collect(req.Context(), req.PathValue("run"))
+	case !answers.Pressable(o.Kind):
 		err = fmt.Errorf("%q is not an order of the page", o.Kind)
-	}
-	if err == nil {
+	default:
 		err = p.cfg.Source.Order(req.Context(), req.PathValue("run"), rendezvous.Order{
 			Kind: o.Kind, Node: o.Node, Cause: "operator", Text: "ordered on the page"})
 	}

@@ -2,15 +2,16 @@ package page
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"dlrover-run/internal/app/answers"
 	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/app/marks"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api"
 )
 
@@ -63,16 +64,7 @@ func nodesOf(r api.RunStatus) (rows []nodeRow) {
 // grid is the picture of all workers, drawn by the script: a column for each node, a cell for each of its ranks.
 type grid struct {
 	Nodes, Workers int
-	Cells          string // a JSON list: of each node its name, workers and state
-}
-
-// cell is a node in a grid.
-type cell struct {
-	Name  string       `json:"n"`
-	Slots int          `json:"w"`
-	Base  int          `json:"r"` // its first rank; -1: none
-	Tone  answers.Tone `json:"t"`
-	State string       `json:"s"`
+	Cells          string // of each node a line: tone, workers, first rank (-1: none), state and name, with tabs between
 }
 
 // gridOf is nil for a run without nodes.
@@ -84,18 +76,20 @@ func gridOf(s api.RunStatus) *grid {
 	if len(all) == 0 {
 		return nil
 	}
-	g, cells, base := &grid{Nodes: len(all)}, make([]cell, 0, len(all)), 0
+	tones := map[answers.Tone]int{answers.Good: 0, answers.Waits: 1, answers.Bad: 2, answers.Plain: 3}
+	g, base := &grid{Nodes: len(all)}, 0
+	lines := make([]string, 0, len(all))
 	for _, n := range all {
-		c := cell{Name: n.Name, Slots: n.Slots, Base: -1, Tone: answers.OfNode(n), State: describe.Node(n)}
+		first := -1
 		if n.GroupRank >= 0 {
-			c.Base = base
+			first = base
 			base += n.Slots
 		}
 		g.Workers += n.Slots
-		cells = append(cells, c)
+		lines = append(lines, fmt.Sprintf("%d\t%d\t%d\t%s\t%s", tones[answers.OfNode(n)], n.Slots, first,
+			text.EscapeLine(describe.Node(n)), text.EscapeLine(n.Name)))
 	}
-	data, _ := json.Marshal(cells) // plain values
-	g.Cells = string(data)
+	g.Cells = strings.Join(lines, "\n")
 	return g
 }
 

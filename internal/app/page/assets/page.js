@@ -1,5 +1,7 @@
 // The script of the page. It replaces the part that changes by what the server has written, tells times in the
-// visitor's zone, counts down, draws the grid, and gives the orders that are pressed.
+// visitor's zone, counts down, has the pictures drawn, and gives the orders that are pressed.
+
+import {adopt, draw, pause, point, press} from './pictures.js';
 const main = document.querySelector('main');
 const link = document.getElementById('link');
 
@@ -18,7 +20,7 @@ function age(ms) {
 let skew = 0;
 
 function tellTimes() {
-  for (const t of main.querySelectorAll('time')) {
+  for (const t of main.querySelectorAll('time:not([title])')) {
     const at = new Date(t.dateTime);
     t.textContent = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ` +
       `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
@@ -37,64 +39,37 @@ function countDown() {
   }
 }
 
-// drawGrid draws every worker as a square, the workers of a node one below the other.
-const colours = ['good', 'waits', 'bad', 'plain'];
-let cells = [];
-let layout = null;
-
-function drawGrid() {
-  const canvas = main.querySelector('#grid canvas');
-  if (!canvas) return;
-  cells = JSON.parse(canvas.dataset.cells);
-  const width = canvas.clientWidth;
-  const tall = Math.max(1, ...cells.map((c) => c.w));
-  const size = Math.max(3, Math.min(18, Math.floor(Math.sqrt(width * 260 / Math.max(1, cells.length * (tall + 1))))));
-  const across = Math.max(1, Math.floor(width / size));
-  const rows = Math.ceil(cells.length / across);
-  layout = {size, across, tall};
-  const scale = window.devicePixelRatio || 1;
-  const height = rows * (tall + 1) * size;
-  canvas.style.height = `${height}px`;
-  canvas.width = width * scale;
-  canvas.height = height * scale;
-  const style = getComputedStyle(document.documentElement);
-  const probe = document.createElement('i');
-  document.body.append(probe);
-  const fill = {};
-  for (const c of colours) {
-    probe.style.color = c === 'plain' ? style.color : `var(--${c})`;
-    fill[c] = getComputedStyle(probe).color;
-  }
-  probe.remove();
-  const g = canvas.getContext('2d');
-  g.scale(scale, scale);
-  const gap = size > 5 ? 1 : 0;
-  cells.forEach((c, i) => {
-    const x = (i % across) * size;
-    const y = Math.floor(i / across) * (tall + 1) * size;
-    g.fillStyle = fill[c.t];
-    for (let k = 0; k < c.w; k++) g.fillRect(x, y + k * size, size - gap, size - gap);
-  });
-}
-
-function pointAt(event) {
-  const canvas = event.target.closest?.('#grid canvas');
-  if (!canvas || !layout) return;
-  const {size, across, tall} = layout;
-  const c = cells[Math.floor(event.offsetY / size / (tall + 1)) * across + Math.floor(event.offsetX / size)];
-  const local = Math.floor(event.offsetY / size) % (tall + 1);
-  if (!c || local >= c.w) return;
-  const rank = c.r >= 0 ? `rank ${c.r + local}, ` : '';
-  main.querySelector('#cell').textContent = `${rank}local rank ${local} on ${c.n}: ${c.s}`;
-}
-
 function ready() {
   const as = main.querySelector('footer time');
   if (as) skew = Date.now() - new Date(as.dateTime);
   tellTimes();
   countDown();
-  drawGrid();
+  draw(main);
   for (const b of main.querySelectorAll('button[data-kind]')) b.disabled = false;
+}
+
+// shown are the sections as the server has written them; '': one with a picture.
+const written = (sections) => sections.map((e) => e.querySelector('canvas') ? '' : e.outerHTML);
+let shown = written([...main.children]);
+
+// replace shows a new part: of sections that are there already only those that have changed.
+async function replace(html) {
+  const part = document.createElement('template');
+  part.innerHTML = html;
+  await pause();
+  const old = [...main.children], fresh = [...part.content.children];
+  const kind = document.activeElement?.closest('button[data-kind]')?.dataset.kind;
+  const texts = written(fresh);
+  if (old.length === fresh.length && fresh.every((e, i) => e.tagName === old[i].tagName && e.id === old[i].id)) {
+    fresh.forEach((e, i) => {
+      if ((!texts[i] || texts[i] !== shown[i]) && !adopt(old[i], e)) old[i].replaceWith(e);
+    });
+  } else {
+    main.replaceChildren(part.content);
+  }
+  shown = texts;
+  ready();
+  if (kind) main.querySelector(`button[data-kind="${CSS.escape(kind)}"]`)?.focus();
 }
 
 // refresh asks for the part that changes. Only one request is under way; news meanwhile cause another one.
@@ -113,10 +88,7 @@ async function refresh() {
       return;
     }
     if (answer.ok) {
-      const held = document.activeElement?.closest('button[data-kind]')?.dataset.kind;
-      main.innerHTML = await answer.text();
-      ready();
-      if (held) main.querySelector(`button[data-kind="${CSS.escape(held)}"]`)?.focus();
+      await replace(await answer.text());
       link.textContent = '';
     } else {
       link.textContent = `The daemon answers ${answer.status}.`;
@@ -143,7 +115,8 @@ async function order(button) {
     return;
   }
   const answer = await fetch(main.dataset.orders, {
-    method: 'POST', headers: {'Content-Type': 'application/json', 'X-Dlrover-Page': '1'}, body: JSON.stringify({kind, node}),
+    method: 'POST', headers: {'Content-Type': 'application/json', 'X-Dlrover-Page': '1'},
+    body: JSON.stringify({kind, node}),
   });
   link.textContent = answer.ok ? '' : await answer.text();
   refresh();
@@ -154,11 +127,12 @@ if (main.dataset.poll) {
   setInterval(countDown, 1000);
   setInterval(() => document.hidden || refresh(), Number(main.dataset.poll));
   addEventListener('visibilitychange', () => document.hidden || refresh());
-  addEventListener('resize', drawGrid);
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', drawGrid);
-  main.addEventListener('mousemove', pointAt);
+  addEventListener('resize', () => draw(main, true));
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => draw(main, true));
+  main.addEventListener('mousemove', point);
+  main.addEventListener('keydown', press);
   main.addEventListener('click', (event) => {
-    pointAt(event);
+    point(event);
     const button = event.target.closest('button[data-kind]');
     if (button) order(button);
   });

@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/cdp"
-	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
@@ -273,7 +272,6 @@ func TestARun(t *testing.T) {
 	b.says("#waits", "For 1 of 3 nodes.")
 	b.says("#next", "the run fails, unless enough nodes are there in 9 min")
 
-	hostile := `<img src=x onerror=alert(1)>`
 	third := h.node(hostile)
 	require.Eventually(t, func() bool {
 		out, _ := h.get(runPath)
@@ -350,26 +348,20 @@ func (b *tab) looks() {
 	b.t.Helper()
 	b.screenshot("run.png")
 	const background = "getComputedStyle(document.body).backgroundColor"
-	scheme := func(name string) {
-		call(b, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
-			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
-	}
-	scheme("dark")
+	b.scheme("dark")
 	dark := eval[string](b, background)
 	b.screenshot("dark.png")
-	scheme("light")
+	b.scheme("light")
 	require.NotEqual(b.t, dark, eval[string](b, background))
 	b.do(chromedp.EmulateViewport(375, 800))
 	b.says("#moving", "Yes")
 	require.LessOrEqual(b.t, eval[int](b, "document.documentElement.scrollWidth"), 375)
 	b.screenshot("narrow.png")
 	b.do(chromedp.EmulateViewport(1200, 1500))
-	call(b, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
-	b.open(runPath)
-	call(b, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{})
-	b.says("#moving", "Yes: 6 workers run")
-	require.Zero(b.t, eval[int](b, "document.querySelectorAll('button:enabled').length"))
-	b.open(runPath)
+	b.without(runPath, func() {
+		b.says("#moving", "Yes: 6 workers run")
+		require.Zero(b.t, eval[int](b, "document.querySelectorAll('button:enabled').length"))
+	})
 	b.says("#moving", "Yes: 6 workers run")
 }
 

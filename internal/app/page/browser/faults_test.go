@@ -151,6 +151,7 @@ for step in range(100000):
 	h.train("gpu-02", args...)
 	b := h.reads()
 	b.tells(h.since("hangs"), "No step for ", "Rank 1 on gpu-0", "asleep in load_batch")
+	b.flame(faultyRun, "load_batch")
 }
 
 func TestFullDiskIsTold(t *testing.T) {
@@ -224,7 +225,7 @@ func TestSlowNodeIsTold(t *testing.T) {
 		require.NoError(t, exec.Command("ip", strings.Fields(args)...).Run())
 	}
 	h := newHouseAt(t, freeAddr(t, "10.98.9.254"))
-	names := []string{"gpu-01", "gpu-02", "gpu-03", "gpu-04"}
+	names := []string{"gpu-01", "gpu-02", "gpu-03", hostile}
 	h.fabric(names, "gpu-03")
 	planted := time.Now()
 	for _, name := range names {
@@ -232,4 +233,5 @@ func TestSlowNodeIsTold(t *testing.T) {
 	}
 	b := h.reads()
 	b.tells(planted, "gpu-03 is slow", "eth0 sends ")
+	b.matrix(faultyRun, "gpu-03")
 }
