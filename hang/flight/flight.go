@@ -87,6 +87,9 @@ func (c *chooser) add(r *raw) {
 	}
 	if e.State == completed {
 		t.newest = &e
+		if !l.p2p { // they end in their order: gloo leaves some as they began
+			t.active = nil
+		}
 	} else if len(t.active) < maxActive {
 		t.active = append(t.active, e)
 	}

@@ -96,6 +96,12 @@ func TestChoice(t *testing.T) {
 	}, f.Entries[0])
 }
 
+// Collectives of a group end in their order, so an older one that seems to go on has ended.
+func TestAnOlderCollectiveHasEnded(t *testing.T) {
+	f := parse(t, made(collective("0", 1, "scheduled"), collective("0", 2, "completed"), collective("0", 3, "scheduled")))
+	require.Equal(t, []string{"0 2 completed", "0 3 scheduled"}, seqs(f))
+}
+
 func TestPointToPointHasItsOwnNumbers(t *testing.T) {
 	send := collective("0", 4, "completed")
 	send["is_p2p"], send["p2p_seq_id"], send["profiling_name"] = true, 2, "nccl:send 0->1"
