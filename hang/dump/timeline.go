@@ -24,12 +24,15 @@ const MaxSteps = 100
 const (
 	beginTime = 2 * time.Minute // until the next step ends
 	wholeTime = 10 * time.Minute
-	lookEvery = 50 * time.Millisecond
+	// answerSoon is when a worker's thread begins to record seconds, which needs no step: it looks twice a second.
+	answerSoon = 20 * time.Second
+	lookEvery  = 50 * time.Millisecond
 )
 
 // Values of the page's word other than the number of the wanted request.
 const (
 	begun = 1 << 63 // the bit that a worker sets while it records
+	timed = 1 << 62 // the bit of a request for seconds, of all threads
 	// stop ends the recording. It is not 0, at which a worker does not look: it may begin just now.
 	stop = 1
 )
@@ -40,28 +43,52 @@ type result struct {
 	Path  string `json:"path"`
 	Steps int    `json:"steps"`
 	Error string `json:"error"`
+	// Seconds were recorded, of a request for seconds.
+	Seconds float64 `json:"seconds"`
 }
 
 // Timeline requests a timeline from the worker that has the page of a local rank in a directory. The worker records
 // its next steps with PyTorch's profiler, and writes a trace of Chrome's format to a path. Timeline returns when that
 // is there. A note gives the reason if the trace has less than was wanted.
 func Timeline(ctx context.Context, pages string, local, steps int, to string) (note string, err error) {
-	t := &timeline{page: filepath.Join(pages, fmt.Sprintf("l%d.page", local)), word: uint64(time.Now().UnixNano())}
-	t.request = filepath.Join(pages, fmt.Sprintf("l%d.timeline", local))
-	if err := t.ask(steps, to); err != nil {
+	r, err := newTimeline(pages, local, 0).of(ctx, map[string]any{"path": to, "steps": steps})
+	if err == nil && r.Error != "" {
+		note = fmt.Sprintf("%d of %d steps: %s", r.Steps, steps, r.Error)
+	}
+	return note, err
+}
+
+// Profile requests a trace of all threads, with their functions of Python, for some time from now on. It is otherwise
+// as Timeline, and the note says what was recorded.
+func Profile(ctx context.Context, pages string, local int, last time.Duration, to string) (note string, err error) {
+	r, err := newTimeline(pages, local, timed).of(ctx, map[string]any{"path": to, "seconds": last.Seconds()})
+	if err != nil {
 		return "", err
+	}
+	note = fmt.Sprintf("%.1f s with %d steps", r.Seconds, r.Steps)
+	if r.Error != "" {
+		note += ", and no more: " + r.Error
+	}
+	return note, nil
+}
+
+func newTimeline(pages string, local int, kind uint64) *timeline {
+	return &timeline{page: filepath.Join(pages, fmt.Sprintf("l%d.page", local)),
+		request: filepath.Join(pages, fmt.Sprintf("l%d.timeline", local)),
+		word:    uint64(time.Now().UnixNano())&^(begun|timed) | kind}
+}
+
+// of makes a request, and returns its result if there is a trace.
+func (t *timeline) of(ctx context.Context, request map[string]any) (r result, err error) {
+	if err := t.ask(request); err != nil {
+		return r, err
 	}
 	defer t.withdraw()
-	r, err := t.await(ctx)
-	switch {
-	case err != nil:
-		return "", err
-	case r.Path == "":
-		return "", errors.New(cmp.Or(r.Error, "the worker has not said why there is none"))
-	case r.Error != "":
-		return fmt.Sprintf("%d of %d steps: %s", r.Steps, steps, r.Error), nil
+	r, err = t.await(ctx)
+	if err == nil && r.Path == "" {
+		err = errors.New(cmp.Or(r.Error, "the worker has not said why there is none"))
 	}
-	return "", nil
+	return r, err
 }
 
 type timeline struct {
@@ -73,7 +100,7 @@ type timeline struct {
 var asking sync.Mutex
 
 // ask leaves the request, and then the word by which the worker sees it at the end of its next step.
-func (t *timeline) ask(steps int, to string) error {
+func (t *timeline) ask(request map[string]any) error {
 	asking.Lock()
 	defer asking.Unlock()
 	switch word, err := t.wanted(); {
@@ -82,7 +109,7 @@ func (t *timeline) ask(steps int, to string) error {
 	case word != 0 && word != stop:
 		return errors.New("another timeline of this worker is wanted, or being recorded")
 	}
-	body, err := json.Marshal(map[string]any{"path": to, "steps": steps})
+	body, err := json.Marshal(request)
 	if err == nil {
 		_ = os.Remove(t.request + ".done") // an earlier one's
 		err = openfile.Replace(t.request, body, 0o600)
@@ -97,7 +124,7 @@ func (t *timeline) ask(steps int, to string) error {
 func (t *timeline) wanted() (uint64, error) {
 	b, err := openfile.Read(t.page, page.Size)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, errors.New("no optimizer of PyTorch steps in it")
+		return 0, errors.New("no optimizer of PyTorch steps in it, and it has no process group")
 	}
 	if err == nil {
 		_, err = page.Read(b)
@@ -128,7 +155,11 @@ func (t *timeline) withdraw() {
 func (t *timeline) await(ctx context.Context) (r result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, wholeTime)
 	defer cancel()
-	begin := time.Now().Add(beginTime)
+	begin, late := time.Now().Add(beginTime), fmt.Errorf("no step has ended within %v", beginTime)
+	if t.word&timed != 0 {
+		begin, late = time.Now().Add(answerSoon), fmt.Errorf("the worker has not begun within %v: it is stopped, or a "+
+			"thread keeps the interpreter's lock", answerSoon)
+	}
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	for {
@@ -140,12 +171,12 @@ func (t *timeline) await(ctx context.Context) (r result, err error) {
 			return t.result()
 		}
 		if word == t.word && time.Now().After(begin) {
-			return r, fmt.Errorf("no step has ended within %v", beginTime)
+			return r, late
 		}
 		select {
 		case <-look.C:
 		case <-ctx.Done():
-			return r, fmt.Errorf("its steps have not ended: %w", ctx.Err())
+			return r, fmt.Errorf("it has not ended: %w", ctx.Err())
 		}
 	}
 }

@@ -102,7 +102,7 @@ func TestTimelineIsWithdrawn(t *testing.T) {
 			require.NoError(t, w.put(w.word|begun))
 		}
 		cancel()
-		require.ErrorContains(t, <-err, "its steps have not ended")
+		require.ErrorContains(t, <-err, "it has not ended")
 		word, _ := w.wanted()
 		require.EqualValues(t, stop, word)
 	}
@@ -117,7 +117,7 @@ func TestTimelinesAreAskedForAtOnce(t *testing.T) {
 		for i := range 8 {
 			wg.Go(func() {
 				mine := &timeline{page: w.page, request: w.request, word: uint64(100 + i)}
-				if mine.ask(1, "/x") == nil {
+				if mine.ask(map[string]any{"path": "/x"}) == nil {
 					asked.Add(1)
 				}
 			})

@@ -65,6 +65,9 @@ class Groups:
             self._look(known, now)
         self._place_groups(now)
 
+    def backends(self) -> List[str]:
+        return [str(g.about["backend"]) for g in self._groups.values()]
+
     def _present(self) -> Iterator[Tuple[Any, str]]:
         """The groups that are complete, if they are those of the launcher's world."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")

@@ -18,7 +18,7 @@ MAGIC = b"DLRHANG1"
 # The words of a page, of 8 bytes each. A store into one is one aligned store of the processor.
 PID, START, RANK, WORLD_SIZE, LOCAL, CREATED, HEARTBEAT, STEPS, LAST_STEP, PHASE, SPANS, THREAD, WANTED, BLOCKED = range(
     1, 15)
-BEGUN, STOP = 1 << 63, 1  # in WANTED
+BEGUN, TIMED, STOP = 1 << 63, 1 << 62, 1  # in WANTED
 GROUPS, GROUP_SLOTS = 16, 48
 STEP_RING, STEP_SLOTS = 160, 192
 SPAN_RING, SPAN_SLOTS = 352, 80

@@ -17,8 +17,9 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import environ, process
 from .groups import Groups
-from .page import (BLOCKED, CHECKPOINT, END, EVAL, HEARTBEAT, INIT, LAST_STEP, PHASE, SPAN_RING, SPAN_SLOTS, SPANS,
-                   STEP_RING, STEP_SLOTS, STEPS, THREAD, TRAIN, UNKNOWN, WANTED, Place, Taken, claim)
+from .page import (BEGUN, BLOCKED, CHECKPOINT, END, EVAL, HEARTBEAT, INIT, LAST_STEP, PHASE, SPAN_RING, SPAN_SLOTS, SPANS,
+                   STEP_RING, STEP_SLOTS, STEPS, THREAD, TIMED, TRAIN, UNKNOWN, WANTED, Place, Taken, claim)
+from .recorder import Recorder
 
 _TICK = 0.5  # seconds between two looks at the process groups
 _RETRY = 5 * 10**9  # ns between two attempts to claim a page that another process has
@@ -239,7 +240,7 @@ def _claimed() -> Optional[memoryview]:
     _trainer, _timeline = get_ident(), place.timeline
     _words = memoryview(mapping).cast("Q")
     _trains_here(_words)
-    _publisher = _Publisher(_words, Groups(_words, place))
+    _publisher = _Publisher(_words, Groups(_words, place), Recorder(place.rank))
     _publisher.start()
     atexit.register(_end, os.getpid())
     return _words
@@ -249,8 +250,9 @@ class _Publisher:
     """A thread that tells that it runs, and what the process groups do. It is none of threading's: nobody who lists or
     joins those has to do with it."""
 
-    def __init__(self, words: memoryview, groups: Groups) -> None:
+    def __init__(self, words: memoryview, groups: Groups, recorder: Recorder) -> None:
         self.groups = groups
+        self._recorder = recorder
         self._words = words
         self._stop = _thread.allocate_lock()
         self._busy = _thread.allocate_lock()  # while it is in PyTorch
@@ -272,10 +274,13 @@ class _Publisher:
         process.name_thread("dlrover-hang")
         while not self._stopped():
             self._words[HEARTBEAT] = monotonic_ns()
+            if self._words[WANTED] & (TIMED | BEGUN) == TIMED:
+                _record(self._words)
             if not self._busy.acquire(False):
                 return
             try:
                 self.groups.publish(_generation, monotonic_ns())
+                self._recorder.look(self.groups.backends())
             except Exception:
                 pass  # PyTorch is at it, or it is of a kind that we do not know
             finally:
@@ -286,6 +291,18 @@ class _Publisher:
             return self._stop.acquire(True, _TICK)
         time.sleep(_TICK)  # a lock's patience is the wall clock's there, and that may be set
         return self._stop.acquire(False)
+
+
+def _record(words: memoryview) -> None:
+    """A profile is wanted: a thread of its own makes it, and this one goes on."""
+    word = words[WANTED]
+    words[WANTED] = word | BEGUN
+    try:
+        from . import timeline
+
+        _thread.start_new_thread(timeline.record, (words, word, _timeline))
+    except Exception:
+        words[WANTED] = 0  # who waits for it hears that there is none
 
 
 def _end(pid: int) -> None:

@@ -473,5 +473,173 @@ class Timelines(Torch):
 """, (2, True, "the process has ended"))
 
 
+SECONDS = TIMELINE + """
+    import threading
+    stop = False
+    def the_users_function():
+        steps(1)
+        time.sleep(0.01)
+    def compute():
+        model = torch.nn.Linear(4, 4)
+        while not stop:
+            model(torch.ones(1, 4)).sum().backward()
+            time.sleep(0.01)
+    WORD = 77 | 1 << 62
+    def profile(seconds, path=out):
+        with open(pages + "/l0.timeline", "w") as f:
+            json.dump({"path": path, "seconds": seconds}, f)
+        with open(pages + "/l0.page", "r+b") as f:
+            f.seek(104)
+            f.write(struct.pack("<Q", WORD))
+    def result():
+        while word():
+            the_users_function()
+        with open(pages + "/l0.timeline.done") as f:
+            d = json.load(f)
+        os.unlink(f.name)
+        assert d["word"] == WORD and functions == [getattr(autograd, n) for n in names], d
+        return d
+"""
+
+
+@unittest.skipIf(VERSION < (2, 7), "SKIPPED: PROFILES ARE NOT TESTED: this PyTorch cannot record all threads")
+class Profiles(Torch):
+    """Of all threads, for seconds."""
+
+    def profiled(self, code):
+        p = self.popen(SECONDS + code, OUT=os.path.join(self.dir, "t.json"))
+        text, err = p.communicate(timeout=300)
+        self.assertEqual(p.returncode, 0, err)
+        return text
+
+    def test_all_threads_are_recorded(self):
+        self.profiled("""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    t = threading.Thread(target=compute)
+    t.start()
+    profile(1)
+    d = result()
+    stop = True
+    t.join()
+    assert (d["path"], d["error"]) == (out, "") and 0.9 < d["seconds"] < 30 and d["steps"] > 3, d
+    with open(out) as f:
+        trace = json.load(f)
+    assert trace["wait_counters"], trace.keys()
+    of = {}
+    for e in trace["traceEvents"]:
+        of.setdefault(e.get("name"), set()).add(e.get("tid"))
+    assert len(of["aten::addmm"]) == 2, of["aten::addmm"]
+    assert [n for n in of if n and "the_users_function" in n], len(of)
+    assert [f for f in os.listdir(os.path.dirname(out)) if f.endswith(".json")] == ["t.json"]
+    profile(0.1, "/none/such/t.json")
+    assert "No such file" in result()["error"]
+    want(2)
+    steps(3)
+    assert done() == (2, True, "")
+""")
+
+    def test_what_comes_first(self):
+        self.profiled("""
+    profile(50)
+    while not word() >> 63:
+        steps(1)
+    time.sleep(0.3)
+    with torch.profiler.profile(activities=cpu) as own:
+        steps(2)
+    assert own.key_averages()
+    d = result()
+    assert (d["path"], d["error"]) == (out, "the job has begun to profile itself"), d
+    with torch.profiler.profile(activities=cpu) as own:
+        profile(1)
+        d = result()
+    assert (d["path"], d["error"]) == ("", "the job's own profiler runs"), d
+    assert own.key_averages()
+    profile(50)
+    while not word() >> 63:
+        steps(1)
+    time.sleep(0.3)
+    if os.fork() == 0:
+        os._exit(0 if functions == [getattr(autograd, n) for n in names] and not sys.getprofile() else 1)
+    assert os.wait()[1] == 0
+    d = result()
+    assert (d["path"], d["error"]) == (out, "the process has forked"), d
+""")
+
+    def test_it_ends_early(self):
+        self.profiled("""
+    def begun():
+        profile(50)
+        while not word() >> 63:
+            steps(1)
+        time.sleep(0.3)
+    from _dlrover_hang import timeline
+    begun()
+    with open(pages + "/l0.page", "r+b") as f:
+        f.seek(104)
+        f.write(struct.pack("<Q", 1))
+    d = result()
+    assert (d["path"], d["error"]) == ("", "nobody waits for it any more"), d
+    timeline._ROOM = 64 << 20
+    begun()
+    block = bytearray(os.urandom(1 << 20) * 200)
+    d = result()
+    assert (d["path"], d["error"]) == (out, "it has taken 64 MiB of memory"), d
+    os.unlink(out)
+    begun()
+""")
+        with open(os.path.join(self.pages, "l0.timeline.done")) as f:
+            self.assertEqual(json.load(f)["error"], "the process has ended")
+        with open(os.path.join(self.dir, "t.json")) as f:
+            self.assertTrue(json.load(f)["traceEvents"])
+
+
+class Recorders(Torch):
+    """The flight recorder of gloo, which has no fifo of its own."""
+
+    def asked(self, **env):
+        """What a worker prints that has been asked once."""
+        return self.run_code("""
+    import torch, torch.distributed as dist, warnings
+    warnings.simplefilter("ignore")
+    at = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(2))
+    has = hasattr(torch._C._distributed_c10d, "_dump_fr_trace_file")
+    end = time.monotonic() + (20 if has else 2)
+    while not os.path.exists(at + "0.pipe") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert os.path.exists(at + "0.pipe") == has, (has, torch.__version__)
+    if has:
+        assert os.stat(at + "0.pipe").st_mode & 0o77 == 0
+        fd = os.open(at + "0.pipe", os.O_WRONLY | os.O_NONBLOCK)
+        os.write(fd, b"1")
+        wait(lambda: os.path.exists(at + "0") and b"all_reduce" in open(at + "0", "rb").read())
+    print("whole" if has else "none")
+""", TORCH_NCCL_DEBUG_INFO_PIPE_FILE=self.pages + "/f_", TORCH_FR_DUMP_TEMP_FILE=self.pages + "/f_",
+                             TORCH_FR_BUFFER_SIZE="100", **env)
+
+    def test_gloo_is_asked_as_nccl_is(self):
+        self.assertIn(self.asked(), ("whole\n", "none\n"))
+
+
+class ProfilesOfOlder(Torch):
+    def test_they_are_refused(self):
+        """By one line, and nothing is left of it."""
+        self.popen_ended(SECONDS + """
+    torch._C._profiler._ExperimentalConfig = lambda: None
+    profile(1)
+    d = result()
+    assert not d["path"] and d["error"].startswith("a profile needs PyTorch 2.7 or newer, and this is "), d
+    want(2)
+    steps(3)
+    assert done() == (2, True, "")
+""")
+
+    def popen_ended(self, code):
+        p = self.popen(code, OUT=os.path.join(self.dir, "t.json"))
+        text, err = p.communicate(timeout=300)
+        self.assertEqual(p.returncode, 0, err)
+
+
 if __name__ == "__main__":
     unittest.main()
