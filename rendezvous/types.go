@@ -207,6 +207,8 @@ const (
 	CanLeave Ability = "leave"
 	// CanStream: it opens the streams that notices ask for.
 	CanStream Ability = "streams"
+	// CanProfile: it knows streams.Request.Profile.
+	CanProfile Ability = "profile"
 )
 
 // Bounds of a Node, so that the world table stays small.

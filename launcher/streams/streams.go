@@ -1,5 +1,6 @@
-// Package streams is the protocol between a user, the daemon and the launchers for following the output of workers, and
-// for executing a command next to one. It has frames, requests, and lines made of the output of many workers.
+// Package streams is the protocol between a user, the daemon and the launchers for following the output of workers,
+// for executing a command next to one, and for the profile of one. It has frames, requests, and lines made of the
+// output of many workers.
 //
 // It does no I/O of its own. The launcher's side is package node below it; the daemon's is in cmd.
 package streams
@@ -23,6 +24,9 @@ const (
 	MaxData = 64 << 10
 	// Window bounds the input that a command has not read yet, in bytes.
 	Window = 256 << 10
+	// MaxProfile bounds Request.Profile, and MaxTrace the trace before it is compressed, in bytes.
+	MaxProfile = time.Minute
+	MaxTrace   = 4 << 30
 	// maxArgs bounds the arguments of a command, all together, in bytes.
 	maxArgs = 32 << 10
 )
@@ -43,9 +47,14 @@ type Request struct {
 	// Args is the command; none asks for output. From is the user that wants it executed.
 	Args []string `json:"args,omitempty"`
 	From string   `json:"from,omitempty"`
+	// Profile is for how long the worker of Rank is recorded; 0: it is not. The output is then the trace, by gzip.
+	Profile time.Duration `json:"profile,omitempty"`
 	// Timeout is how long the command may run; 0: as long as it wants.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }
+
+// Ends reports whether the stream is about one worker, and ends with an Exit.
+func (r Request) Ends() bool { return len(r.Args) > 0 || r.Profile > 0 }
 
 // CheckArgs returns the error of an invalid command.
 func (r Request) CheckArgs() error {

@@ -1,5 +1,6 @@
-"""PyTorch's flight recorder of process groups without NCCL. That one listens at a fifo, and the launcher asks there; here
-the publisher listens in its place."""
+"""PyTorch's flight recorder of process groups without NCCL.
+
+NCCL listens at a fifo, where the launcher asks; here the publisher listens in its place."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import environ, process
 from .groups import Groups
-from .page import (BEGUN, BLOCKED, CHECKPOINT, END, EVAL, HEARTBEAT, INIT, LAST_STEP, PHASE, SPAN_RING, SPAN_SLOTS, SPANS,
-                   STEP_RING, STEP_SLOTS, STEPS, THREAD, TIMED, TRAIN, UNKNOWN, WANTED, Place, Taken, claim)
+from .page import (BEGUN, BLOCKED, CHECKPOINT, END, EVAL, HEARTBEAT, INIT, LAST_STEP, PHASE, SPAN_RING, SPAN_SLOTS,
+                   SPANS, STEP_RING, STEP_SLOTS, STEPS, THREAD, TIMED, TRAIN, UNKNOWN, WANTED, Place, Taken, claim)
 from .recorder import Recorder
 
 _TICK = 0.5  # seconds between two looks at the process groups

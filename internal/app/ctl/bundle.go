@@ -3,6 +3,7 @@ package ctl
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -34,35 +35,49 @@ func (c *call) bundle() (err error) {
 	if _, err := c.daemon.status(c); err != nil {
 		return err // without the run, the rest is useless
 	}
-	name := "dlrover-bundle-" + report.FileName(c.run()) + "-" + c.now().UTC().Format("20060102T150405Z")
-	dir := c.args.String("path")
-	if dir == "" {
-		dir = "."
+	name := fileName(c, "bundle", "")
+	path, err := newFile(c, name+".tar.gz", func(w io.Writer) error { return c.writeBundle(w, name) })
+	if err != nil {
+		return err
 	}
+	return c.did(text.EscapeLine(path))
+}
+
+// fileName is that of a file about the run, without its end.
+func fileName(c *call, kind, of string) string {
+	return "dlrover-" + kind + "-" + report.FileName(c.run()) + of + "-" + c.now().UTC().Format("20060102T150405Z")
+}
+
+// newFile writes a file in the directory of --path, which is made if need be. It appears with all that it has or not at
+// all, and replaces none.
+func newFile(c *call, name string, write func(io.Writer) error) (path string, err error) {
+	failed := func(err error) (string, error) {
+		return "", &foundError{fmt.Errorf("%s: %w", c.args.Command.Name, err)}
+	}
+	dir := cmp.Or(c.args.String("path"), ".")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return &foundError{fmt.Errorf("bundle: %w", err)}
+		return failed(err)
 	}
-	path := filepath.Join(dir, name+".tar.gz")
+	path = filepath.Join(dir, name)
 	staged := filepath.Join(dir, fmt.Sprintf(".%s.%d", name, os.Getpid()))
 	f, err := os.OpenFile(staged, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // logs may hold secrets
 	if err != nil {
-		return &foundError{fmt.Errorf("bundle: %w", err)}
+		return failed(err)
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(staged)
-		}
-	}()
-	if err := errors.Join(c.writeBundle(f, name), f.Close()); err != nil {
-		return &foundError{fmt.Errorf("bundle: %w", err)}
+	defer func() { _ = os.Remove(staged) }()
+	if err := write(f); err != nil {
+		return "", errors.Join(err, f.Close())
+	}
+	if err := f.Close(); err != nil {
+		return failed(err)
 	}
 	if _, err := os.Lstat(path); err == nil {
-		return &foundError{fmt.Errorf("bundle: %s is there already", path)}
+		return failed(fmt.Errorf("%s is there already", path))
 	}
 	if err := os.Rename(staged, path); err != nil {
-		return &foundError{fmt.Errorf("bundle: %w", err)}
+		return failed(err)
 	}
-	return c.did(text.EscapeLine(path))
+	return path, nil
 }
 
 // archive is a bundle that is being written.

@@ -81,7 +81,8 @@ func besideThisProgram(t *testing.T) {
 }
 
 // Scripts read what commands print. Two have no such option: exec prints the output of another program, and
-// top a picture of what status and others print.
+// top a picture of what status and others print. Those that need workers of PyTorch are run by
+// internal/app/run.TestTorchProfileAndFlight.
 func TestEveryCommandPrintsJSON(t *testing.T) {
 	d, _ := servedWithMarks(t)
 	d.suspected("job", "gpu-01")
@@ -94,10 +95,15 @@ func TestEveryCommandPrintsJSON(t *testing.T) {
 	saved := committed(t, "ddp")
 	untried := leaves()
 	delete(untried, "exec")
+	for _, name := range []string{"top", "flight", "profile"} {
+		require.Contains(t, untried, name)
+	}
 	delete(untried, "top")
 	for name := range untried {
 		require.Contains(t, names(untried[name].Flags), "json", name)
 	}
+	delete(untried, "flight")
+	delete(untried, "profile")
 	for _, line := range []string{
 		"runs", "open job", "status job", "cost job", "nodes job", "nodes", "events job", "hang job", "check checked",
 		"log-level job debug",

@@ -17,7 +17,7 @@ func readNode(o *options, f *scheduler.Facts, slots, nodes int) (n rendezvous.No
 		ID: o.host.id, Name: cmp.Or(o.Lookup("POD_NAME"), o.host.name), Slots: slots, Role: o.String("role"),
 		Machine: cmp.Or(o.Lookup("NODE_NAME"), o.Lookup("NODE_IP")), Devices: o.devices(),
 		IP:  cmp.Or(o.Lookup("NODE_IP"), o.Lookup("POD_IP")),
-		Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice, rendezvous.CanStream},
+		Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice, rendezvous.CanStream, rendezvous.CanProfile},
 	}
 	if text := o.Lookup("NODE_ID"); text != "" {
 		id, err := strconv.Atoi(text)

@@ -35,6 +35,15 @@ func (n featureNode) Python() *pypath.Path { return n.j.python }
 
 func (n featureNode) Environ() []string { return n.j.s.workerEnv() }
 
+func (n featureNode) Profile() feature.Profile {
+	for _, o := range n.j.opened {
+		if o.Profile != nil {
+			return o.Profile
+		}
+	}
+	return nil
+}
+
 func (n featureNode) PID() int {
 	if n.j.guard != nil {
 		return os.Getppid()

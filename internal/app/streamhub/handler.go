@@ -2,6 +2,7 @@ package streamhub
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"net"
 	"net/http"
@@ -38,12 +39,14 @@ func wireErrors() httperr.Table {
 //
 //   - GET .../streams/logs follows output, with rank, node, tail and follow in the query.
 //   - GET .../streams/exec executes the command in the first frame, with rank and timeout in the query.
+//   - GET .../streams/profile records the worker of rank, with seconds in the query.
 //   - GET .../streams/feed?id=ID&node=ID is for launchers.
 func (h *Hub) Handler() http.Handler {
 	const base = "GET /v1/runs/{run}/streams/"
 	mux := http.NewServeMux()
 	mux.HandleFunc(base+"logs", h.serveLogs)
 	mux.HandleFunc(base+"exec", h.serveExec)
+	mux.HandleFunc(base+"profile", h.serveProfile)
 	mux.HandleFunc(base+"feed", h.serveFeed)
 	return mux
 }
@@ -124,6 +127,33 @@ func (h *Hub) serveExec(w http.ResponseWriter, req *http.Request) {
 	_ = nc.SetReadDeadline(time.Time{})
 	s.req.Args, s.req.Timeout, s.req.From = args, timeout, req.RemoteAddr
 	s.serve(nc)
+}
+
+func (h *Hub) serveProfile(w http.ResponseWriter, req *http.Request) {
+	q := req.URL.Query()
+	rank, err := number(q, "rank", -1)
+	seconds, bad := number(q, "seconds", 0)
+	if err = cmp.Or(err, bad); err == nil && (rank < 0 || seconds < 1 || seconds > int(streams.MaxProfile/time.Second)) {
+		err = fmt.Errorf("%w: rank=%.40q&seconds=%.40q: need a rank, and 1 to %d seconds", errBad, q.Get("rank"),
+			q.Get("seconds"), int(streams.MaxProfile/time.Second))
+	}
+	if err == nil {
+		err = upgrades(req)
+	}
+	var s *stream
+	if err == nil {
+		last := time.Duration(seconds) * time.Second
+		s, err = h.admit(req.PathValue("run"), "", streams.Request{Rank: rank, Profile: last, From: req.RemoteAddr})
+	}
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	defer h.drop(s)
+	if nc := take(w); nc != nil {
+		defer nc.Close()
+		s.serve(nc)
+	}
 }
 
 // readCommand reads the first frame of a caller that executes a command.

@@ -245,6 +245,8 @@ func (s *stream) check(nodes []rendezvous.Member) error {
 	case len(wanted) > maxNodes:
 		return fmt.Errorf("%w: run %q has %d nodes; at most %d are followed at a time: name one by --node or --rank",
 			errTooMany, s.run, len(wanted), maxNodes)
+	case s.req.Profile > 0 && !slices.Contains(wanted[0].Can, rendezvous.CanProfile):
+		return fmt.Errorf("%w, and without profiles: node %q; start it with this version", errOld, wanted[0].Name)
 	case len(wanted) > 0 && !slices.ContainsFunc(wanted, able):
 		return fmt.Errorf("%w: node %q; start it with this version", errOld, wanted[0].Name)
 	}
@@ -313,7 +315,7 @@ func (s *stream) listen(asker net.Conn) {
 		if err != nil {
 			return
 		}
-		if f.Kind != streams.KindInput && f.Kind != streams.KindInputEnd || len(s.req.Args) == 0 {
+		if f.Kind != streams.KindInput && f.Kind != streams.KindInputEnd || !s.req.Ends() {
 			continue
 		}
 		if p := s.executor(); p == nil || write(p.conn, f.Append(nil)) != nil {
@@ -416,10 +418,10 @@ func (s *stream) look(said map[string]bool) (why string, ended bool) {
 		return over, true
 	case err != nil:
 		return "the run is over", true
-	case !s.req.Follow && open == 0 && (late || len(missing) == 0) && len(s.req.Args) == 0:
+	case !s.req.Follow && open == 0 && (late || len(missing) == 0) && !s.req.Ends():
 		s.reportMissing(missing, said)
 		return "", true
-	case len(s.req.Args) > 0 && len(missing) > 0 && late:
+	case s.req.Ends() && len(missing) > 0 && late:
 		s.exit(streams.Exit{Code: streams.CodeRefused, Error: fmt.Sprintf(
 			"the launcher of node %s has not answered within %s", missing[0].Name, answerTime)})
 		return "", true
@@ -438,7 +440,7 @@ func (s *stream) missingLocked(nodes []rendezvous.Member) (missing []rendezvous.
 			open++
 		}
 	}
-	if len(s.req.Args) > 0 && len(s.nodes) > 0 {
+	if s.req.Ends() && len(s.nodes) > 0 {
 		return nil, open // wherever the rank is by now
 	}
 	for _, o := range s.wanted(nodes) {
@@ -537,7 +539,7 @@ func (s *stream) feed(o rendezvous.Member, nc net.Conn) {
 		delete(s.nodes, o.ID) // it may come back
 	}
 	s.mu.Unlock()
-	if len(s.req.Args) > 0 {
+	if s.req.Ends() {
 		s.exit(streams.Exit{Code: streams.CodeRefused,
 			Error: fmt.Sprintf("the connection to the launcher of node %s is lost, or it has ended", o.Name)})
 		s.note(job.EventExecEnded, o.Name, s.exitText())
@@ -550,8 +552,8 @@ func (s *stream) feed(o rendezvous.Member, nc net.Conn) {
 // join registers the launcher and sends it the request; nil: it is here already, or too late.
 func (s *stream) join(o rendezvous.Member, nc net.Conn) (*peer, uint16) {
 	s.mu.Lock()
-	command := len(s.req.Args) > 0
-	if s.nodes[o.ID] != nil || s.asker == nil || command && (len(s.nodes) > 0 || s.exited != nil) || s.isOver() {
+	ends := s.req.Ends()
+	if s.nodes[o.ID] != nil || s.asker == nil || ends && (len(s.nodes) > 0 || s.exited != nil) || s.isOver() {
 		s.mu.Unlock()
 		return nil, 0
 	}
@@ -565,7 +567,7 @@ func (s *stream) join(o rendezvous.Member, nc net.Conn) (*peer, uint16) {
 	s.nodes[o.ID], s.met[o.ID] = p, true
 	s.count++
 	s.mu.Unlock()
-	if command {
+	if ends {
 		s.note(job.EventExec, o.Name, s.commandText())
 	}
 	if write(nc, streams.Frame{Kind: streams.KindRequest, Rank: -1, Data: streams.JSON(req)}.Append(nil)) != nil ||
@@ -623,6 +625,9 @@ func (s *stream) note(event job.Event, node, text string) {
 const maxNoted = 512
 
 func (s *stream) commandText() string {
+	if s.req.Profile > 0 {
+		return fmt.Sprintf("rank %d, from %s: a profile of %v", s.req.Rank, s.req.From, s.req.Profile)
+	}
 	command := text.Head(text.EscapeLine(strings.Join(s.req.Args, " ")), maxNoted)
 	return fmt.Sprintf("rank %d, from %s: %s", s.req.Rank, s.req.From, command)
 }

@@ -2,7 +2,9 @@ package streamhub_test
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -10,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -58,7 +61,7 @@ type rig struct {
 
 func newRig(t *testing.T, secure, allowed bool) *rig {
 	t.Helper()
-	can := []rendezvous.Ability{rendezvous.CanNotice, rendezvous.CanStream}
+	can := []rendezvous.Ability{rendezvous.CanNotice, rendezvous.CanStream, rendezvous.CanProfile}
 	r := &rig{t: t, nodes: []rendezvous.Member{{ID: "id0", Name: "n0", Can: can, Slots: 2}}}
 	quiet := slog.New(slog.DiscardHandler)
 	procs, err := proc.New(proc.Config{Logger: quiet, NoCgroup: true})
@@ -84,7 +87,7 @@ func newRig(t *testing.T, secure, allowed bool) *rig {
 			env := []string{fmt.Sprint("RANK=", rank), "PATH=/usr/bin:/bin"}
 			return node.Worker{LocalRank: rank, Env: env, PID: os.Getpid()}, nil
 		},
-		Began: func(node.Command) {}, Ended: func(node.Command, streams.Exit) {},
+		Began: func(node.Command) {}, Ended: func(node.Command, streams.Exit) {}, Profile: r.record,
 	})
 	t.Cleanup(func() { r.node.End(0) })
 	t.Cleanup(r.hub.Close)
@@ -327,4 +330,100 @@ func TestExecNotAllowed(t *testing.T) {
 	_, e := r.exit(nc)
 	require.Equal(t, streams.CodeRefused, e.Code)
 	require.Contains(t, e.Error, "--allow-exec")
+}
+
+// record is the worker that is profiled: rank 1 has none.
+func (r *rig) record(ctx context.Context, rank int, last time.Duration, to string) (string, error) {
+	info, err := os.Stat(filepath.Dir(to))
+	require.NoError(r.t, err)
+	require.Equal(r.t, os.FileMode(0o700), info.Mode().Perm(), "no other user reads a trace")
+	r.note("", "recorded", filepath.Dir(to), "")
+	switch {
+	case rank == 1:
+		return "", errors.New("a profile needs PyTorch 2.7 or newer")
+	case last == 2*time.Second:
+		<-ctx.Done()
+		return "", ctx.Err()
+	}
+	return "5.0 s with 9 steps", os.WriteFile(to, bytes.Repeat([]byte("trace "), 1<<20), 0o600)
+}
+
+// profile asks for a profile, and returns the trace, the note and the end.
+func (r *rig) profile(query string) (trace, note string, exit streams.Exit) {
+	r.t.Helper()
+	nc, err := r.client.Open(r.t.Context(), "r", "streams/profile?"+query, streams.Protocol)
+	require.NoError(r.t, err)
+	defer nc.Close()
+	var out bytes.Buffer
+	in := streams.NewReader(nc)
+	for {
+		f, err := in.Next()
+		require.NoError(r.t, err)
+		switch f.Kind {
+		case streams.KindOutput:
+			out.Write(f.Data)
+		case streams.KindNote:
+			note = string(f.Data)
+		case streams.KindExit:
+			require.NoError(r.t, f.Decode(&exit))
+			if out.Len() == 0 {
+				return "", note, exit
+			}
+			zip, err := gzip.NewReader(&out)
+			require.NoError(r.t, err)
+			text, err := io.ReadAll(zip)
+			require.NoError(r.t, err)
+			return string(text), note, exit
+		}
+	}
+}
+
+// left reports whether a trace lies about.
+func (r *rig) left() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.notes, func(n string) bool {
+		dir, recorded := strings.CutPrefix(n, "recorded ")
+		_, err := os.Stat(strings.TrimSpace(dir))
+		return recorded && err == nil
+	})
+}
+
+func TestProfile(t *testing.T) {
+	r := newRig(t, false, false) // it executes nothing of the caller's: no token, no --allow-exec
+	trace, note, exit := r.profile("rank=0&seconds=5")
+	require.Equal(t, strings.Repeat("trace ", 1<<20), trace)
+	require.Equal(t, "5.0 s with 9 steps", note)
+	require.Zero(t, exit)
+	require.Eventually(t, func() bool { return !r.left() }, 10*time.Second, 10*time.Millisecond)
+	_, _, exit = r.profile("rank=1&seconds=5")
+	require.Equal(t, "there is no profile of rank 1: a profile needs PyTorch 2.7 or newer", exit.Error)
+	r.mu.Lock()
+	require.Regexp(t, `exec n0 rank 0, from \S+: a profile of 5s`, strings.Join(r.notes, "\n"))
+	r.mu.Unlock()
+}
+
+// Nothing records on when the caller has gone.
+func TestProfileOfACallerThatGoes(t *testing.T) {
+	r := newRig(t, false, false)
+	nc, err := r.client.Open(t.Context(), "r", "streams/profile?rank=0&seconds=2", streams.Protocol)
+	require.NoError(t, err)
+	require.Eventually(t, r.left, 10*time.Second, 10*time.Millisecond)
+	require.NoError(t, nc.Close())
+	require.Eventually(t, func() bool { return !r.left() }, 10*time.Second, 10*time.Millisecond)
+}
+
+func TestProfilesThatAreRefused(t *testing.T) {
+	r := newRig(t, false, false)
+	refused := func(query, why string) {
+		t.Helper()
+		_, err := r.client.Open(t.Context(), "r", "streams/profile?"+query, streams.Protocol)
+		require.ErrorContains(t, err, why)
+	}
+	for _, query := range []string{"", "rank=0", "rank=-1&seconds=1", "rank=0&seconds=0", "rank=0&seconds=61"} {
+		refused(query, "need a rank, and 1 to 60 seconds")
+	}
+	refused("rank=7&seconds=1", "has no rank 7")
+	r.nodes[0].Can = r.nodes[0].Can[:2]
+	refused("rank=0&seconds=1", `without profiles: node "n0"; start it with this version`)
 }

@@ -38,7 +38,12 @@ func (n *Node) command(c *conn, req streams.Request) {
 		defer close(gone)
 		in.hear(c)
 	})
-	exit := n.execute(c, in, gone, req)
+	var exit streams.Exit
+	if req.Profile > 0 {
+		exit = n.profile(c, gone, req)
+	} else {
+		exit = n.execute(c, in, gone, req)
+	}
 	exit.Error = text.Clip(exit.Error, maxError)
 	_ = c.send(streams.Frame{Kind: streams.KindExit, Rank: int32(req.Rank), Data: streams.JSON(exit)})
 	late := time.NewTimer(lastWord) // a connection with unread input would be reset, and the exit be lost
@@ -51,10 +56,11 @@ func (n *Node) command(c *conn, req streams.Request) {
 	hearing.Wait()
 }
 
+func refused(format string, args ...any) streams.Exit {
+	return streams.Exit{Code: streams.CodeRefused, Error: fmt.Sprintf(format, args...)}
+}
+
 func (n *Node) execute(c *conn, in *input, gone <-chan struct{}, req streams.Request) streams.Exit {
-	refused := func(format string, args ...any) streams.Exit {
-		return streams.Exit{Code: streams.CodeRefused, Error: fmt.Sprintf(format, args...)}
-	}
 	if !n.cfg.Exec {
 		return refused("the launcher of rank %d executes nothing: it was started without --allow-exec", req.Rank)
 	}

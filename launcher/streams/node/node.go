@@ -34,6 +34,8 @@ type Config struct {
 	// Worker finds the worker of a rank; an error holds why there is none.
 	Worker func(rank int) (Worker, error)
 	Start  func(proc.Spec) (*proc.Process, error)
+	// Profile has the worker of a rank write a trace of some time to a file, and says what is in it; nil: it cannot.
+	Profile func(ctx context.Context, rank int, last time.Duration, to string) (note string, err error)
 	// Began and Ended hear of a command that is executed.
 	Began func(Command)
 	Ended func(Command, streams.Exit)
@@ -142,7 +144,7 @@ func (n *Node) serve(id string) {
 		return // the daemon's version is not ours
 	}
 	c := &conn{nc: nc, in: in}
-	if len(req.Args) > 0 {
+	if req.Ends() {
 		n.command(c, req)
 	} else {
 		n.follow(c, req)

@@ -68,9 +68,14 @@ type Opened struct {
 	Unsaved func() error
 	// Page serves browsers that come to a rendezvous in this process, below /ui/.
 	Page http.Handler
+	// Profile has a worker of this node write a trace, see Node.
+	Profile Profile
 	// Upstream is the check of this node under DLRover's master.
 	Upstream func(context.Context) (upstream.Check, error)
 }
+
+// Profile has the worker of a rank write a trace of some time to a file. The note says what is in it.
+type Profile func(ctx context.Context, rank int, last time.Duration, to string) (note string, err error)
 
 // Plan is the part of the --dry-run output that features write.
 type Plan struct {
@@ -150,6 +155,8 @@ type Node interface {
 	Python() *pypath.Path
 	// Environ is the environment that workers inherit.
 	Environ() []string
+	// Profile is that of the feature that has one; nil: there is none. It is known when all features are open.
+	Profile() Profile
 	// PID is the process that the user has started, or the launcher of several hosts.
 	PID() int
 	// Logs is the workers' output, and Processes are their processes. Both are nil before all features are open.

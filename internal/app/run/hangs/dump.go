@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/dump"
@@ -64,6 +65,19 @@ func (h *hangs) dump(ctx context.Context, r dump.Request) (a dump.Answer) {
 		h.dumpInto(ctx, dir, p, r, locals, &a)
 	}
 	return a
+}
+
+// profile has the worker of a rank write a trace of all its threads.
+func (h *hangs) profile(ctx context.Context, rank int, last time.Duration, to string) (note string, err error) {
+	h.mu.Lock()
+	p := h.present
+	h.mu.Unlock()
+	local := rank - p.epoch.Place.RankBase
+	if local < 0 || local >= len(p.pids) {
+		return "", fmt.Errorf("it does not run on node %s now", h.node.Job().Node.Name)
+	}
+	h.log.Info("somebody profiles a worker", "rank", rank, "for", last)
+	return dump.Profile(ctx, h.pages.dir(), local, last, to)
 }
 
 // dumpDir is the directory of a dump; workers, which write timelines, may have another working directory.

@@ -84,6 +84,7 @@ func (h *hangs) opened() *feature.Opened {
 	}
 	if h.pages != nil {
 		o.Steps = h.pages.progress
+		o.Profile = h.profile
 	}
 	return o
 }

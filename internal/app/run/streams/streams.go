@@ -88,7 +88,7 @@ func (s *server) started() *node.Node {
 }
 
 func (s *server) config() node.Config {
-	cfg := node.Config{Logs: s.n.Logs(), Connect: s.connect, Log: s.n.Log()}
+	cfg := node.Config{Logs: s.n.Logs(), Connect: s.connect, Profile: s.n.Profile(), Log: s.n.Log()}
 	if s.exec != nil {
 		cfg.Exec, cfg.Worker, cfg.Start = true, s.exec.worker, s.n.Processes().Start
 		cfg.Began, cfg.Ended = s.exec.began, s.exec.ended

@@ -14,6 +14,7 @@ import argparse
 import concurrent.futures
 import csv
 import glob
+import gzip
 import json
 import os
 import re
@@ -631,6 +632,56 @@ def stacks_and_timelines(p):
         shutil.copy(os.path.join(to, name), os.path.join(OPTIONS.out, "healthy-" + name))
     for f in glob.glob(os.path.join(to, "*.stacktrace")):
         shutil.copy(f, OPTIONS.out)
+    job.stop()
+
+
+@check(alone=True, limit=150, gpu=False)
+def profiles_a_rank(p):
+    """dlroverctl profile and flight of a job on the device: kernels in the trace, NCCL's own recorder."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        addr = "127.0.0.1:%d" % s.getsockname()[1]
+    token = {"DLROVER_TOKEN": "a-token-of-the-gpu-tests-0123456789"}
+    job = p.start("dlrover-run", "--nnodes=1", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=" + addr,
+                  "--rdzv-id=looked", "--log-format=json", "--hang=auto", JOBS, "train", "nccl", 100000, "0.02",
+                  **token)
+    job.until(r'"trains"', 90)
+    time.sleep(3)
+    ctl = dict(token, DLROVER_MASTER_ADDR=addr)
+    ended = p.run("dlroverctl", "profile", "looked", "0", "--seconds=3", "--path=" + p.dir, **ctl)
+    print("    " + (ended.out + ended.err).replace("\n", "\n    "))
+    figure("dlroverctl profile --seconds=3, s", ended.seconds)
+    old = re.search(r"a profile needs PyTorch \S+ or newer, and this is \S+", ended.err)
+    if old:
+        figure("profile", old.group(0))
+    else:
+        path = ended.want(0).out.splitlines()[0].strip()
+        shutil.copy(path, OPTIONS.out)
+        with gzip.open(path) as f:
+            trace = json.load(f)
+        kinds = {}
+        for e in trace["traceEvents"]:
+            kinds[e.get("cat", "-")] = kinds.get(e.get("cat", "-"), 0) + 1
+        figure("profile of a rank", "%d bytes, %s" % (os.path.getsize(path), kinds))
+        figure("its wait counters", json.dumps(sorted(trace.get("wait_counters", {}))))
+        assert kinds.get("python_function"), kinds
+        assert kinds.get("cpu_op"), kinds
+        if OPTIONS.gpu:
+            kernels = {e["name"] for e in trace["traceEvents"] if e.get("cat") == "kernel"}
+            print("    kernels: %s" % [k[:60] for k in sorted(kernels)][:12])
+            assert kernels, kinds
+    for words in ([], ["--json"]):
+        ended = p.run("dlroverctl", "flight", "looked", *words, **ctl).want(0)
+        print("    " + ended.out[:3000].replace("\n", "\n    "))
+    found = json.loads(ended.out)
+    collectives = json.dumps(found["collectives"])
+    figure("flight", "%s of %s ranks answered: %s" % (found["answered"], found["ranks"], collectives))
+    if OPTIONS.gpu:
+        assert found["answered"] == found["ranks"] == 1, found
+        assert found["collectives"], found
+    before = job.read().out.count("\n")
+    assert job.process.poll() is None, "the job has ended while it was looked at: " + job.read().err[-3000:]
+    figure("the job goes on; lines it has said", before)
     job.stop()
 
 
