@@ -12,6 +12,7 @@ import (
 
 	"dlrover-run/internal/app/etcd"
 	"dlrover-run/internal/app/member"
+	"dlrover-run/internal/plainhttp"
 )
 
 // Agents of torchrun meet in etcd's v2 API, which etcd 3.4 and 3.5 have with --enable-v2. The v3 API does not show its
@@ -37,8 +38,8 @@ func torchKeys(run, prefix string) []string {
 // warnOfTorchAgents logs once that torchrun's agents use the run id in this etcd: no launcher ever meets them.
 func (b *beside) warnOfTorchAgents(ctx context.Context) {
 	cfg := b.etcd
-	client := &http.Client{Timeout: lookTimeout,
-		Transport: &http.Transport{TLSClientConfig: cfg.TLS, DisableKeepAlives: true}}
+	client := plainhttp.New(func(t *http.Transport) { t.TLSClientConfig, t.DisableKeepAlives = cfg.TLS, true })
+	client.Timeout = lookTimeout
 	for i := range looks {
 		at := cfg.Endpoints[i%len(cfg.Endpoints)]
 		for _, key := range torchKeys(b.cfg.Run, b.cfg.Prefix) {
