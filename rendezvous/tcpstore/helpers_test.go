@@ -96,7 +96,8 @@ func send(t testing.TB, nc net.Conn, data string) {
 // serveConn serves one connection until it ends, and closes it.
 func (s *Server) serveConn(nc net.Conn) {
 	if c := s.newConn(nc); s.admit(c) {
-		s.serve(c)
+		s.silent.enter(c, &s.cfg)
+		s.greet(c)
 	}
 }
 

@@ -2,14 +2,13 @@
 // find each other: generation A (PyTorch 1.8 to 2.0) and generation B (2.1 and later) on one port, distinguished by the
 // first bytes of a connection.
 //
-// store.go is the data and wire.go the format, both without sockets; server.go, conn.go and split.go are the
-// connections, and client.go is a client of generation B. The package must not import other packages of this module: it
-// knows nothing of rounds or ranks. A Server runs one goroutine for each connection, and another for as long as it
-// takes to write an answer that a different connection caused; Close waits for all of them.
+// store.go is the data and wire.go the format, both without sockets; server.go, conn.go, lot.go and split.go are the
+// connections. The package must not import other packages of this module: it knows nothing of rounds or ranks. A Server
+// runs a goroutine for a connection while bytes of it are under way, and one that waits for all others; Close waits for
+// all of them.
 package tcpstore
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -92,6 +91,8 @@ type Server struct {
 	refused  atomic.Uint64
 	warned   atomic.Uint64 // of connections that broke the rules
 	silent   silent
+	lot      lot
+	resume   func(*conn) // serve, once for all
 
 	receiving atomic.Int64 // of MaxReceivingBytes
 
@@ -120,7 +121,9 @@ const keepTime = 500 * time.Millisecond
 // New returns a server with an empty store.
 func New(cfg Config) *Server {
 	cfg = cfg.withDefaults()
-	return &Server{cfg: cfg, space: newSpace(cfg), listeners: make(map[net.Listener]struct{})}
+	s := &Server{cfg: cfg, space: newSpace(cfg), listeners: make(map[net.Listener]struct{})}
+	s.resume = s.serve
+	return s
 }
 
 func newSpace(cfg Config) *space {
@@ -141,7 +144,7 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 	err := acceptAll(l, s.cfg.Logger, func(nc net.Conn) {
 		if c := s.newConn(nc); s.admit(c) {
-			go s.serve(c)
+			s.begin(c, s.greet)
 		}
 	})
 	s.mu.Lock()
@@ -218,6 +221,7 @@ func (s *Server) Close() error {
 		}
 	}
 	s.end(space)
+	s.lot.close()
 	s.wg.Wait()
 	return errors.Join(errs...)
 }
@@ -247,19 +251,21 @@ func (s *Server) end(sp *space) *store {
 	sp.mu.Unlock()
 	for _, c := range conns {
 		c.nc.Close()
+		if c := s.lot.take(c.id); c != nil {
+			c.resume(c) // to its end, which needs no goroutine
+		}
 	}
 	return store
 }
 
 // newConn binds a connection to the present namespace without touching it.
 func (s *Server) newConn(nc net.Conn) *conn {
-	// The buffer holds a request without a long value, and is most of the cost of an idle connection.
-	const readBuffer = 512
-	c := &conn{nc: nc, dec: decoder{r: bufio.NewReaderSize(nc, readBuffer), cfg: &s.cfg, receiving: &s.receiving}}
-	if u, ok := nc.(interface{ NetConn() net.Conn }); ok {
+	c := &conn{nc: nc, lot: &s.lot, dec: decoder{cfg: &s.cfg, receiving: &s.receiving}}
+	for u, ok := nc.(interface{ NetConn() net.Conn }); ok; u, ok = nc.(interface{ NetConn() net.Conn }) {
 		nc = u.NetConn()
 	}
 	if t, ok := nc.(*net.TCPConn); ok {
+		c.raw, _ = t.SyscallConn()
 		// A lost node's connections would stay for ever: generation A's callback connection never carries a byte.
 		_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4})
 		_ = t.SetNoDelay(true)
@@ -274,6 +280,7 @@ func (s *Server) newConn(nc net.Conn) *conn {
 // admit makes c a connection of its namespace, or closes it: serve must follow when it returns true.
 func (s *Server) admit(c *conn) bool {
 	if !s.allowed(c.nc.RemoteAddr()) {
+		c.yield() // a log may block
 		s.refuse(c.nc, "peer is not allowed")
 		return false
 	}
@@ -294,8 +301,12 @@ func (s *Server) allowed(addr net.Addr) bool {
 }
 
 func address(addr net.Addr) (netip.Addr, bool) {
-	peer, err := netip.ParseAddrPort(addr.String())
-	return peer.Addr().Unmap().WithZone(""), err == nil
+	a, ok := addr.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}, false
+	}
+	peer := a.AddrPort().Addr()
+	return peer.Unmap().WithZone(""), peer.IsValid()
 }
 
 // refuse closes a connection that may not use the store. Such a client tries again and again: the log gets one line.
@@ -327,11 +338,41 @@ func (s *Server) join(c *conn) bool {
 	return true
 }
 
-// serve runs an admitted connection to its end.
+// greet serves an admitted connection from its first byte on.
+func (s *Server) greet(c *conn) {
+	if _, err := s.firstByte(c); err != nil {
+		s.finish(c, err)
+		return
+	}
+	s.serve(c)
+}
+
+// serve carries out the requests of an admitted connection until it has to wait for the next one, or ends.
 func (s *Server) serve(c *conn) {
+	for {
+		c.borrow()
+		req, err := c.dec.next()
+		if err == nil {
+			err = s.handle(c, req)
+		}
+		c.dec.done()
+		if err != nil {
+			s.finish(c, err)
+			return
+		}
+		if c.dec.r.Buffered() > 0 {
+			continue
+		}
+		if c.rest(); s.lot.park(c, s.resume) {
+			return
+		}
+	}
+}
+
+// finish ends an admitted connection.
+func (s *Server) finish(c *conn, err error) {
 	defer s.wg.Done()
-	err := s.run(c)
-	c.dec.done()
+	c.rest()
 	s.leave(c)
 	c.nc.Close()
 	c.mu.Lock()
@@ -371,23 +412,6 @@ func (s *Server) warn(c *conn, text string, args ...any) {
 
 var errEnded = errors.New("tcpstore: namespace ended")
 
-func (s *Server) run(c *conn) error {
-	if _, err := s.firstByte(c); err != nil {
-		return err
-	}
-	for {
-		req, err := c.dec.next()
-		if err != nil {
-			return err
-		}
-		err = s.handle(c, req)
-		c.dec.done()
-		if err != nil {
-			return err
-		}
-	}
-}
-
 // handle carries out one request. The answers of one request are queued under the lock, so that the answer to a WAIT
 // and the answer to its CANCEL_WAIT arrive in order; they are written after it.
 func (s *Server) handle(c *conn, req request) error {
@@ -398,58 +422,81 @@ func (s *Server) handle(c *conn, req request) error {
 		return errEnded
 	}
 	messages, err := sp.store.apply(c.id, req)
-	own := s.deliverLocked(sp, messages, c)
+	own, others := s.deliverLocked(sp, messages, c)
 	if len(sp.store.holds) > 0 && sp.lapse == nil {
 		s.wg.Add(1)
 		sp.lapse = time.AfterFunc(keepTime, func() { s.lapse(sp) })
 	}
 	sp.mu.Unlock()
 	s.requests.Add(1)
-	if own {
+	s.flush(others)
+	if own && !c.flush() {
 		// The client takes the answer before its next request is read, which bounds its queue.
+		c.yield()
 		c.write(s.cfg.WriteTimeout)
 	}
 	return err
 }
 
-// deliverLocked queues messages, and starts the writing of those to other connections than c. It reports whether c has
-// something to write.
-func (s *Server) deliverLocked(sp *space, messages []message, c *conn) (own bool) {
+// flush writes to connections, and waits for none of them.
+func (s *Server) flush(conns []*conn) {
+	const some = 128
+	for len(conns) > some {
+		first := conns[:some]
+		conns = conns[some:]
+		s.wg.Go(func() { s.flush(first) })
+	}
+	for _, c := range conns {
+		if !c.flush() {
+			s.wg.Go(func() { c.write(s.cfg.WriteTimeout) })
+		}
+	}
+}
+
+// deliverLocked queues messages. It returns the connections that the caller has to flush, c apart.
+func (s *Server) deliverLocked(sp *space, messages []message, c *conn) (own bool, others []*conn) {
 	for _, m := range messages {
 		to := sp.conns[m.to]
 		if to == nil || !to.push(m.data, s.cfg.MaxQueuedBytes) {
 			continue
 		}
 		if own = own || to == c; to != c {
-			s.wg.Go(func() { to.write(s.cfg.WriteTimeout) })
+			others = append(others, to)
 		}
 	}
-	return own
+	return own, others
 }
 
 // lapse gives items back that were kept for too long, and comes again while others are.
 func (s *Server) lapse(sp *space) {
 	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	if !sp.ended {
-		messages, more := sp.store.lapse()
-		s.deliverLocked(sp, messages, nil)
-		if more {
-			sp.lapse.Reset(keepTime)
-			return
-		}
-		sp.lapse = nil
+	if sp.ended {
+		sp.mu.Unlock()
+		s.wg.Done()
+		return
 	}
-	s.wg.Done()
+	messages, more := sp.store.lapse()
+	_, others := s.deliverLocked(sp, messages, nil)
+	if more {
+		sp.lapse.Reset(keepTime)
+	} else {
+		sp.lapse = nil
+		defer s.wg.Done()
+	}
+	sp.mu.Unlock()
+	s.flush(others)
 }
 
 func (s *Server) leave(c *conn) {
 	sp := c.space
 	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	if !sp.ended {
-		messages := sp.store.drop(c.id)
-		delete(sp.conns, c.id)
-		s.deliverLocked(sp, messages, nil)
+	if sp.ended {
+		sp.mu.Unlock()
+		return
 	}
+	messages := sp.store.drop(c.id)
+	delete(sp.conns, c.id)
+	_, others := s.deliverLocked(sp, messages, nil)
+	sp.mu.Unlock()
+	s.flush(others)
 }

@@ -19,12 +19,17 @@ type silent struct {
 // errSilent has been logged.
 var errSilent = errors.New("tcpstore: nothing was sent")
 
+// begin has f called for a new connection: when it may be read, or is closed, or at once if its time is limited.
+func (s *Server) begin(c *conn, f func(*conn)) {
+	if limited := s.silent.enter(c, &s.cfg); limited || !s.lot.park(c, f) {
+		go f(c)
+	}
+}
+
 // firstByte waits for the first byte of c: for Config.FirstByte, or for ever in a place for silent connections.
 func (s *Server) firstByte(c *conn) (byte, error) {
-	if c.dec.r.Buffered() == 0 {
-		s.silent.enter(c, &s.cfg)
-		defer s.silent.leave(c)
-	}
+	defer s.silent.leave(c)
+	c.borrow()
 	head, err := c.dec.r.Peek(1)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		s.refuse(c.nc, "nothing was sent", "within", s.cfg.FirstByte.String())
@@ -37,17 +42,17 @@ func (s *Server) firstByte(c *conn) (byte, error) {
 }
 
 // enter gives c a place, or the time that is left to it.
-func (q *silent) enter(c *conn, cfg *Config) {
+func (q *silent) enter(c *conn, cfg *Config) (limited bool) {
 	if cfg.Silent == nil {
 		prove(c.nc, true)
-		return
+		return false
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	peer, ok := address(c.nc.RemoteAddr())
 	if !ok || q.taken[peer] >= cfg.Silent(peer) {
 		_ = c.nc.SetReadDeadline(time.Now().Add(cfg.FirstByte))
-		return
+		return true
 	}
 	if q.conns == nil {
 		q.conns, q.taken = map[*conn]netip.Addr{}, map[netip.Addr]int{}
@@ -55,6 +60,7 @@ func (q *silent) enter(c *conn, cfg *Config) {
 	q.conns[c] = peer
 	q.taken[peer]++
 	prove(c.nc, true)
+	return false
 }
 
 // leave takes the place of c back.
@@ -77,6 +83,7 @@ func (q *silent) evict(rest time.Duration) {
 	for c := range q.conns {
 		_ = c.nc.SetReadDeadline(time.Now().Add(rest))
 		prove(c.nc, false)
+		c.lot.wake(c.id)
 	}
 	clear(q.conns)
 	clear(q.taken)

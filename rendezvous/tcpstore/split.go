@@ -1,7 +1,7 @@
 package tcpstore
 
 import (
-	"bufio"
+	"bytes"
 	"fmt"
 	"net"
 	"sync"
@@ -70,7 +70,7 @@ func (sp *splitter) stop(cause error) {
 	sp.err = cause
 	close(sp.done)
 	for c := range sp.silent {
-		c.nc.Close()
+		c.close()
 	}
 }
 
@@ -80,13 +80,18 @@ func (sp *splitter) take(nc net.Conn) {
 		return
 	}
 	sp.wg.Add(1)
-	go func() {
-		isStore := sp.sort(c) && sp.s.admit(c)
-		sp.wg.Done()
-		if isStore {
-			sp.s.serve(c)
-		}
-	}()
+	sp.s.begin(c, sp.decide)
+}
+
+// decide serves c from its first byte on, if it is the store's.
+func (sp *splitter) decide(c *conn) {
+	isStore := sp.sort(c) && sp.s.admit(c)
+	sp.wg.Done()
+	if isStore {
+		sp.s.serve(c)
+	} else {
+		c.rest()
+	}
 }
 
 // add notes c for stop, or closes it.
@@ -112,8 +117,11 @@ func (sp *splitter) sort(c *conn) bool {
 	}
 	if err == nil {
 		prove(c.nc, false)
+		head, _ := c.dec.r.Peek(c.dec.r.Buffered())
+		other := &peeked{c.nc, bytes.Clone(head)}
+		c.rest()
 		select {
-		case sp.others <- &peeked{Conn: c.nc, r: c.dec.r}:
+		case sp.others <- other:
 			return false
 		case <-sp.done:
 		}
@@ -122,10 +130,10 @@ func (sp *splitter) sort(c *conn) bool {
 	return false
 }
 
-// peeked is a connection whose first bytes are in a buffer.
+// peeked is a connection whose first bytes have been read.
 type peeked struct {
 	net.Conn
-	r *bufio.Reader // nil when it was emptied
+	head []byte
 }
 
 // NetConn is the connection below.
@@ -134,14 +142,14 @@ func (p *peeked) NetConn() net.Conn { return p.Conn }
 // Prove passes ok to the connection below.
 func (p *peeked) Prove(ok bool) { prove(p.Conn, ok) }
 
-// Read returns the buffered bytes first.
+// Read returns the first bytes first.
 func (p *peeked) Read(b []byte) (int, error) {
-	if p.r == nil {
+	if len(p.head) == 0 || len(b) == 0 {
 		return p.Conn.Read(b)
 	}
-	n, err := p.r.Read(b[:min(len(b), p.r.Buffered())])
-	if p.r.Buffered() == 0 {
-		p.r = nil
+	n := copy(b, p.head)
+	if p.head = p.head[n:]; len(p.head) == 0 {
+		p.head = nil
 	}
-	return n, err
+	return n, nil
 }
