@@ -18,10 +18,10 @@ type conn struct {
 	raw    syscall.RawConn // of its socket; nil: a goroutine reads from it all the time
 	id     connID
 	space  *space
-	lot    *lot
+	poller *poller
 	dec    decoder // its reader is borrowed
 	resume func(*conn)
-	added  bool // to the epoll of lot
+	added  bool // to the epoll of poller
 	turn   turn
 
 	writing bool // a goroutine writes the queue; this and the rest are guarded by mu
@@ -66,14 +66,14 @@ func (c *conn) Read(b []byte) (int, error) {
 func (c *conn) yield() {
 	if c.turn != none {
 		c.turn = none
-		<-c.lot.turns
+		<-c.poller.turns
 	}
 }
 
 // close closes the connection, and has it go on to its end.
 func (c *conn) close() {
 	c.nc.Close()
-	c.lot.wake(c.id)
+	c.poller.wake(c.id)
 }
 
 // push queues an answer. The caller must see to flush, and then write, when it returns true.

@@ -2,7 +2,7 @@
 // find each other: generation A (PyTorch 1.8 to 2.0) and generation B (2.1 and later) on one port, distinguished by the
 // first bytes of a connection.
 //
-// store.go is the data and wire.go the format, both without sockets; server.go, conn.go, lot.go and split.go are the
+// store.go is the data and wire.go the format, both without sockets; server.go, conn.go, poller.go and split.go are the
 // connections. The package must not import other packages of this module: it knows nothing of rounds or ranks. A Server
 // runs a goroutine for a connection while bytes of it are under way, and one that waits for all others; Close waits for
 // all of them.
@@ -91,7 +91,7 @@ type Server struct {
 	refused  atomic.Uint64
 	warned   atomic.Uint64 // of connections that broke the rules
 	silent   silent
-	lot      lot
+	poller   poller
 	resume   func(*conn) // serve, once for all
 
 	receiving atomic.Int64 // of MaxReceivingBytes
@@ -221,7 +221,7 @@ func (s *Server) Close() error {
 		}
 	}
 	s.end(space)
-	s.lot.close()
+	s.poller.close()
 	s.wg.Wait()
 	return errors.Join(errs...)
 }
@@ -251,7 +251,7 @@ func (s *Server) end(sp *space) *store {
 	sp.mu.Unlock()
 	for _, c := range conns {
 		c.nc.Close()
-		if c := s.lot.take(c.id); c != nil {
+		if c := s.poller.take(c.id); c != nil {
 			c.resume(c) // to its end, which needs no goroutine
 		}
 	}
@@ -260,7 +260,7 @@ func (s *Server) end(sp *space) *store {
 
 // newConn binds a connection to the present namespace without touching it.
 func (s *Server) newConn(nc net.Conn) *conn {
-	c := &conn{nc: nc, lot: &s.lot, dec: decoder{cfg: &s.cfg, receiving: &s.receiving}}
+	c := &conn{nc: nc, poller: &s.poller, dec: decoder{cfg: &s.cfg, receiving: &s.receiving}}
 	for u, ok := nc.(interface{ NetConn() net.Conn }); ok; u, ok = nc.(interface{ NetConn() net.Conn }) {
 		nc = u.NetConn()
 	}
@@ -363,7 +363,7 @@ func (s *Server) serve(c *conn) {
 		if c.dec.r.Buffered() > 0 {
 			continue
 		}
-		if c.rest(); s.lot.park(c, s.resume) {
+		if c.rest(); s.poller.park(c, s.resume) {
 			return
 		}
 	}

@@ -21,7 +21,7 @@ var errSilent = errors.New("tcpstore: nothing was sent")
 
 // begin has f called for a new connection: when it may be read, or is closed, or at once if its time is limited.
 func (s *Server) begin(c *conn, f func(*conn)) {
-	if limited := s.silent.enter(c, &s.cfg); limited || !s.lot.park(c, f) {
+	if limited := s.silent.enter(c, &s.cfg); limited || !s.poller.park(c, f) {
 		go f(c)
 	}
 }
@@ -83,7 +83,7 @@ func (q *silent) evict(rest time.Duration) {
 	for c := range q.conns {
 		_ = c.nc.SetReadDeadline(time.Now().Add(rest))
 		prove(c.nc, false)
-		c.lot.wake(c.id)
+		c.poller.wake(c.id)
 	}
 	clear(q.conns)
 	clear(q.taken)
