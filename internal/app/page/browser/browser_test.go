@@ -130,8 +130,12 @@ func (h *house) url(path string) string { return "http://" + h.addr + path }
 
 // ticket is the path of a link that dlroverctl prints.
 func (h *house) ticket(run ...string) string {
+	return h.ticketOf(h.addr, run...)
+}
+
+func (h *house) ticketOf(addr string, run ...string) string {
 	cmd := exec.Command(filepath.Join(h.bin, "dlroverctl"), append([]string{"open"}, run...)...)
-	cmd.Env = append(os.Environ(), "DLROVER_TOKEN="+secret, "DLROVER_MASTER_ADDR="+h.addr)
+	cmd.Env = append(os.Environ(), "DLROVER_TOKEN="+secret, "DLROVER_MASTER_ADDR="+addr)
 	out, err := cmd.Output()
 	require.NoError(h.t, err)
 	return strings.TrimSpace(string(out))
@@ -299,6 +303,28 @@ func TestARun(t *testing.T) {
 	b.looks()
 	require.NoError(t, os.WriteFile(h.dir+"/end", nil, 0o600))
 	b.says("#moving", "The run has succeeded")
+}
+
+// The page of a job without a master is as live, and takes orders.
+func TestThePageOfALauncher(t *testing.T) {
+	h := newHouse(t)
+	endpoint := freeAddr(t, "127.0.0.1")
+	h.addr = freeAddr(t, "127.0.0.1")
+	h.start("alone", "dlrover-run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint="+endpoint,
+		"--rdzv-id=alone", "--max-restarts=9", "--ui="+h.addr, h.dir+"/job.py")
+	require.Eventually(t, func() bool {
+		out, _ := h.get("/ui/runs/alone")
+		return strings.Contains(out, "Yes: 2 workers run")
+	}, limit, 50*time.Millisecond)
+	b := h.browse()
+	b.do(chromedp.Navigate(strings.Replace(h.ticketOf(endpoint, "alone"), endpoint, h.addr, 1)))
+	b.says("#moving", "Yes: 2 workers run")
+	b.do(chromedp.Click(chromedp.CSS("button[data-kind=pause]")))
+	b.says("#moving", "No: it is paused: ordered on the page")
+	b.do(chromedp.Click(chromedp.CSS("button[data-kind=resume]")))
+	b.says("#moving", "Yes: 2 workers run")
+	require.NoError(t, os.WriteFile(h.dir+"/fail1", nil, 0o600))
+	b.says("#why", "ValueError: batch 17 is <i>bad</i>")
 }
 
 // TestPicture makes the picture in docs/tasks/page.md, with PAGE_SHOTS=docs/tasks.
