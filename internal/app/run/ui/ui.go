@@ -19,6 +19,7 @@ import (
 	"dlrover-run/internal/app/run/elector"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/token"
+	"dlrover-run/internal/retry"
 	"dlrover-run/internal/secure"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/proc"
@@ -118,6 +119,9 @@ func (p *page) listen() error {
 	return err
 }
 
+// later is when the first helper starts: the workers come first. A browser is connected meanwhile, and waits.
+const later = 300 * time.Millisecond
+
 // start serves the page of the rendezvous that this process serves at an address.
 func (p *page) start(rendezvous string) {
 	p.mu.Lock()
@@ -138,8 +142,10 @@ func (p *page) start(rendezvous string) {
 	link.RawPath = "/ui/runs/" + url.PathEscape(p.node.Job().RunID)
 	log.Info("the page of this job; where there is a job token, it asks for it", "url", link.String())
 	p.wg.Go(func() {
-		feature.Keep(p.ctx, log, "the page's "+p.Program, p.pauses,
-			func(ctx context.Context) string { return p.once(ctx, rendezvous) })
+		if retry.Sleep(p.ctx, later) {
+			feature.Keep(p.ctx, log, "the page's "+p.Program, p.pauses,
+				func(ctx context.Context) string { return p.once(ctx, rendezvous) })
+		}
 	})
 }
 
