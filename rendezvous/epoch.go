@@ -72,8 +72,12 @@ func (e *epoch) seated(n *node) bool {
 
 // follows has the next epoch follow one of an earlier daemon whose clock was ahead.
 func (e *epoch) follows(seen job.EpochID) {
-	if seen.Term > e.id.Term {
-		e.term, e.adopted = termAfter(seen.Term, e.term), true
+	if seen.Term <= e.id.Term {
+		return
+	}
+	e.adopted = true
+	if seen.Term >= e.term { // else another node has seen a later one
+		e.term = termAfter(seen.Term, e.term)
 	}
 }
 

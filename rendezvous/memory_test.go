@@ -267,6 +267,23 @@ func TestTermsRiseAfterAnyWorld(t *testing.T) {
 	require.Greater(t, s.runs["a"].Term, id.Term)
 }
 
+// The newest world that any node has seen counts, in whatever order they come.
+func TestTermsRiseAfterTheNewestWorld(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	newest := s.r.epoch.term + 3<<20
+	for _, n := range []struct {
+		id   string
+		term uint64
+	}{{"a", newest}, {"b", newest - 1<<20}} {
+		s.must(Join{Node: Node{ID: n.id, Name: n.id, Rank: -1, Slots: 2}, Params: s.p,
+			Seen: job.EpochID{Term: n.term, Round: 1}})
+		s.must(Attach{ID: n.id})
+	}
+	s.pass(resumeWindow)
+	s.obey()
+	require.Greater(t, s.runs["a"].Term, newest)
+}
+
 // A node that ends its workers while the world is rebuilt, as an earlier daemon had told it, waits for the others.
 func TestStoppedWhileTheWorldIsRebuilt(t *testing.T) {
 	v := world(t, Params{Min: 2, Max: 2, MaxRestarts: 1}, "a", "b").revive()
