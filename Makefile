@@ -110,7 +110,7 @@ e2e-gpu: ## what touches a GPU, on a machine with an NVIDIA GPU and PyTorch for 
 	$(or $(TORCH_PYTHON),python3) internal/app/run/testdata/gpu/e2e.py $(E2EFLAGS)
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
-	TORCH_PYTHON=$(TORCH2)/bin/python $(GOTEST) -- -count=1 -timeout 30m -run 'Torch' ./internal/app/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
+	TORCH_PYTHON=$(TORCH2)/bin/python $(GOTEST) -- -count=1 -timeout 30m -run 'Torch|Linearizable' ./internal/app/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
 	TORCH_PYTHON=$(TORCH2)/bin/python $(MAKE) demo DEMOFLAGS=--fast
 
 $(TORCH2)/bin/python:

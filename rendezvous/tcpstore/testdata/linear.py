@@ -1,13 +1,15 @@
 """Has four of PyTorch's clients use the store at argv[1:3] at the same time, and writes what they have asked and heard,
 a line of JSON each: client, operation, key, value, expected, answer, and the times on the system's monotonic clock."""
 import json
+import os
 import random
 import sys
 import threading
 import time
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # a time-out of a wait is no news
+from torch.distributed import TCPStore  # noqa: E402
 
 host, port = sys.argv[1], int(sys.argv[2])
 lines = []
