@@ -120,7 +120,7 @@ func TestForget(t *testing.T) {
 	h := NewHub(HubConfig{Keep: time.Hour})
 	defer h.Close()
 	server := httptest.NewServer(Handler(h, ServerConfig{Insecure: true}))
-	defer server.Close()
+	defer func() { _ = server.Config.Close(); server.Close() }() // a watch that waits has gone to its pool
 	c := NewClient(server.Listener.Addr().String(), "")
 	defer c.Close()
 	completes(t, h, "r", job.Succeeded)

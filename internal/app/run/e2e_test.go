@@ -314,7 +314,7 @@ func TestElasticLifeOfAJob(t *testing.T) {
 	b := newBench(t)
 	args := b.sh(hold, b.c10d("1:2", "--max-restarts=2")...)
 	host := b.run(args...)
-	eventually(t, "alone", b.exists("up.2.1"))
+	eventually(t, "alone", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
 	second := b.run(args...)
 	eventually(t, "grown", func() bool { return b.exists("up.4.0")() && b.exists("up.4.3")() })
 	second.signal(syscall.SIGKILL)

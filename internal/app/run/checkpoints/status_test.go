@@ -3,6 +3,7 @@ package checkpoints
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,12 +16,16 @@ import (
 // A daemon that does not answer holds no report up for long, and what it has said before in the epoch counts.
 func TestStatusOfAFrozenDaemon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var answer *checkpointd.Status
-		var takes time.Duration
+		var answer atomic.Pointer[checkpointd.Status]
+		var takes atomic.Int64 // nanoseconds
+		answers := func(s *checkpointd.Status, after time.Duration) {
+			answer.Store(s)
+			takes.Store(int64(after))
+		}
 		n := newest{ask: func(ctx context.Context) (*checkpointd.Status, error) {
 			select {
-			case <-time.After(takes):
-				return answer, nil
+			case <-time.After(time.Duration(takes.Load())):
+				return answer.Load(), nil
 			case <-ctx.Done():
 				return &checkpointd.Status{}, errors.New("frozen")
 			}
@@ -33,23 +38,23 @@ func TestStatusOfAFrozenDaemon(t *testing.T) {
 		}
 		asked(nil, 0) // none runs
 		first, second := &checkpointd.Status{}, &checkpointd.Status{}
-		answer = first
+		answers(first, 0)
 		asked(first, 0)
-		answer, takes = second, time.Hour
+		answers(second, time.Hour)
 		asked(first, statusPatience)
 		asked(first, statusPatience) // the same request
 		time.Sleep(statusTime)
-		takes = statusPatience * 3 / 2
+		answers(second, statusPatience*3/2)
 		asked(first, statusPatience)
 		asked(second, statusPatience/2)
-		answer, takes = nil, 0
+		answers(nil, 0)
 		asked(second, 0) // it has died
 
-		answer, takes = first, statusPatience*3/2
+		answers(first, statusPatience*3/2)
 		asked(second, statusPatience)
 		n.forget()
 		asked(nil, statusPatience/2) // the answer is about the epoch before
-		takes = 0
+		answers(first, 0)
 		asked(first, 0)
 	})
 }
