@@ -193,7 +193,8 @@ func (p *page) redirect(w http.ResponseWriter, req *http.Request) {
 	}
 	to := p.at(host)
 	to.Path, to.RawPath, to.RawQuery = req.URL.Path, req.URL.RawPath, req.URL.RawQuery
-	http.Redirect(w, req, to.String(), http.StatusTemporaryRedirect)
+	w.Header().Set("Location", to.String()) // the host is that which the browser has asked
+	w.WriteHeader(http.StatusTemporaryRedirect)
 }
 
 // at is the address of the page, by a name of this host unless it is at one address alone.
