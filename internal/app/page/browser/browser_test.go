@@ -194,6 +194,16 @@ func (b *tab) do(steps ...chromedp.Action[chromedp.Void]) {
 	require.NoError(b.t, chromedp.Do(b.ctx, steps...))
 }
 
+// click clicks what the page may replace just then.
+func (b *tab) click(selector string) {
+	b.t.Helper()
+	var err error
+	require.Eventually(b.t, func() bool {
+		err = chromedp.Do(b.ctx, chromedp.Click(chromedp.CSS(selector)))
+		return err == nil
+	}, limit, 50*time.Millisecond, "%s: %v", selector, &err)
+}
+
 // call sends a command of the browser's protocol.
 func call[P, R any](b *tab, c cdp.Command[P, R], params P) R {
 	b.t.Helper()
@@ -319,9 +329,9 @@ func TestThePageOfALauncher(t *testing.T) {
 	b := h.browse()
 	b.do(chromedp.Navigate(strings.Replace(h.ticketOf(endpoint, "alone"), endpoint, h.addr, 1)))
 	b.says("#moving", "Yes: 2 workers run")
-	b.do(chromedp.Click(chromedp.CSS("button[data-kind=pause]")))
+	b.click("button[data-kind=pause]")
 	b.says("#moving", "No: it is paused: ordered on the page")
-	b.do(chromedp.Click(chromedp.CSS("button[data-kind=resume]")))
+	b.click("button[data-kind=resume]")
 	b.says("#moving", "Yes: 2 workers run")
 	require.NoError(t, os.WriteFile(h.dir+"/fail1", nil, 0o600))
 	b.says("#why", "ValueError: batch 17 is <i>bad</i>")

@@ -58,24 +58,29 @@ func (b *tab) without(path string, f func()) {
 	b.open(path)
 }
 
+// paints waits for a canvas that has more than three colours: it is drawn in tasks of their own.
+func (b *tab) paints(selector string) {
+	b.t.Helper()
+	require.Eventually(b.t, func() bool { return b.painted(selector) > 3 }, limit, 50*time.Millisecond)
+}
+
 // matrix holds the page of a check whose slow node is known.
 func (b *tab) matrix(run, slow string) {
 	b.t.Helper()
-	b.do(chromedp.Click(chromedp.CSS("#evidence a")))
+	b.click("#evidence a")
 	b.says("h1", "Check of the nodes of "+run)
 	b.says("#nodes", slow)
 	b.says("#nodes", hostile)
 	b.says("#matrix tbody tr", slow) // the lowest rate
 	require.Zero(b.t, eval[int](b, "document.images.length"))
-	require.Greater(b.t, b.painted("#matrix canvas"), 3)
+	b.paints("#matrix canvas")
 	b.do(chromedp.Focus(chromedp.CSS("#matrix canvas")), chromedp.KeyEvent("\u0303")) // right
 	b.says("#matrix .told", " to ")
 	first := eval[string](b, "document.querySelector('#matrix .told').innerText")
 	b.do(chromedp.KeyEvent("\u0302"))
 	require.NotEqual(b.t, first, eval[string](b, "document.querySelector('#matrix .told').innerText"))
-	light := b.painted("#matrix canvas")
 	b.scheme("dark")
-	require.Greater(b.t, b.painted("#matrix canvas"), 3, "light: %d", light)
+	b.paints("#matrix canvas")
 	b.screenshot("matrix-dark.png")
 	b.scheme("light")
 	b.narrow()
