@@ -267,7 +267,7 @@ func TestTermsRiseAfterAnyWorld(t *testing.T) {
 	require.Greater(t, s.runs["a"].Term, id.Term)
 }
 
-// The newest world that any node has seen counts, in whatever order they come.
+// The next term follows the newest world that a node has seen; the order of joins does not matter.
 func TestTermsRiseAfterTheNewestWorld(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})
 	newest := s.r.epoch.term + 3<<20

@@ -46,7 +46,7 @@ func TestSecondsAreAskedFor(t *testing.T) {
 	require.ErrorContains(t, <-err, "a profile needs PyTorch 2.7 or newer")
 }
 
-// A request for steps is never taken for one for seconds, whatever the clock says.
+// Whatever the clock says, a request for steps is not mistaken for a request for seconds.
 func TestAWordHasNoStrangeBits(t *testing.T) {
 	for _, kind := range []uint64{0, timed} {
 		require.Equal(t, kind, newTimeline(t.TempDir(), 0, kind).word&(begun|timed))

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -24,6 +25,22 @@ type Among struct {
 	addrs []string
 	first int                  // that is dialed first: the last one that has answered
 	conns map[*connection]bool // that lead to addrs; nil: they are never replaced
+}
+
+// Addresses checks the value of an option or variable from, HOST:PORT or several of them with commas between, for
+// NewAmong.
+func Addresses(from, value string) (string, error) {
+	var all []string
+	for text := range strings.SplitSeq(value, ",") {
+		host, port, err := net.SplitHostPort(strings.TrimSpace(text))
+		n, notNumber := strconv.ParseUint(port, 10, 16)
+		if err != nil || host == "" || notNumber != nil || n == 0 {
+			return "", fmt.Errorf("%s=%s: need a host and a port from 1 to 65535, such as node0:29400 or [::1]:50001",
+				from, value)
+		}
+		all = append(all, net.JoinHostPort(host, port))
+	}
+	return strings.Join(all, ","), nil
 }
 
 // NewAmong takes HOST:PORT, or several of them with commas between.

@@ -302,7 +302,7 @@ def _record(words: memoryview) -> None:
 
         _thread.start_new_thread(timeline.record, (words, word, _timeline))
     except Exception:
-        words[WANTED] = 0  # who waits for it hears that there is none
+        words[WANTED] = 0  # the asker hears that there is no profile
 
 
 def _end(pid: int) -> None:

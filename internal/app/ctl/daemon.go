@@ -5,16 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/help"
+	"dlrover-run/internal/plainhttp"
 	"dlrover-run/internal/secure"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
@@ -97,17 +96,7 @@ func (p *program) master(option string) (string, error) {
 		return "", errors.New("no daemon is named: give --master=HOST:PORT or set DLROVER_MASTER_ADDR to the address of " +
 			"dlrover-master, or of the node that serves the job (its --rdzv-endpoint)")
 	}
-	var all []string // masters that elect one of them
-	for _, text := range strings.Split(addr, ",") {
-		host, port, err := net.SplitHostPort(strings.TrimSpace(text))
-		n, notNumber := strconv.ParseUint(port, 10, 16)
-		if err != nil || host == "" || notNumber != nil || n == 0 {
-			return "", fmt.Errorf("%s=%s: need a host and a port from 1 to 65535, such as node0:29400 or [::1]:50001",
-				from, addr)
-		}
-		all = append(all, net.JoinHostPort(host, port))
-	}
-	return strings.Join(all, ","), nil
+	return plainhttp.Addresses(from, addr)
 }
 
 // usageError is an error of the command line that is found while a command runs.

@@ -11,7 +11,7 @@ import (
 	"dlrover-run/hang/report"
 )
 
-// A hung job of six ranks, of which two have answered nothing, on three nodes.
+// A hung job has six ranks on three nodes. Two of the ranks have not answered.
 func TestFlightsAreMerged(t *testing.T) {
 	entry := func(group string, seq uint64, state string) hang.FlightEntry {
 		return hang.FlightEntry{Group: group, Desc: "of \x1b", Seq: seq, Op: "all_reduce", State: state, Sizes: "3x2",

@@ -10,8 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"strconv"
-	"strings"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
@@ -19,6 +17,7 @@ import (
 	"dlrover-run/internal/app/page"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/console"
+	"dlrover-run/internal/plainhttp"
 	"dlrover-run/internal/secure"
 	"dlrover-run/rendezvous/api"
 )
@@ -45,7 +44,7 @@ func servePage(c *cli.Context) error {
 				"leave one of them out", name)
 		}
 	}
-	of, err := serversOf(c.String("page-of"))
+	of, err := plainhttp.Addresses("--page-of", c.String("page-of"))
 	if err != nil {
 		return err
 	}
@@ -101,18 +100,4 @@ func pageListener(c *cli.Context, hasToken bool) (l net.Listener, err error) {
 		return nil, &serveError{err}
 	}
 	return l, nil
-}
-
-// serversOf reads the address of a server, or those of masters that elect one of them.
-func serversOf(text string) (string, error) {
-	var all []string
-	for _, addr := range strings.Split(text, ",") {
-		host, port, err := net.SplitHostPort(strings.TrimSpace(addr))
-		n, notNumber := strconv.ParseUint(port, 10, 16)
-		if err != nil || host == "" || notNumber != nil || n == 0 {
-			return "", fmt.Errorf("--page-of=%s: need a host and a port from 1 to 65535, such as node0:29400", text)
-		}
-		all = append(all, net.JoinHostPort(host, port))
-	}
-	return strings.Join(all, ","), nil
 }

@@ -36,8 +36,8 @@ while not os.path.exists(os.environ["DIR"] + "/go"):
 os._exit(0)
 `
 
-// Two nodes with two workers each, of which rank 2 does not enter the 101st collective. dlroverctl shows that, and
-// records any of them.
+// Two nodes have two workers each. Rank 2 does not enter the 101st collective: dlroverctl shows that, and can profile
+// each rank.
 func TestTorchProfileAndFlight(t *testing.T) {
 	r := rule(t, "2")
 	r.env = append(r.env, "PYTHON_EXEC="+torchpython.Require(t, "PROFILES AND FLIGHT RECORDERS ARE"),

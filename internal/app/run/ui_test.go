@@ -78,7 +78,7 @@ func shows(url, token, words string) func() bool {
 	}
 }
 
-// A job without a token: the page serves its user, whatever becomes of the helper, and ends with the launcher.
+// A job has no token. Its page survives the death of the helper, and ends with the launcher.
 func TestPageOfAJobOnOneHost(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
