@@ -4,13 +4,14 @@
 // method and path are passed to the server's handler from here, and so is a POST beside that path. With any other one
 // the connection goes back to the server.
 //
-// Goroutines: one for each connection, a few that write answers, and one for the way back to the server. All end with
-// the server.
+// Goroutines: one for each connection that waits, at most 256 that serve requests, a few that write answers, and one for
+// the way back to the server. All end with the server.
 package longpoll
 
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"log"
@@ -31,26 +32,35 @@ const (
 	// large is the size from which an answer may not fit into the socket's buffer, and keeps no others waiting. Requests
 	// of that size are their server's.
 	large = 8 << 10
+	// most is how many requests are served at a time. Of 10,000 that come at once, each with a goroutine of its own, the
+	// larger stacks and the buffers would cost a fifth of the processor time.
+	most = 256
+	// spare is how many that have served a request wait for the next one.
+	spare = 16
+	// restTime is how long the rest of a request may take after its first byte. Then it is the server's.
+	restTime = 100 * time.Millisecond
 )
 
 // Pool keeps the connections that were taken out of one server. The zero value is a Pool of the first server that
 // serves with it.
 type Pool struct {
-	mu      sync.Mutex // the last that is taken
-	srv     *http.Server
-	back    chan net.Conn // to srv
-	done    chan struct{} // closed with srv
-	conns   map[*Conn]struct{}
-	queue   []task
-	workers int
-	writes  sync.WaitGroup // workers, and those who write large answers
-	closed  bool
+	mu       sync.Mutex // the last that is taken
+	srv      *http.Server
+	back     chan net.Conn // to srv
+	done     chan struct{} // closed with srv
+	conns    map[*Conn]struct{}
+	requests crew
+	answers  crew
+	writes   sync.WaitGroup // of answers
+	closed   bool
 }
 
-// task is a call that may answer a request.
-type task struct {
-	c *Conn
-	f func(w http.ResponseWriter) (answered bool)
+// crew are goroutines that make calls in the order in which they came. A few of them stay for the next calls: they have
+// the larger stacks that these take.
+type crew struct {
+	queue         []func()
+	workers, idle int
+	news          *sync.Cond // for the idle ones
 }
 
 // Conn is a connection out of its server. One request of it is under way, or it waits for the next one.
@@ -61,11 +71,13 @@ type Conn struct {
 	remote       string
 	method, path string // of the requests that come here
 	last         bool   // it is closed after the answer
+	first        [1]byte
 
 	// Guarded by pool.mu.
-	busy  bool   // a request is under way
-	early []byte // has come before its answer
-	gone  func() // the peer has hung up; nil: no request is held
+	busy  bool          // a request is under way
+	early bool          // the next one has begun before its answer
+	gone  func()        // the peer has hung up; nil: no request is held
+	turn  chan struct{} // of read; nil: it has not begun
 }
 
 // Take takes the connection of a request out of its server. The handler returns without an answer then, after Hold.
@@ -100,7 +112,7 @@ func (c *Conn) Hold(gone func()) {
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()
 	c.gone = gone
-	go c.read()
+	c.readsLocked()
 }
 
 // Later has f called soon, one of few at a time: it may answer the held request, and reports whether it has. Later does
@@ -112,39 +124,65 @@ func (c *Conn) Later(f func(w http.ResponseWriter) (answered bool)) {
 	if p.closed {
 		return
 	}
-	p.queue = append(p.queue, task{c, f})
-	if p.workers < runtime.GOMAXPROCS(0) {
-		p.workers++
-		p.writes.Go(p.work)
+	if p.answers.takes(func() { c.guarded(func() { c.later(f) }) }, &p.mu, runtime.GOMAXPROCS(0)) {
+		p.writes.Go(func() { p.work(&p.answers) })
 	}
 }
 
-// work empties the queue.
-func (p *Pool) work() {
+// takes takes a call, and reports whether one more worker is to start. There are so many at most.
+func (w *crew) takes(call func(), mu *sync.Mutex, most int) bool {
+	w.queue = append(w.queue, call)
+	switch {
+	case w.idle > 0:
+		w.idle--
+		w.news.Signal()
+	case w.workers < most:
+		w.workers++
+		w.news = cmp.Or(w.news, sync.NewCond(mu))
+		return true
+	}
+	return false
+}
+
+// end ends the idle workers.
+func (w *crew) end() {
+	if w.news != nil {
+		w.news.Broadcast()
+	}
+}
+
+// work makes the calls of a crew.
+func (p *Pool) work(w *crew) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.queue) > 0 {
-		t := p.queue[0]
-		p.queue[0] = task{}
-		if p.queue = p.queue[1:]; len(p.queue) == 0 {
-			p.queue = nil
+	defer func() { w.workers-- }()
+	for {
+		for len(w.queue) > 0 {
+			call := w.queue[0]
+			w.queue[0] = nil
+			w.queue = w.queue[1:]
+			p.mu.Unlock()
+			call()
+			p.mu.Lock()
 		}
-		p.mu.Unlock()
-		t.c.guarded(func() { t.do() })
-		p.mu.Lock()
+		w.queue = nil
+		if p.closed || w.idle >= spare {
+			return
+		}
+		w.idle++
+		w.news.Wait()
 	}
-	p.workers--
 }
 
-func (t task) do() {
-	a := answer{conn: t.c}
-	if !t.f(&a) {
-		return
-	}
-	if text := a.text(); len(text) < large {
-		t.c.finish(text)
-	} else {
-		t.c.pool.writes.Go(func() { t.c.finish(text) })
+func (c *Conn) later(f func(w http.ResponseWriter) (answered bool)) {
+	a := c.answer()
+	switch {
+	case !f(a):
+		a.free()
+	case a.body.Len() < large:
+		a.send()
+	default:
+		c.pool.writes.Go(a.send)
 	}
 }
 
@@ -172,10 +210,10 @@ func (c *Conn) finish(text []byte) {
 	_ = c.SetReadDeadline(time.Now().Add(idleTime))
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()
-	first := c.early
-	c.busy, c.early = false, nil
-	if first != nil {
-		go c.receive(first)
+	early := c.early
+	c.busy, c.early = false, false
+	if early {
+		c.pool.begunLocked(c)
 	}
 }
 
@@ -188,42 +226,75 @@ func (c *Conn) close() {
 func (c *Conn) leave() (open bool) {
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()
+	if _, ours := c.pool.conns[c]; ours && c.turn != nil {
+		close(c.turn)
+	}
 	delete(c.pool.conns, c)
 	return !c.pool.closed
 }
 
-// read waits for the first byte of the next request, and for the end of the connection. It needs little memory.
+// readsLocked lets read wait for the next request.
+func (c *Conn) readsLocked() {
+	if _, open := c.pool.conns[c]; !open {
+		return
+	}
+	if c.turn == nil {
+		c.turn = make(chan struct{}, 1)
+		go c.read()
+		return
+	}
+	c.turn <- struct{}{}
+}
+
+// read waits for the first byte of each request, and for the end of the connection. It needs little memory.
 func (c *Conn) read() {
-	first := make([]byte, 1)
-	n, _ := c.Read(first)
-	c.pool.mu.Lock()
-	busy, gone := c.busy, c.gone
-	if n > 0 && busy {
-		c.early = first
-	}
-	if n == 0 {
-		c.gone = nil
-	}
-	c.pool.mu.Unlock()
-	switch {
-	case n == 0:
-		c.close()
-		if gone != nil {
-			gone()
+	for more := true; more; _, more = <-c.turn {
+		if n, _ := c.Read(c.first[:]); n == 0 {
+			c.hungUp()
+			return
 		}
-	case !busy:
-		c.receive(first)
+		c.begins()
+	}
+}
+
+func (c *Conn) hungUp() {
+	c.pool.mu.Lock()
+	gone := c.gone
+	c.gone = nil
+	c.pool.mu.Unlock()
+	c.close()
+	if gone != nil {
+		gone()
+	}
+}
+
+// begins has the next request served after the answer of the one before.
+func (c *Conn) begins() {
+	c.pool.mu.Lock()
+	defer c.pool.mu.Unlock()
+	if c.busy {
+		c.early = true
+	} else {
+		c.pool.begunLocked(c)
+	}
+}
+
+// begunLocked has a request served whose first byte has come.
+func (p *Pool) begunLocked(c *Conn) {
+	if p.requests.takes(c.receive, &p.mu, most) {
+		go p.work(&p.requests)
 	}
 }
 
 var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, large) }}
 
 // receive reads the data that came with the first byte of a request.
-func (c *Conn) receive(first []byte) {
+func (c *Conn) receive() {
 	r := readers.Get().(*bufio.Reader)
 	defer readers.Put(r)
 	defer r.Reset(nil)
-	r.Reset(&returned{c.Conn, first})
+	r.Reset(&returned{c.Conn, c.first[:]})
+	_ = c.SetReadDeadline(time.Now().Add(restTime))
 	_, _ = r.Peek(2)
 	data, _ := r.Peek(r.Buffered())
 	if err := c.SetReadDeadline(time.Time{}); err != nil {
@@ -264,13 +335,16 @@ func (c *Conn) expects(method, at string) bool {
 
 // serve passes a request to the server's handler, which answers, or holds it.
 func (c *Conn) serve(req *http.Request) {
-	a := answer{conn: c}
-	c.pool.srv.Handler.ServeHTTP(&a, req)
+	a := c.answer()
+	c.pool.srv.Handler.ServeHTTP(a, req)
 	if a.taken {
+		a.free()
 		return
 	}
-	c.finish(a.text())
-	go c.read()
+	a.send()
+	c.pool.mu.Lock()
+	defer c.pool.mu.Unlock()
+	c.readsLocked()
 }
 
 func (p *Pool) logf(format string, args ...any) {
@@ -327,15 +401,38 @@ type answer struct {
 	status int
 	header http.Header
 	body   bytes.Buffer
+	text   []byte // as it goes over the wire
+}
+
+// unused are answers that have been sent.
+var unused = sync.Pool{New: func() any { return &answer{header: http.Header{}} }}
+
+func (c *Conn) answer() *answer {
+	a := unused.Get().(*answer)
+	a.conn = c
+	return a
+}
+
+// free ends the use of a.
+func (a *answer) free() {
+	if a.body.Cap() > large {
+		return
+	}
+	clear(a.header)
+	a.body.Reset()
+	*a = answer{header: a.header, body: a.body, text: a.text[:0]}
+	unused.Put(a)
+}
+
+// send sends a, and ends its use.
+func (a *answer) send() {
+	a.write()
+	a.conn.finish(a.text)
+	a.free()
 }
 
 // Header implements http.ResponseWriter.
-func (a *answer) Header() http.Header {
-	if a.header == nil {
-		a.header = http.Header{}
-	}
-	return a.header
-}
+func (a *answer) Header() http.Header { return a.header }
 
 // WriteHeader implements http.ResponseWriter.
 func (a *answer) WriteHeader(status int) {
@@ -350,25 +447,27 @@ func (a *answer) Write(b []byte) (int, error) {
 	return a.body.Write(b)
 }
 
-// text is the answer as it goes over the wire.
-func (a *answer) text() []byte {
+// SetReadDeadline is that of the body, which has been read.
+func (*answer) SetReadDeadline(time.Time) error { return nil }
+
+// write makes the text.
+func (a *answer) write() {
 	a.WriteHeader(http.StatusOK)
-	if a.Header().Get("Connection") == "close" {
+	if a.header.Get("Connection") == "close" {
 		a.conn.last = true
 	} else if a.conn.last {
 		a.header.Set("Connection", "close")
 	}
-	head := fmt.Appendf(make([]byte, 0, 256+a.body.Len()), "HTTP/1.1 %d %s\r\nDate: ", a.status,
-		http.StatusText(a.status))
-	head = time.Now().UTC().AppendFormat(head, http.TimeFormat)
+	a.text = fmt.Appendf(a.text, "HTTP/1.1 %d %s\r\nDate: ", a.status, http.StatusText(a.status))
+	a.text = time.Now().UTC().AppendFormat(a.text, http.TimeFormat)
 	if a.status != http.StatusNoContent {
-		head = fmt.Appendf(head, "\r\nContent-Length: %d", a.body.Len())
+		a.text = fmt.Appendf(a.text, "\r\nContent-Length: %d", a.body.Len())
 	}
-	b := bytes.NewBuffer(append(head, "\r\n"...))
+	b := bytes.NewBuffer(append(a.text, "\r\n"...))
 	_ = a.header.Write(b) // to memory
 	b.WriteString("\r\n")
 	b.Write(a.body.Bytes())
-	return b.Bytes()
+	a.text = b.Bytes()
 }
 
 // opens reports whether the pool is that of a server, which it is of the first one until that ends.
@@ -404,6 +503,8 @@ func (p wayBack) Close() error {
 	if !p.closed {
 		p.closed = true
 		close(p.done)
+		p.requests.end()
+		p.answers.end()
 	}
 	p.mu.Unlock()
 	p.writes.Wait()

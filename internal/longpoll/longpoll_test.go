@@ -176,6 +176,25 @@ func TestOtherRequestsAreTheServers(t *testing.T) {
 	}
 }
 
+// Requests that begin and do not go on keep nobody waiting for long, even if there are more than are served at a time.
+func TestRequestsThatDoNotGoOn(t *testing.T) {
+	b := newBell(t)
+	c := b.waiting()
+	for range most + 10 {
+		k := b.dial()
+		k.says(get("/wait", ""))
+		b.rings("x")
+		require.Equal(t, "200 x", k.hears())
+		k.says("G")
+	}
+	for range 3 {
+		began := time.Now()
+		c.says(get("/wait?now", ""))
+		require.Equal(t, "200 /wait?now ", c.hears())
+		require.Less(t, time.Since(began), 20*restTime)
+	}
+}
+
 func TestTheLastAnswerEndsTheConnection(t *testing.T) {
 	b := newBell(t)
 	c := b.dial()
@@ -272,7 +291,8 @@ func TestTheTimeOfAConnection(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ours, theirs := net.Pipe()
-				p := &Pool{conns: map[*Conn]struct{}{}}
+				p := &Pool{conns: map[*Conn]struct{}{}, done: make(chan struct{})}
+				defer wayBack{p}.Close()
 				held := &Conn{Conn: ours, pool: p, busy: true}
 				p.conns[held] = struct{}{}
 				gone := false
