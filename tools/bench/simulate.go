@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -257,6 +258,7 @@ func simulate(args []string, out io.Writer) error {
 			return fmt.Errorf("simulate: %w", err)
 		}
 	}
+	debug.SetGCPercent(400) // 5,000 launchers on one machine keep the daemon waiting for their garbage
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	s, err := openNodes(ctx, args[0], os.Getenv("DLROVER_TOKEN"), n[0], n[1], n[2], gate)
