@@ -1,8 +1,8 @@
 // Package longpoll keeps the connections of requests that wait for news. While net/http holds a request, it costs 30 kB
 // and two goroutines; here it is 6 kB with all that the rendezvous has of a node, and one goroutine. So a handler takes
 // the connection of such a request out of its server, and answers when there is an answer. Further requests of the same
-// method and path are passed to the server's handler from here, and so is a POST beside that path. With any other one
-// the connection goes back to the server.
+// method and path are passed to the server's handler from here, and so is a POST beside that path or beside its folder.
+// With any other one the connection goes back to the server.
 //
 // Goroutines: one for each connection that waits, at most 256 that serve requests, a few that write answers, and one for
 // the way back to the server. All end with the server.
@@ -328,9 +328,13 @@ func (c *Conn) next(r *bufio.Reader, data []byte) *http.Request {
 	return req.WithContext(c.ctx)
 }
 
-// expects: a request that may be held, or a POST beside it.
+// expects: a request that may be held, or a POST beside it or beside its folder.
 func (c *Conn) expects(method, at string) bool {
-	return method == c.method && at == c.path || method == http.MethodPost && path.Dir(at) == path.Dir(c.path)
+	if method == c.method && at == c.path {
+		return true
+	}
+	beside := path.Dir(c.path)
+	return method == http.MethodPost && (path.Dir(at) == beside || path.Dir(at) == path.Dir(beside))
 }
 
 // serve passes a request to the server's handler, which answers, or holds it.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -51,7 +52,7 @@ func (b *bell) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		w.WriteHeader(http.StatusUnauthorized)
 		return
 	}
-	if req.URL.Path != "/wait" || req.URL.Query().Has("now") {
+	if path.Base(req.URL.Path) != "wait" || req.URL.Query().Has("now") {
 		body, _ := io.ReadAll(req.Body)
 		fmt.Fprintf(w, "%s %s", req.URL, body)
 		return
@@ -192,6 +193,20 @@ func TestRequestsThatDoNotGoOn(t *testing.T) {
 		c.says(get("/wait?now", ""))
 		require.Equal(t, "200 /wait?now ", c.hears())
 		require.Less(t, time.Since(began), 20*restTime)
+	}
+}
+
+// A client that waits reports by POST, beside the path of its wait or beside the folder.
+func TestReportsAreServedWithoutTheServer(t *testing.T) {
+	for to, server := range map[string]bool{"/r/checks/done": false, "/r/done": false, "/done": true, "/r/hang/done": true} {
+		b := newBell(t)
+		c := b.dial()
+		c.says(get("/r/checks/wait", ""))
+		b.rings("first")
+		require.Equal(t, "200 first", c.hears())
+		c.says(strings.Replace(get(to, "Content-Length: 1\r\n"), "GET", "POST", 1) + "x")
+		require.Equal(t, "200 "+to+" x", c.hears())
+		require.Equal(t, server, b.asked.Load() > 1, to)
 	}
 }
 
