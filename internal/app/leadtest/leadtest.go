@@ -1,12 +1,9 @@
-// Package leadtest has the tests that every lead.Store passes.
+// Package leadtest has two suites of tests: one that every lead.Leadership passes, and one that every lead.Decisions
+// does. An implementation names the abilities that it lacks, and the tests of these are skipped.
 package leadtest
 
 import (
 	"context"
-	"fmt"
-	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,7 +13,7 @@ import (
 )
 
 // soon is the longest that an elected process may take, with a leadership that expires by time.
-const soon = 10 * time.Second
+const soon = 20 * time.Second
 
 // Suite is one kind of store.
 type Suite struct {
@@ -29,27 +26,59 @@ type Suite struct {
 	Deafen func(p lead.Store) (hear func())
 }
 
-// Run runs all tests, each with a fresh store.
+// Elections is one kind of leadership.
+type Elections struct {
+	// Open returns the leadership as another process sees it.
+	Open func(t *testing.T) lead.Leadership
+	// Word has p give its word, as the leader of a term, to those that follow the present leader: ErrDeposed if they
+	// refuse it.
+	Word func(t *testing.T, p lead.Leadership, term lead.Term) error
+	// Stands waits until the campaign of p, which has begun, counts if the leader is lost. Nil: it does at once.
+	Stands func(t *testing.T, p lead.Leadership)
+	// Deposes and Deafen are as in Suite.
+	Deposes bool
+	Deafen  func(p lead.Leadership) (hear func())
+	// Mute keeps most of those that vote from voting, until speak is called. Nil: nobody votes.
+	Mute func() (speak func())
+}
+
+// Run runs both suites, each test with a fresh store.
 func Run(t *testing.T, fresh func(t *testing.T) Suite) {
-	for name, test := range map[string]func(t *testing.T, s Suite){
-		"TermsRise":             termsRise,
-		"NewestRecordCounts":    newestRecordCounts,
-		"OneLeads":              oneLeads,
-		"WatchersSeeLeaders":    watchersSeeLeaders,
-		"RecordsHaveBounds":     recordsHaveBounds,
-		"ManyAppendAtOnce":      manyAppendAtOnce,
-		"DeposedIsRefused":      deposedIsRefused,
-		"LateDeposeIsHarmless":  lateDeposeIsHarmless,
-		"CampaignCanBeEnded":    campaignCanBeEnded,
-		"ResignWithoutAnything": resignWithoutAnything,
-		"Linearizable":          linearizable,
-	} {
-		t.Run(name, func(t *testing.T) { test(t, fresh(t)) })
+	t.Run("Leadership", func(t *testing.T) {
+		RunLeadership(t, func(t *testing.T) Elections { return fresh(t).elections() })
+	})
+	t.Run("Decisions", func(t *testing.T) {
+		for name, test := range map[string]func(t *testing.T, s Suite){
+			"LeadersKnowEarlierOnes":  leadersKnowEarlierOnes,
+			"NewestRecordCounts":      newestRecordCounts,
+			"RecordsHaveBounds":       recordsHaveBounds,
+			"ManyAppendAtOnce":        manyAppendAtOnce,
+			"DeposedWritesNothing":    deposedWritesNothing,
+			"NobodyWritesWithoutTerm": nobodyWritesWithoutTerm,
+			"Linearizable":            linearizable,
+		} {
+			t.Run(name, func(t *testing.T) { test(t, fresh(t)) })
+		}
+	})
+}
+
+// elections are those of a store: the word of a leader is a record.
+func (s Suite) elections() Elections {
+	e := Elections{
+		Open:    func(t *testing.T) lead.Leadership { return s.Open(t) },
+		Deposes: s.Deposes,
+		Word: func(t *testing.T, p lead.Leadership, term lead.Term) error {
+			return p.(lead.Store).Append(t.Context(), term, record("word", ""))
+		},
 	}
+	if s.Deafen != nil {
+		e.Deafen = func(p lead.Leadership) (hear func()) { return s.Deafen(p.(lead.Store)) }
+	}
+	return e
 }
 
 // campaign makes p lead.
-func campaign(t *testing.T, p lead.Store, addr string) (lead.Term, <-chan struct{}) {
+func campaign(t *testing.T, p lead.Leadership, addr string) (lead.Term, <-chan struct{}) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
@@ -74,196 +103,4 @@ func leads(t *testing.T, lost <-chan struct{}) {
 		require.Fail(t, "the leadership is lost")
 	default:
 	}
-}
-
-// load returns the records as KEY=VALUE.
-func load(t *testing.T, p lead.Store, term lead.Term) (all []string) {
-	t.Helper()
-	records, err := p.Load(t.Context(), term)
-	require.NoError(t, err)
-	for _, r := range records {
-		all = append(all, r.Key+"="+string(r.Value))
-	}
-	return all
-}
-
-func record(key, value string) lead.Record { return lead.Record{Key: key, Value: []byte(value)} }
-
-func termsRise(t *testing.T, s Suite) {
-	a, b := s.Open(t), s.Open(t)
-	var last lead.Term
-	for i := range 6 {
-		p := []lead.Store{a, b}[i%2]
-		term, lost := campaign(t, p, fmt.Sprintf("host:%d", i))
-		require.Greater(t, term, last)
-		require.Len(t, load(t, p, term), i)
-		require.NoError(t, p.Append(t.Context(), term, record(fmt.Sprint(i), "x")))
-		leads(t, lost)
-		require.NoError(t, p.Resign(t.Context()))
-		isLost(t, lost)
-		require.ErrorIs(t, p.Append(t.Context(), term, record("late", "x")), lead.ErrDeposed)
-		last = term
-	}
-}
-
-func newestRecordCounts(t *testing.T, s Suite) {
-	a := s.Open(t)
-	term, _ := campaign(t, a, "a:1")
-	require.Empty(t, load(t, a, term))
-	require.NoError(t, a.Append(t.Context(), term, record("run/b", "1"), record("run/a", "2"), record("run/c", "")))
-	require.NoError(t, a.Append(t.Context(), term, record("run/b", "3"), lead.Record{Key: "run/a"}))
-	require.NoError(t, a.Append(t.Context(), term, record("run-b", "\x00\xff"), record("run-b", "4")))
-	require.Equal(t, []string{"run-b=4", "run/b=3", "run/c="}, load(t, a, term))
-	require.NoError(t, a.Append(t.Context(), term))
-	require.NoError(t, a.Resign(t.Context()))
-	b := s.Open(t)
-	later, _ := campaign(t, b, "b:1")
-	require.Equal(t, []string{"run-b=4", "run/b=3", "run/c="}, load(t, b, later))
-	_, err := b.Load(t.Context(), term)
-	require.ErrorIs(t, err, lead.ErrDeposed)
-	require.ErrorIs(t, b.Append(t.Context(), term, record("old", "")), lead.ErrDeposed)
-	require.ErrorIs(t, b.Append(t.Context(), later+1, record("new", "")), lead.ErrDeposed)
-}
-
-func oneLeads(t *testing.T, s Suite) {
-	a, b := s.Open(t), s.Open(t)
-	_, lost := campaign(t, a, "a:1")
-	elected := make(chan lead.Term, 1)
-	go func() {
-		term, _, err := b.Campaign(t.Context(), "b:1")
-		if err == nil {
-			elected <- term
-		}
-	}()
-	select {
-	case <-elected:
-		require.Fail(t, "two lead")
-	case <-time.After(time.Second):
-	}
-	leads(t, lost)
-	require.NoError(t, a.Resign(t.Context()))
-	select {
-	case term := <-elected:
-		require.NoError(t, b.Append(t.Context(), term, record("b", "leads")))
-	case <-time.After(soon):
-		require.Fail(t, "nobody leads")
-	}
-}
-
-func watchersSeeLeaders(t *testing.T, s Suite) {
-	a, b := s.Open(t), s.Open(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	leaders := s.Open(t).Watch(ctx)
-	sees := func(want lead.Leader) {
-		t.Helper()
-		for late := time.After(soon); ; {
-			select {
-			case l := <-leaders:
-				if l == want {
-					return
-				}
-			case <-late:
-				require.Fail(t, "not seen", "%v", want)
-			}
-		}
-	}
-	sees(lead.Leader{})
-	term, _ := campaign(t, a, "a:1")
-	sees(lead.Leader{Term: term, Addr: "a:1"})
-	require.NoError(t, a.Resign(t.Context()))
-	sees(lead.Leader{})
-	term, _ = campaign(t, b, "b:1")
-	sees(lead.Leader{Term: term, Addr: "b:1"})
-	cancel()
-	require.Eventually(t, func() bool { _, open := <-leaders; return !open }, soon, time.Millisecond)
-}
-
-func recordsHaveBounds(t *testing.T, s Suite) {
-	a := s.Open(t)
-	term, _ := campaign(t, a, "a:1")
-	most := make([]lead.Record, lead.MaxRecords)
-	for i := range most {
-		most[i] = record(fmt.Sprintf("%s%03d", strings.Repeat("k", lead.MaxKey-3), i), strings.Repeat("v", 3<<10))
-	}
-	require.NoError(t, a.Append(t.Context(), term, most...))
-	require.NoError(t, a.Append(t.Context(), term, record("large", strings.Repeat("v", lead.MaxValue))))
-	require.Len(t, load(t, a, term), lead.MaxRecords+1)
-	for _, bad := range [][]lead.Record{
-		{record("", "x")}, {record(strings.Repeat("k", lead.MaxKey+1), "x")}, {record("a b", "x")}, {record("ä", "x")},
-		{record("good", "x"), record("large", strings.Repeat("v", lead.MaxValue+1))}, slices.Concat(most, most[:1]),
-	} {
-		require.Error(t, a.Append(t.Context(), term, bad...))
-	}
-	require.Len(t, load(t, a, term), lead.MaxRecords+1)
-}
-
-func manyAppendAtOnce(t *testing.T, s Suite) {
-	a := s.Open(t)
-	term, _ := campaign(t, a, "a:1")
-	var wg sync.WaitGroup
-	errs := make(chan error, 64)
-	for i := range 64 {
-		wg.Go(func() {
-			errs <- a.Append(t.Context(), term, record(fmt.Sprintf("%d/a", i), "1"), record(fmt.Sprintf("%d/b", i), "2"))
-		})
-	}
-	wg.Wait()
-	close(errs)
-	for err := range errs {
-		require.NoError(t, err)
-	}
-	require.NoError(t, a.Resign(t.Context()))
-	later, _ := campaign(t, a, "a:1")
-	require.Len(t, load(t, a, later), 128)
-}
-
-func deposedIsRefused(t *testing.T, s Suite) {
-	if !s.Deposes {
-		t.Skip("only the end of the process ends a leadership here")
-	}
-	a, b := s.Open(t), s.Open(t)
-	term, lost := campaign(t, a, "a:1")
-	require.NoError(t, a.Append(t.Context(), term, record("by-a", "")))
-	require.NoError(t, b.Depose(t.Context(), lead.Leader{Term: term, Addr: "a:1"}))
-	require.ErrorIs(t, a.Append(t.Context(), term, record("late", "")), lead.ErrDeposed)
-	isLost(t, lost)
-	later, _ := campaign(t, b, "b:1")
-	require.Greater(t, later, term)
-	require.Equal(t, []string{"by-a="}, load(t, b, later))
-	require.ErrorIs(t, a.Append(t.Context(), term, record("later", "")), lead.ErrDeposed)
-	_, err := a.Load(t.Context(), term)
-	require.ErrorIs(t, err, lead.ErrDeposed)
-}
-
-func lateDeposeIsHarmless(t *testing.T, s Suite) {
-	a, b := s.Open(t), s.Open(t)
-	old, _ := campaign(t, a, "a:1")
-	require.NoError(t, a.Resign(t.Context()))
-	term, lost := campaign(t, a, "a:1")
-	require.NoError(t, b.Depose(t.Context(), lead.Leader{Term: old, Addr: "a:1"}))
-	require.NoError(t, b.Depose(t.Context(), lead.Leader{}))
-	require.NoError(t, a.Append(t.Context(), term, record("a", "")))
-	leads(t, lost)
-}
-
-func campaignCanBeEnded(t *testing.T, s Suite) {
-	a, b := s.Open(t), s.Open(t)
-	term, _ := campaign(t, a, "a:1")
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	_, _, err := b.Campaign(ctx, "b:1")
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.NoError(t, a.Append(t.Context(), term, record("a", "")))
-	require.NoError(t, a.Resign(t.Context()))
-	term, _ = campaign(t, a, "a:1") // b does not stand in the way
-	require.Equal(t, []string{"a="}, load(t, a, term))
-}
-
-func resignWithoutAnything(t *testing.T, s Suite) {
-	a := s.Open(t)
-	require.NoError(t, a.Resign(t.Context()))
-	require.ErrorIs(t, a.Append(t.Context(), 0, record("a", "")), lead.ErrDeposed)
-	require.ErrorIs(t, a.Append(t.Context(), 1, record("a", "")), lead.ErrDeposed)
-	_, err := a.Load(t.Context(), 0)
-	require.ErrorIs(t, err, lead.ErrDeposed)
 }
