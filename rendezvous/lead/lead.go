@@ -1,6 +1,12 @@
-// Package lead has the two interfaces of a control plane that survives its host: the election of the process that
-// serves, and the store of its decisions. It is pure; each implementation is a package of its own, and
-// internal/app/leadtest holds for all of them.
+// Package lead has the two interfaces of a control plane that survives its host: Leadership, the election of the process
+// that serves, and Decisions, the store of its decisions. It is pure; each implementation is a package of its own, and
+// internal/app/leadtest has a suite of tests for each interface:
+//
+//	a directory (rendezvous/lead/journal)        Leadership and Decisions
+//	etcd (internal/app/etcd)                     Leadership and Decisions
+//	a Lease of Kubernetes (internal/app/lease)   Leadership and Decisions
+//	launchers (internal/app/run/failover)        Leadership; they bring the decisions to the next server themselves,
+//	                                             and TestDecisionsInTheLaunchers of that package says which
 //
 // A store keeps what was decided, spent and learned, some kilobytes for a run. It never keeps who is there: launchers
 // bring their epoch and place along.
@@ -58,7 +64,7 @@ type Decisions interface {
 // Slow is what Decisions may be besides: each Append is a burden, so those that nobody waits for are Pause apart.
 type Slow interface{ Pause() time.Duration }
 
-// Store is both.
+// Store is both, as all but the launchers are.
 type Store interface {
 	Leadership
 	Decisions
