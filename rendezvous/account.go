@@ -20,7 +20,6 @@ type account struct {
 	newest   attempt
 
 	backoffAt     time.Time // no world is sealed before
-	pausedAt      time.Time
 	failPendingAt time.Time // the run fails then, unless a node turns out to have died
 }
 
@@ -223,16 +222,27 @@ func (a *account) hold(now time.Time, d time.Duration) (until string) {
 
 // pauseBegins and pauseEnds keep pauses out of the Deadline. A run that resumes after a failure begins with a new
 // budget.
-func (a *account) pauseBegins(now time.Time) { a.pausedAt = now }
+func (a *account) pauseBegins(now time.Time) {
+	if a.spent.PausedAt.IsZero() { // else it began in the time of an earlier daemon
+		a.spent.PausedAt, a.sent = now, nil
+	}
+}
+
+// unpaused drops a pause of an earlier daemon that has ended.
+func (a *account) unpaused() {
+	if !a.spent.PausedAt.IsZero() {
+		a.spent.PausedAt, a.sent = time.Time{}, nil
+	}
+}
 
 func (a *account) pauseEnds(now time.Time) {
-	if !a.spent.Since.IsZero() && !a.pausedAt.IsZero() {
-		a.spent.Since = a.spent.Since.Add(now.Sub(a.pausedAt))
+	if !a.spent.Since.IsZero() && !a.spent.PausedAt.IsZero() {
+		a.spent.Since = a.spent.Since.Add(now.Sub(a.spent.PausedAt))
 	}
 	if a.spent.Held {
 		a.spent = Spent{Since: a.spent.Since, Best: a.spent.Best}
 	}
-	a.pausedAt, a.backoffAt, a.sent = time.Time{}, time.Time{}, nil
+	a.spent.PausedAt, a.backoffAt, a.sent = time.Time{}, time.Time{}, nil
 }
 
 // limit is when time alone ends the run, and why; zero when it never does. A start is one whose first step is awaited.

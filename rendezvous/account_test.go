@@ -406,13 +406,14 @@ func TestEachThingThatIsSpentIsTold(t *testing.T) {
 	for name, spent := range map[string]Spent{
 		"the deadline": {Since: at}, "a streak": {Streak: 1}, "fruitless": {Fruitless: 1}, "same": {Same: 1, Alike: "x"},
 		"sum":      {Sum: 1},
-		"the best": {Best: job.Progress{Step: 1}}, "recent": {Recent: []restarted{{At: at, Rank: 1}}}, "held": {Held: true},
+		"the best": {Best: job.Progress{Step: 1}}, "recent": {Recent: []restarted{{At: at, Rank: 1}}},
+		"held": {Held: true, PausedAt: at}, "a pause": {Since: at, PausedAt: at},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t, Params{Min: 2, Max: 2})
 			e := Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 1}}
 			e.Spent = &spent
-			if spent.Held {
+			if !spent.PausedAt.IsZero() {
 				e.Paused = &job.Cause{Kind: job.CauseFailure, Text: "b failed"}
 			}
 			s.must(e)

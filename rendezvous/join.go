@@ -51,6 +51,8 @@ func (r *Round) join(now time.Time, e Join) error {
 	if c := r.memory.pause(n, e); c != nil {
 		seen := e.Seen
 		r.pause(now, c, &seen)
+	} else if r.orders.paused == nil {
+		r.account.unpaused()
 	}
 	if c := r.memory.bar(now, n, e); c != nil {
 		r.checks.barName(n.Name, c)

@@ -90,7 +90,7 @@ func (r *Round) Kept() Kept {
 	k := Kept{
 		Term: max(e.id.Term, e.term), Params: *r.params, Epoch: e.id, World: r.memory.world(),
 		Unrun: e.phase == releasing, Broken: r.memory.broken(), Works: r.admission.works, Over: r.admission.over,
-		Restarts: r.account.restarts, Spent: r.account.spent, PausedAt: r.account.pausedAt,
+		Restarts: r.account.restarts, Spent: r.account.spent, PausedAt: r.account.spent.PausedAt,
 		Paused: o.paused, Unpaused: o.unpausedIn, Hold: o.hold, Unheld: o.unheldIn, Command: o.command, OnResume: o.onResume,
 		Restart: o.restart, Bars: o.barred(), Passes: r.checks.passes(),
 	}
@@ -98,6 +98,7 @@ func (r *Round) Kept() Kept {
 		k.Epoch = r.account.spentIn
 		k.Unrun = r.memory.past != nil && r.memory.past.Unrun
 	}
+	k.Spent.PausedAt = time.Time{}
 	k.Spent.Recent = k.Spent.Recent[max(0, len(k.Spent.Recent)-maxRecentTold):]
 	for name, c := range o.bars {
 		if c == nil {
@@ -119,7 +120,9 @@ func (r *Round) Kept() Kept {
 
 // Steady is k with times by the clock of now, for New.
 func (k Kept) Steady(now time.Time) *Kept {
-	k.PausedAt = k.Spent.steady(now, k.PausedAt)
+	k.Spent.PausedAt = k.PausedAt
+	k.Spent.steady(now)
+	k.PausedAt, k.Spent.PausedAt = k.Spent.PausedAt, time.Time{}
 	if k.Ledger != nil {
 		k.Ledger = k.Ledger.Clone()
 		k.Ledger.Moved(now)
@@ -132,7 +135,7 @@ func (m *memory) recall(k *Kept) {
 	*m.params = k.Params
 	m.account.restarts, m.account.spent, m.account.spentIn = k.Restarts, k.Spent, k.Epoch
 	m.past = k
-	m.account.pausedAt = k.PausedAt
+	m.account.spent.PausedAt = k.PausedAt
 	m.orders.recall(k)
 	if k.Ledger != nil {
 		*m.book = *k.Ledger.Clone()

@@ -695,6 +695,54 @@ func TestAnEndedPauseStaysEnded(t *testing.T) {
 	require.Nil(t, s.r.Status().Paused)
 }
 
+// A pause that outlives its daemon, which has kept nothing, does not count towards the deadline, from its beginning on.
+func TestPauseOfAnEarlierDaemonIsNotCounted(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 2, Budget: Budget{Deadline: 2 * time.Hour}}, "a", "b")
+	s.pass(time.Hour)
+	s.ordered(OrderPause, "")
+	s.obey()
+	s.pass(5 * time.Hour)
+	for range 2 {
+		v := s.revive()
+		v.comeBack("a")
+		v.pass(time.Minute)
+		v.comeBack("b")
+		v.obey()
+		v.pass(time.Hour)
+		s = v.sim
+	}
+	s.must(Order{Kind: OrderResume})
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	require.WithinDuration(t, s.now.Add(time.Hour), s.r.Status().Budget.Deadline, time.Second)
+	require.Zero(t, s.dirs["a"].Spent.PausedAt)
+}
+
+// A pause that has ended, unknown to a node that comes back, is not counted either.
+func TestEndedPauseOfAnEarlierDaemonIsForgotten(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 2, Budget: Budget{Deadline: 2 * time.Hour}}, "a", "b")
+	s.pass(time.Hour)
+	s.ordered(OrderPause, "")
+	s.obey()
+	s.pass(time.Hour)
+	paused := s.dirs["a"]
+	s.must(Order{Kind: OrderResume})
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	v := s.revive()
+	v.comeBack("b")
+	worked := v.old.dirs["a"]
+	v.old.dirs["a"] = paused
+	v.comeBack("a")
+	v.old.dirs["a"] = worked
+	require.Nil(t, v.r.Status().Paused)
+	require.Zero(t, v.r.account.spent.PausedAt)
+	v.pass(time.Minute)
+	v.ordered(OrderPause, "")
+	v.obey()
+	require.Equal(t, v.now, v.r.account.spent.PausedAt)
+}
+
 func TestPauseSurvivesTheDaemon(t *testing.T) {
 	paused := func(t *testing.T, ids ...string) *sim {
 		s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, ids...)

@@ -14,6 +14,8 @@ import (
 type Spent struct {
 	// Since is when workers were first started, later by the time in pauses. Zero without a Deadline.
 	Since time.Time `json:"since,omitzero"`
+	// PausedAt is when the present pause began; zero: there is none.
+	PausedAt time.Time `json:"paused_at,omitzero"`
 	// Streak are the restarts in a row without progress, and Fruitless those without a newer checkpoint or more steps.
 	Streak    int `json:"streak,omitempty"`
 	Fruitless int `json:"fruitless,omitempty"`
@@ -55,15 +57,18 @@ func (s Spent) zero() bool {
 func (s Spent) brought(now time.Time, paused bool) Spent {
 	s.Streak, s.Fruitless, s.Same, s.Sum = max(s.Streak, 0), max(s.Fruitless, 0), max(s.Same, 0), max(s.Sum, 0)
 	s.Alike, s.Held = text.Clip(s.Alike, maxAlike), s.Held && paused
+	if !paused {
+		s.PausedAt = time.Time{}
+	}
 	s.Recent = s.Recent[max(0, len(s.Recent)-maxRecentTold):]
-	s.steady(now, time.Time{})
+	s.steady(now)
 	return s
 }
 
-// steady expresses the times of s by now, whose clock is monotonic, and at, which is of the same clock as they were.
-// Times of the future are those of a clock that has been set back, or was ahead: then all of them move into the past.
-func (s *Spent) steady(now, at time.Time) time.Time {
-	newest := at
+// steady expresses the times of s by now, whose clock is monotonic. Times of the future are those of a clock that has
+// been set back, or was ahead: then all of them move into the past.
+func (s *Spent) steady(now time.Time) {
+	newest := s.PausedAt
 	for _, e := range append([]restarted{{At: s.Since}}, s.Recent...) {
 		if e.At.After(newest) {
 			newest = e.At
@@ -76,11 +81,11 @@ func (s *Spent) steady(now, at time.Time) time.Time {
 		}
 		return now.Add(at.Sub(now) - ahead)
 	}
-	s.Since, s.HeldUntil, s.Recent = moved(s.Since), moved(s.HeldUntil), slices.Clone(s.Recent)
+	s.Since, s.PausedAt, s.HeldUntil = moved(s.Since), moved(s.PausedAt), moved(s.HeldUntil)
+	s.Recent = slices.Clone(s.Recent)
 	for i := range s.Recent {
 		s.Recent[i].At = moved(s.Recent[i].At)
 	}
-	return moved(at)
 }
 
 // larger is s, or o where that is more.
@@ -94,6 +99,9 @@ func (s Spent) larger(o Spent) Spent {
 	}
 	if s.Since.IsZero() || !o.Since.IsZero() && o.Since.Before(s.Since) {
 		s.Since = o.Since
+	}
+	if s.PausedAt.IsZero() || !o.PausedAt.IsZero() && o.PausedAt.Before(s.PausedAt) {
+		s.PausedAt = o.PausedAt
 	}
 	if o.Held && !s.Held {
 		s.Held, s.HeldUntil = true, o.HeldUntil
