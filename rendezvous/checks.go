@@ -211,12 +211,13 @@ func (c *checks) exclude(n *node) {
 
 // barName keeps every node of the name without workers, those to come, too.
 func (c *checks) barName(name string, why *job.Cause) {
-	c.orders.bars[name] = why
+	c.orders.set(name, why)
 	for _, n := range c.members.sorted(func(n *node) bool { return n.Name == name && n.idle() }) {
 		c.members.setBar(n, n.bar, false)
 		c.exclude(n)
 	}
 	c.out.repeat(func(n *node) bool { return n.Name == name })
+	c.out.tellDeputies()
 }
 
 // evict goes on without n, a node of a broken world, if that is decided about it.
@@ -239,7 +240,7 @@ func (c *checks) evict(n *node, d Decision, why job.Cause) {
 // unbarName ends the bar of the name, and checks' bars of its nodes: these are checked once more. The entry stays, as
 // nil: a node that has not heard of it may still bring its bar (memory.bar).
 func (c *checks) unbarName(now time.Time, name string) {
-	c.orders.bars[name] = nil
+	c.orders.set(name, nil)
 	for _, n := range c.members.barredAs(name) {
 		c.members.setBar(n, nil, false)
 		if n.state == barred {
@@ -247,6 +248,7 @@ func (c *checks) unbarName(now time.Time, name string) {
 		}
 	}
 	c.out.repeat(func(n *node) bool { return n.Name == name })
+	c.out.tellDeputies()
 }
 
 func (c *checks) ask(n *node) {

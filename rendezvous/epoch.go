@@ -35,6 +35,8 @@ type epoch struct {
 	tied  bool    // no other server may be elected while one of them is silent
 	// started is when the newest launcher of each name that has joined since was started; nil where nobody has a vote.
 	started map[string]time.Time
+	// plan is what its members know about the launchers that may serve next; nil: nothing.
+	plan *Failover
 
 	working int // members that have workers
 	workers int
@@ -97,7 +99,7 @@ func (e *epoch) next(now time.Time, ranked []*node) {
 		e.id.Epoch = 0
 	}
 	e.phase, e.sealedAt, e.held = releasing, now, false
-	e.size, e.other, e.votes = len(ranked), false, false
+	e.size, e.other, e.votes, e.plan = len(ranked), false, false, nil
 	if !e.tied {
 		e.away, e.started = nil, nil
 	}

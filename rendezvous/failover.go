@@ -25,6 +25,8 @@ type Server struct {
 	Epoch job.EpochID
 	// Alone takes silence for death.
 	Alone bool
+	// Bars are those that it was told by the server before it; nil: none.
+	Bars *Bars
 }
 
 // Failover tells the members of a sealed world which launchers may serve the rendezvous when the present one is lost.
@@ -133,6 +135,9 @@ func hostPort(host string, port int) string {
 	}
 	return fmt.Sprintf("%s:%d", host, port)
 }
+
+// deputy reports whether the launcher with the ID may serve next.
+func (e *epoch) deputy(id string) bool { return e.plan != nil && e.plan.names(id) }
 
 func (w *Failover) names(id string) bool {
 	for _, h := range w.Deputies {

@@ -564,3 +564,57 @@ func TestSilentTwiceWhileAWorldIsRebuilt(t *testing.T) {
 	absent, silent := v.r.sealer.absent()
 	require.Equal(t, []int{3, 3}, []int{absent, silent}, "a, c and d")
 }
+
+// Members that may serve next know all bars at once, also those of names that no launcher has any more. Others do not
+// need them.
+func TestDeputiesKnowBars(t *testing.T) {
+	s := servedBy(t, "b", "c", "d")
+	require.Nil(t, s.dirs["b"].Bars)
+	plan, epoch := s.dirs["b"].Failover, s.runs["b"].EpochID
+	s.ordered(OrderBar, "x")
+	require.Equal(t, []string{"x"}, sortedKeys(s.dirs["b"].Bars.Names))
+	require.Nil(t, s.dirs["a"].Bars, "it serves already")
+	require.Equal(t, job.Run, s.dirs["b"].Kind)
+	require.Equal(t, plan, s.dirs["b"].Failover)
+	s.obey()
+	require.Equal(t, epoch, s.runs["b"].EpochID, "nobody is stopped")
+	s.ordered(OrderBar, "y")
+	s.ordered(OrderUnbar, "y")
+	require.Equal(t, []string{"x"}, sortedKeys(s.dirs["c"].Bars.Names))
+
+	v := elected(s, true)
+	server := *v.r.cfg.Server
+	server.Bars = s.dirs["b"].Bars
+	v.r = New(Config{Term: s.r.out.seq + 1000, Server: &server})
+	require.Equal(t, s.r.Status().Bars, v.r.Status().Bars)
+	v.comeBack("b", "c", "d")
+	require.Equal(t, []string{"x"}, sortedKeys(v.dirs["c"].Bars.Names), "for a third one")
+	v.obey()
+	require.Len(t, v.runs, 3)
+	v.joinNode(Node{ID: "x2", Name: "x", Rank: -1, Slots: 1, Can: []Ability{CanGate}})
+	require.Equal(t, job.Bar, v.dirs["x2"].Kind)
+	v.ordered(OrderUnbar, "x")
+	require.Equal(t, &Bars{}, v.dirs["c"].Bars, "the end of a bar is news, too")
+}
+
+// A server that has not sealed the world that it serves tells the deputies of that, as far as it knows them.
+func TestBarsInARebuiltWorld(t *testing.T) {
+	s := servedBy(t, "b", "c", "d")
+	v := elected(s, false)
+	v.comeBack("a", "b", "c", "d")
+	v.ordered(OrderBar, "x")
+	require.Contains(t, v.dirs["c"].Bars.Names, "x")
+	require.Nil(t, v.dirs["c"].Failover, "that of the world counts on")
+}
+
+func TestBarsThatDeputiesKnowAreBounded(t *testing.T) {
+	s := servedBy(t, "b", "c")
+	for i := range maxKeptNames + 1 {
+		s.ordered(OrderBar, fmt.Sprintf("x%03d", i))
+	}
+	require.Len(t, s.dirs["b"].Bars.Names, maxKeptNames)
+	require.NotContains(t, s.dirs["b"].Bars.Names, fmt.Sprintf("x%03d", maxKeptNames))
+	long := job.Cause{Text: fmt.Sprintf("%02000d", 0)}
+	r := New(Config{Server: &Server{Bars: &Bars{map[string]job.Cause{"x": long}}}})
+	require.Len(t, r.Status().Bars["x"].Text, maxOrderText)
+}

@@ -154,10 +154,10 @@ func (m *memory) recall(k *Kept) {
 func (o *orders) recall(k *Kept) {
 	o.hold, o.unheldIn, o.onResume, o.restart = k.Hold, k.Unheld, k.OnResume, k.Restart
 	for name, c := range k.Bars {
-		o.bars[name] = &c
+		o.set(name, &c)
 	}
 	for _, name := range k.Unbarred {
-		o.bars[name] = nil
+		o.set(name, nil)
 	}
 	in := k.Epoch
 	if o.unpausedIn = k.Unpaused; k.Paused != nil {

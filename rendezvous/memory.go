@@ -306,6 +306,9 @@ func (m *memory) begin(now time.Time, n *node, e *Resume) {
 		until: now.Add(resumeWindow)}, time.Time{}
 	m.epoch.id, m.epoch.workers, m.epoch.held = e.EpochID, e.Place.WorldSize, e.Hold
 	m.epoch.size, m.epoch.other, m.epoch.votes = size, true, m.cfg.Server != nil && m.cfg.Server.Elected
+	if s := m.cfg.Server; s != nil && s.World.of(s.Epoch, m.epoch) {
+		m.epoch.plan = s.World
+	}
 	m.account.restarts = max(m.account.restarts, e.Place.RestartCount)
 	m.out.seq = max(m.out.seq, m.epoch.id.Term)
 	m.orders.restoreHold(e.Hold, e.EpochID)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	"dlrover-run/internal/job"
 )
@@ -18,9 +19,10 @@ import (
 // were started.
 //
 // Pause and command outlive an abandoned history of the run, bars also the run. Nodes report all three to a restarted
-// daemon.
+// daemon, each the bar of its own name; those that may serve the run next know all bars.
 type orders struct {
 	bars      map[string]*job.Cause // by name of nodes; nil: it was barred once
+	told      *Bars                 // bars, for directives; nil: they have changed, or there are none
 	paused    *job.Cause
 	pausedIn  *job.EpochID // newest epoch of the nodes that brought the pause from an earlier daemon; nil: ordered
 	hold      *job.Cause   // the run is held; nil: it is not
@@ -47,7 +49,7 @@ func (o *orders) open(e Join, held bool) {
 // inherit takes over the orders of a history that outlive it; finish leaves the bars. A run that was held because it
 // has failed is over when everybody has left.
 func (o *orders) inherit(old *orders, failed bool) {
-	o.bars, o.command, o.commandIn = old.bars, old.command, old.commandIn
+	o.bars, o.told, o.command, o.commandIn = old.bars, nil, old.command, old.commandIn
 	if !failed {
 		o.paused, o.pausedIn, o.unpausedIn = old.paused, old.pausedIn, old.unpausedIn
 	}
@@ -77,6 +79,38 @@ func ended(in, seen job.EpochID) bool { return in != (job.EpochID{}) && !seen.Ne
 func (o *orders) finish() {
 	o.paused, o.pausedIn, o.hold, o.command, o.commandIn, o.onResume, o.restart = nil, nil, nil, nil, nil, nil, nil
 	o.unpausedIn, o.unheldIn = job.EpochID{}, job.EpochID{}
+}
+
+// Bars are names with a bar, of which no launcher may be left to bring that along; maxKeptNames at most.
+type Bars struct {
+	Names map[string]job.Cause `json:"names,omitempty"`
+}
+
+// set bars a name, or ends its bar if why is nil.
+func (o *orders) set(name string, why *job.Cause) { o.bars[name], o.told = why, nil }
+
+// directive is the value of Directive.Bars; all nodes that may serve next share it.
+func (o *orders) directive() *Bars {
+	if o.told == nil && len(o.bars) > 0 {
+		bars := o.barred()
+		for _, name := range slices.Sorted(maps.Keys(bars))[min(len(bars), maxKeptNames):] {
+			delete(bars, name)
+		}
+		o.told = &Bars{bars}
+	}
+	return o.told
+}
+
+// brought takes over the bars that the launcher which serves now was told by the one before.
+func (o *orders) brought(b *Bars) {
+	if b == nil {
+		return
+	}
+	for name, c := range b.Names {
+		if o.roomForBar(name) {
+			o.set(name, bounded(c))
+		}
+	}
 }
 
 // roomForBar forgets which names were unbarred when there is no room for another one that is barred.

@@ -23,6 +23,9 @@ func (o *outbox) direct(n *node, d Directive) {
 	d.Seq, d.EpochID, d.Restarts = o.seq, o.epoch.id, o.account.restarts
 	d.Paused, d.Barred, d.Command = o.orders.paused, o.orders.bars[n.Name], o.orders.command
 	d.Hold, d.Leave, d.Spent = d.Kind == job.Run && o.epoch.held, n.drained, o.account.directive()
+	if o.epoch.deputy(n.ID) {
+		d.Bars = o.orders.directive()
+	}
 	if n.differs {
 		p := *o.params
 		d.Params = &p
@@ -60,6 +63,18 @@ func (o *outbox) repeat(f func(*node) bool) {
 	}
 	for _, n := range o.members.sorted(func(n *node) bool { return f(n) && n.state != "" && !n.idle() }) {
 		o.direct(n, Directive{Kind: n.dir.Kind, Place: n.dir.Place, Cause: n.dir.Cause})
+	}
+}
+
+// tellDeputies sends the present directive again to members that may serve next, whose workers run: bars have changed.
+func (o *outbox) tellDeputies() {
+	if o.epoch.plan == nil {
+		return
+	}
+	for _, n := range o.members.sorted(func(n *node) bool { return n.state == member && n.dir.Kind == job.Run }) {
+		if o.epoch.deputy(n.ID) {
+			o.direct(n, Directive{Kind: job.Run, Place: n.dir.Place, Cause: n.dir.Cause, Failover: n.dir.Failover})
+		}
 	}
 }
 

@@ -147,6 +147,9 @@ func New(cfg Config) *Round {
 	r.memory = &memory{cfg: r.cfg, params: r.params, members: r.members, epoch: r.epoch, account: r.account,
 		orders: r.orders, checks: r.checks, gate: r.gate, out: r.out, book: new(ledger.Ledger)}
 	r.costs = newCosts(r)
+	if cfg.Server != nil {
+		r.orders.brought(cfg.Server.Bars)
+	}
 	if past != nil {
 		r.admission.works, r.admission.over = past.Works, past.Over
 		r.memory.recall(past)
@@ -238,7 +241,7 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	r.account.ran(now, r.epoch.held)
 	addr := overviewOf(r.epoch.world).reach(r.epoch.world[0], e.Addr)
 	failover := r.sealer.failover()
-	r.epoch.votes = failover != nil
+	r.epoch.votes, r.epoch.plan = failover != nil, failover
 	for i, p := range r.epoch.places(r.account.restarts) { // nothing has changed since the seal
 		p.MasterAddr, p.MasterPort = addr, e.Port
 		r.out.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause, Failover: failover})

@@ -247,6 +247,8 @@ type Directive struct {
 	Spent *Spent `json:"spent,omitempty"`
 	// Failover, with Run, tells which launchers may serve the rendezvous next; nil: none.
 	Failover *Failover `json:"failover,omitempty"`
+	// Bars are the names that orders have barred, for a node that may serve the run next; nil is no news.
+	Bars *Bars `json:"bars,omitempty"`
 	// Leave is why this node shall end its workers, if it has any, and leave the run for good.
 	Leave *job.Cause `json:"leave,omitempty"`
 }

@@ -353,7 +353,8 @@ func (h *Failover) electedLocked(a successor.Answer) {
 	host, port, _ := net.SplitHostPort(h.self.Addr)
 	number, _ := strconv.Atoi(port)
 	api.ServedBy(h.svc.Hub, rendezvous.Server{ID: h.cfg.ID, Host: host, Port: number, Term: a.Term, Elected: true,
-		OfDead: h.sealer && h.plan.ByMember(), World: h.plan, Epoch: h.epoch, Alone: h.cfg.Alone})
+		OfDead: h.sealer && h.plan.ByMember(), World: h.plan, Epoch: h.epoch, Alone: h.cfg.Alone,
+		Bars: h.bars})
 	h.serving.Store(h.svc)
 	h.endCandidacy()
 	have, need := h.tally.Votes()

@@ -72,7 +72,8 @@ type Failover struct {
 	sealer  bool   // the launcher that has sealed the newest world is dead
 	opening bool   // svc is being made, or there is one
 	svc     *service.Service
-	said    string // the newest line about a loss that goes on
+	said    string           // the newest line about a loss that goes on
+	bars    *rendezvous.Bars // that a deputy was told last
 
 	own   string               // where the processes of this launcher reach it, while it serves from its start; else ""
 	move  func(servers string) // nil: nobody follows
@@ -161,6 +162,9 @@ func (h *Failover) serversLocked() string {
 func (h *Failover) Told(d rendezvous.Directive) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if d.Bars != nil {
+		h.bars = d.Bars
+	}
 	switch d.Kind {
 	case job.Run:
 		h.voter.Runs(d.EpochID, d.Failover)
@@ -170,7 +174,7 @@ func (h *Failover) Told(d rendezvous.Directive) {
 	if d.Failover == nil || d.Kind != job.Run {
 		return
 	}
-	h.plan, h.epoch, h.server = d.Failover, d.EpochID, d.Failover.Server
+	h.plan, h.epoch, h.server, h.bars = d.Failover, d.EpochID, d.Failover.Server, d.Bars
 	h.dead, h.sealer, h.said = false, false, ""
 	h.tellLocked()
 	for _, deputy := range d.Failover.Deputies {
