@@ -102,6 +102,9 @@ func (p *Pool) Take(w http.ResponseWriter, req *http.Request) *Conn {
 		method: req.Method, path: req.URL.Path, last: req.Close || rw.Reader.Buffered() > 0, busy: true}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.closed { // meanwhile: nobody else would end it
+		_ = nc.Close()
+	}
 	p.conns[c] = struct{}{}
 	return c
 }

@@ -2,6 +2,7 @@ package longpoll
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"log"
@@ -267,6 +268,31 @@ func TestTheEndOfTheServer(t *testing.T) {
 }
 
 // An answer that does not fit into the socket's buffer keeps nobody else waiting.
+// late is a request whose connection is taken out of a server that ends just then.
+type late struct {
+	*httptest.ResponseRecorder
+	ends func()
+	conn net.Conn
+}
+
+func (l late) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	l.ends()
+	return l.conn, bufio.NewReadWriter(bufio.NewReader(l.conn), nil), nil
+}
+
+func TestAConnectionThatIsTakenAtTheEnd(t *testing.T) {
+	ours, theirs := net.Pipe()
+	var p Pool
+	srv, gone := &http.Server{}, make(chan struct{})
+	req := httptest.NewRequest(http.MethodGet, "/wait", nil)
+	req = req.WithContext(context.WithValue(t.Context(), http.ServerContextKey, srv))
+	w := late{httptest.NewRecorder(), func() { _ = srv.Close(); <-p.done }, ours}
+	p.Take(w, req).Hold(func() { close(gone) })
+	_, err := theirs.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
+	<-gone
+}
+
 func TestALargeAnswer(t *testing.T) {
 	b := newBell(t)
 	for range 5 { // more than there are workers
