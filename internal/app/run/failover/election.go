@@ -66,7 +66,10 @@ func (h *Failover) Lost(ctx context.Context, why error) (moved bool) {
 	h.mu.Lock()
 	server, bound := h.server, h.voter.Bound()
 	h.mu.Unlock()
-	if server == "" || !bound && !h.gone(ctx, server, why) {
+	if server == "" {
+		return h.astray(ctx)
+	}
+	if !bound && !h.gone(ctx, server, why) {
 		return false
 	}
 	for end := time.Now().Add(standPatience); ; time.Sleep(standPause) {
@@ -252,14 +255,33 @@ func (h *Failover) followLocked(addr string) {
 	h.tellLocked()
 }
 
-// hopeless has a launcher without a vote, or without a deputy, look where the job's nodes meet, unless it was
-// redirected from there to a launcher that may live.
-func (h *Failover) hopeless(ctx context.Context) bool {
+// hopeless has a launcher without a vote, or without a deputy, follow the one that others have elected. Else it looks
+// where the job's nodes meet, unless it was redirected from there to a launcher that may live.
+func (h *Failover) hopeless(ctx context.Context) (moved bool) {
+	h.mu.Lock()
+	var known []rendezvous.Deputy
+	if h.plan != nil {
+		known = h.plan.Deputies
+	}
+	h.mu.Unlock()
+	for _, d := range known {
+		if a, err := h.serves(ctx, d.Addr); d.ID != h.cfg.ID && err == nil && h.answered(d, a) {
+			return true
+		}
+	}
 	h.mu.Lock()
 	h.sayLocked(h.loss() + ", and this one has no vote, or no deputy is left; waiting for one at the job's endpoint")
 	dead := h.dead
 	h.mu.Unlock()
-	if addr := h.cfg.Client.Addr(); dead && (addr == h.cfg.Endpoint || refuses(ctx, addr)) {
+	if dead {
+		return h.astray(ctx)
+	}
+	return false
+}
+
+// astray has a launcher look where the job's nodes meet if the one that it asks is dead.
+func (h *Failover) astray(ctx context.Context) bool {
+	if addr := h.cfg.Client.Addr(); addr != h.cfg.Endpoint && refuses(ctx, addr) {
 		h.cfg.Client.Move(h.cfg.Endpoint)
 	}
 	return false
@@ -310,23 +332,27 @@ func (h *Failover) stand(ctx context.Context) successor.Answer {
 	have, need := h.tally.Votes()
 	h.sayLocked(h.loss()+", and this one is a candidate; waiting for votes", "votes", have, "needed", need)
 	h.mu.Unlock()
-	back := h.serves(ctx, h.cfg.Endpoint) || server != h.cfg.Endpoint && h.serves(ctx, server)
+	_, gone := h.serves(ctx, h.cfg.Endpoint)
+	if gone != nil && server != h.cfg.Endpoint {
+		_, gone = h.serves(ctx, server)
+	}
 	dead := refuses(ctx, server)
 	h.mu.Lock()
-	if back && h.tally.Withdraw() {
+	if gone == nil && h.tally.Withdraw() {
 		return successor.Answer{}
 	}
 	h.deadLocked(server, h.dead || dead)
 	return h.tally.Count(own) // votes may have come meanwhile
 }
 
-// serves reports whether a launcher of this run answers at the address.
-func (h *Failover) serves(ctx context.Context, addr string) bool {
+// serves asks the launcher at an address whether it was elected. One that serves from its start gives an empty answer.
+func (h *Failover) serves(ctx context.Context, addr string) (a successor.Answer, err error) {
 	c := h.connect(addr)
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	return c.Call(ctx, h.cfg.Run, api.Vote, message{}, nil) == nil
+	err = c.Call(ctx, h.cfg.Run, api.Vote, message{}, &a)
+	return a, err
 }
 
 // received takes the vote of another launcher, or its question.

@@ -270,6 +270,35 @@ func TestPartingEndsTheVote(t *testing.T) {
 	require.Nil(t, h.Serving())
 }
 
+// A launcher without a vote follows the one that the others have elected, and looks for nobody at the endpoint.
+func TestLauncherWithoutAVoteFollows(t *testing.T) {
+	p := newPeers(t, 2, "a", "b", "c", "d")
+	d := p.all["d"]
+	require.Error(t, d.Parting(p.epoch, func() error { return errors.New("cut off") }))
+	p.die()
+	require.False(t, d.Lost(t.Context(), errLost), "nobody serves yet")
+	p.lost("a", "b", "c")
+	require.True(t, d.Lost(t.Context(), errLost))
+	require.NoError(t, p.runs("d"))
+	require.Nil(t, d.Serving())
+}
+
+// A launcher that has had no world yet goes back to the endpoint from a dead one to which it was redirected.
+func TestLauncherWithoutAWorldReturns(t *testing.T) {
+	p := newPeers(t, 1, "a")
+	c := p.all["a"].cfg
+	to := listen(t, "127.0.0.1:0")
+	c.ID, c.Listener, c.Client = "b", nil, api.NewClient(to.Addr().String(), token)
+	t.Cleanup(c.Client.Close)
+	h := New(c)
+	t.Cleanup(h.Close)
+	require.False(t, h.Lost(t.Context(), errLost))
+	require.Equal(t, to.Addr().String(), c.Client.Addr(), "it lives")
+	require.NoError(t, to.Close())
+	require.False(t, h.Lost(t.Context(), errLost))
+	require.Equal(t, p.endpoint, c.Client.Addr())
+}
+
 // Workers fail while their launcher looks for a deputy: it asks for a place first, and has no vote any more.
 func TestPartingWhileDeputiesAreAsked(t *testing.T) {
 	p := newPeers(t, 2, "a", "b", "c")
