@@ -618,3 +618,20 @@ func TestBarsThatDeputiesKnowAreBounded(t *testing.T) {
 	r := New(Config{Server: &Server{Bars: &Bars{map[string]job.Cause{"x": long}}}})
 	require.Len(t, r.Status().Bars["x"].Text, maxOrderText)
 }
+
+// A server is killed when some of its members have heard of the run's success, and have left. The others, and the next
+// server, do not know of it: the world starts again without those.
+func TestSuccessThatSomeHaveNotHeardOf(t *testing.T) {
+	s := servedBy(t, "b", "c", "d", "e")
+	v := elected(s, true)
+	for _, id := range []string{"b", "d", "e"} {
+		run := s.worked[id]
+		v.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 1}, Params: v.p, Seen: run.EpochID,
+			Resume: &Resume{EpochID: run.EpochID, Place: *run.Place, Done: true}})
+		v.must(Attach{ID: id})
+	}
+	v.pass(resumeWindow)
+	v.obey()
+	require.Len(t, v.runs, 3)
+	require.Contains(t, v.noted(job.EventBreak), "2 of 5 nodes did not come back")
+}

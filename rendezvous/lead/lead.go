@@ -1,6 +1,6 @@
-// Package lead has the two interfaces of a control plane that survives its host: Leadership, the election of the process
-// that serves, and Decisions, the store of its decisions. It is pure; each implementation is a package of its own, and
-// internal/app/leadtest has a suite of tests for each interface:
+// Package lead has the two interfaces of a control plane that survives its host: Leadership, the election of the
+// process that serves, and Decisions, the store of its decisions. It is pure; each implementation is a package of its
+// own, and internal/app/leadtest has a suite of tests for each interface:
 //
 //	a directory (rendezvous/lead/journal)        Leadership and Decisions
 //	etcd (internal/app/etcd)                     Leadership and Decisions

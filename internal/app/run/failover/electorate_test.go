@@ -20,7 +20,6 @@ import (
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/lead"
-	"dlrover-run/rendezvous/successor"
 )
 
 // electorate is a job of c10d: launchers with sessions of their own, which serve its rendezvous one after the other.
@@ -35,13 +34,21 @@ type electorate struct {
 	founder func()            // ends the launcher at the endpoint, which is no candidate; nil: there is none
 	server  string            // the newest
 	speak   chan struct{}     // closed while nobody is muted
+	stop    chan struct{}     // closed while workers end at once
+	config  api.SessionConfig // of all launchers
 }
 
 const voters = 3
 
-func newElectorate(t *testing.T) *electorate {
-	e := &electorate{t: t, members: map[*member]bool{}, names: map[string]string{}, speak: make(chan struct{})}
+func newElectorate(t *testing.T, set ...func(*api.SessionConfig)) *electorate {
+	e := &electorate{t: t, members: map[*member]bool{}, names: map[string]string{}, speak: make(chan struct{}),
+		stop: make(chan struct{}), config: api.SessionConfig{Run: "r", Params: rendezvous.Params{Min: voters, Max: 16,
+			LastCall: time.Millisecond, GrowthDelay: time.Millisecond}}}
+	for _, f := range set {
+		f(&e.config)
+	}
 	close(e.speak)
+	close(e.stop)
 	l := listen(t, "127.0.0.1:0")
 	e.endpoint = l.Addr().String()
 	require.NoError(t, l.Close())
@@ -53,7 +60,7 @@ func newElectorate(t *testing.T) *electorate {
 }
 
 // found starts a launcher at the endpoint, which serves until a candidate stands: as when nobody leads.
-func (e *electorate) found() {
+func (e *electorate) found() *api.Hub {
 	client := api.NewClient(e.endpoint, token)
 	own := New(Config{Run: "r", ID: "founder", Client: client, Endpoint: e.endpoint, Log: slog.New(slog.DiscardHandler)})
 	s := NewServer("r", own)
@@ -73,6 +80,7 @@ func (e *electorate) found() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.founder, e.server = end, e.endpoint
+	return svc.Hub
 }
 
 // member is a launcher. Its session notices that a server is lost, and asks the next one.
@@ -82,6 +90,8 @@ type member struct {
 	session *api.Session
 	ended   chan struct{} // closed when the directives end
 	ran     atomic.Pointer[job.EpochID]
+	last    atomic.Pointer[rendezvous.Directive]
+	checks  atomic.Int32
 	leaders chan lead.Leader
 }
 
@@ -93,13 +103,15 @@ func (e *electorate) join(id string, l net.Listener, leaders chan lead.Leader) *
 	e.mu.Unlock()
 	m := &member{e: e, ended: make(chan struct{}), leaders: leaders, Failover: New(Config{Run: "r", ID: id,
 		Client: client, Endpoint: e.endpoint, Listener: l, Serve: serve, Log: slog.New(slog.DiscardHandler)})}
-	n := rendezvous.Node{ID: id, Name: id, Rank: -1, Slots: 1, Addr: "127.0.0.1"}
+	c := e.config
+	c.Succession, c.Work = m, id
+	c.Node = rendezvous.Node{ID: id, Name: id, Rank: -1, Slots: 1, Addr: "127.0.0.1", Can: []rendezvous.Ability{
+		rendezvous.CanGate, rendezvous.CanHold, rendezvous.CanCommand, rendezvous.CanLeave}}
 	if l != nil {
-		n.Serve = l.Addr().(*net.TCPAddr).Port
+		c.Node.Serve = l.Addr().(*net.TCPAddr).Port
 	}
 	var err error
-	m.session, err = api.Open(e.t.Context(), client, api.SessionConfig{Run: "r", Node: n, Succession: m,
-		Params: rendezvous.Params{Min: voters, Max: 16, LastCall: time.Millisecond, GrowthDelay: time.Millisecond}})
+	m.session, err = api.Open(e.t.Context(), client, c)
 	require.NoError(e.t, err)
 	e.mu.Lock()
 	e.members[m] = true
@@ -113,24 +125,34 @@ func (e *electorate) join(id string, l net.Listener, leaders chan lead.Leader) *
 func (m *member) obey() {
 	defer close(m.ended)
 	for d := range m.session.Directives() { // an error of a request is that of a server that has ended
-		switch d.Kind {
-		case job.Lead:
+		if d.Leave != nil {
+			m.session.Running(nil)
+			_, _ = m.session.Leave(m.ctx, d.Leave.Text, nil)
+			m.e.gone(m)
+			continue
+		}
+		switch {
+		case d.Confirms():
+		case d.Kind == job.Check:
+			m.checks.Add(1)
+			_ = m.session.Report(m.ctx, rendezvous.Cleared{ID: m.cfg.ID})
+		case d.Kind == job.Lead:
 			_ = m.session.Report(m.ctx, rendezvous.Ready{ID: m.cfg.ID, EpochID: d.EpochID, Port: 1})
-		case job.Run:
-			m.session.Running(&rendezvous.Resume{EpochID: d.EpochID, Place: *d.Place})
+		case d.Kind == job.Run:
+			m.session.Running(&rendezvous.Resume{EpochID: d.EpochID, Place: *d.Place, Hold: d.Hold})
 			m.ran.Store(&d.EpochID)
-		case job.Stop:
+		case d.Kind == job.Stop:
+			m.e.stopped(m.ctx)
 			m.session.Running(nil)
 			_ = m.session.Rejoin(m.ctx, d.EpochID, nil)
 		}
+		m.last.Store(&d)
 	}
 }
 
 // end kills the launcher.
 func (m *member) end() {
-	m.e.mu.Lock()
-	delete(m.e.members, m)
-	m.e.mu.Unlock()
+	m.e.gone(m)
 	m.Failover.Close()
 	m.session.Close()
 	<-m.ended
@@ -153,7 +175,7 @@ func (m *member) Lost(ctx context.Context, why error) (moved bool) {
 	m.mu.Unlock()
 	switch {
 	case moved:
-		a, _ := m.termOf(ctx, server)
+		a, _ := m.serves(ctx, server)
 		lead.Newest(m.leaders, lead.Leader{Term: lead.Term(a.Term), Addr: m.e.name(server)})
 	case dead:
 		lead.Newest(m.leaders, lead.Leader{})
@@ -161,21 +183,37 @@ func (m *member) Lost(ctx context.Context, why error) (moved bool) {
 	return moved
 }
 
-// termOf asks the launcher at addr in which term it serves.
-func (m *member) termOf(ctx context.Context, addr string) (a successor.Answer, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	c := m.connect(addr)
-	defer c.Close()
-	err = c.Call(ctx, "r", api.Vote, message{}, &a)
-	return a, err
-}
-
 // name is the address that the suite has given to the candidate at addr.
 func (e *electorate) name(addr string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.names[addr]
+}
+
+// gone: m is no member any more.
+func (e *electorate) gone(m *member) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.members, m)
+}
+
+// stall has workers that are told to end go on until end is called.
+func (e *electorate) stall() (end func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.stop = make(chan struct{})
+	return sync.OnceFunc(func() { close(e.stop) })
+}
+
+// stopped waits until workers may end.
+func (e *electorate) stopped(ctx context.Context) {
+	e.mu.Lock()
+	stop := e.stop
+	e.mu.Unlock()
+	select {
+	case <-stop:
+	case <-ctx.Done():
+	}
 }
 
 // mute keeps the voters from voting, which are most of every world.
@@ -205,6 +243,12 @@ func (m *member) knows(id string) bool {
 	return slices.ContainsFunc(m.voter.Deputies(), func(d rendezvous.Deputy) bool { return d.ID == id })
 }
 
+func (e *electorate) size() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.members)
+}
+
 func (e *electorate) all(is func(*member) bool) bool {
 	e.mu.Lock()
 	members := slices.Collect(maps.Keys(e.members))
@@ -231,9 +275,7 @@ func (e *electorate) handOver(m *member) error {
 		e.runs(svc.Hub)
 	}
 	_, err := m.session.Leave(m.ctx, "SIGTERM", nil)
-	e.mu.Lock()
-	delete(e.members, m)
-	e.mu.Unlock()
+	e.gone(m)
 	if svc != nil && err == nil {
 		e.runs(svc.Hub)
 	}

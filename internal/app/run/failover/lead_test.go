@@ -52,7 +52,7 @@ func (e *electorate) heed(t *testing.T, c *candidate, term lead.Term) error {
 		return v.cfg.Client.Addr() == e.server
 	}, 10*time.Second, time.Millisecond)
 	e.notify(message{Vote: successor.Vote{Term: uint64(term), ID: c.id}, Addr: addr})
-	a, err := v.termOf(t.Context(), addr)
+	a, err := v.serves(t.Context(), addr)
 	moved := v.answered(rendezvous.Deputy{ID: c.id, Addr: addr}, a)
 	if moved || err != nil || a != (successor.Answer{Serves: true, Term: uint64(term)}) || v.cfg.Client.Addr() != addr {
 		return lead.ErrDeposed
