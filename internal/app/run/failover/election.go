@@ -67,7 +67,8 @@ func (h *Failover) Lost(ctx context.Context, why error) (moved bool) {
 	server, bound := h.server, h.voter.Bound()
 	h.mu.Unlock()
 	if server == "" {
-		return h.astray(ctx)
+		h.cfg.astray(ctx)
+		return false
 	}
 	if !bound && !h.gone(ctx, server, why) {
 		return false
@@ -274,17 +275,16 @@ func (h *Failover) hopeless(ctx context.Context) (moved bool) {
 	dead := h.dead
 	h.mu.Unlock()
 	if dead {
-		return h.astray(ctx)
+		h.cfg.astray(ctx)
 	}
 	return false
 }
 
 // astray has a launcher look where the job's nodes meet if the one that it asks is dead.
-func (h *Failover) astray(ctx context.Context) bool {
-	if addr := h.cfg.Client.Addr(); addr != h.cfg.Endpoint && refuses(ctx, addr) {
-		h.cfg.Client.Move(h.cfg.Endpoint)
+func (c Config) astray(ctx context.Context) {
+	if addr := c.Client.Addr(); addr != c.Endpoint && refuses(ctx, addr) {
+		c.Client.Move(c.Endpoint)
 	}
-	return false
 }
 
 func (h *Failover) say(text string, args ...any) {
