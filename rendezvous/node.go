@@ -31,7 +31,8 @@ type node struct {
 	since    time.Time // start of the launcher
 	starts   int       // worlds that were sealed with it
 	rankBase int
-	attached int // requests held open
+	leaf     string // its switch when its world was sealed, see Topology.leafOf
+	attached int    // requests held open
 	detached time.Time
 	broken   bool
 	silent   bool // it broke because the host had given no sign of life
@@ -137,6 +138,6 @@ func (n Node) checkOffers() error {
 
 // lost is l with the place of the node.
 func (n *node) lost(l job.Loss) job.Loss {
-	l.Node, l.GroupRank, l.RankBase, l.Slots = n.Name, n.rank, n.rankBase, n.Slots
+	l.Node, l.GroupRank, l.RankBase, l.Slots, l.Switch = n.Name, n.rank, n.rankBase, n.Slots, n.leaf
 	return l
 }

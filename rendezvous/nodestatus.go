@@ -8,7 +8,7 @@ import (
 )
 
 // statuses lists the nodes for a status page: members by rank, then those waiting.
-func (m *members) statuses(bars map[string]*job.Cause) []NodeStatus {
+func (m *members) statuses(topo Topology, bars map[string]*job.Cause) []NodeStatus {
 	ns := make([]NodeStatus, 0, len(m.nodes))
 	for _, n := range m.sorted(everyNode) {
 		rank := n.rank
@@ -19,6 +19,7 @@ func (m *members) statuses(bars map[string]*job.Cause) []NodeStatus {
 			Name: n.Name, State: n.stateText(), GroupRank: rank, Addr: n.Addr, Slots: n.Slots,
 			Connected: n.attached > 0, Suspect: n.suspect(), Barred: cmp.Or(bars[n.Name], n.bar),
 			Since: n.since, Restarts: max(n.starts-1, 0), Role: n.Role, Machine: n.Machine, Devices: n.Devices,
+			Switch: topo.leafOf(n),
 		})
 	}
 	stable.Sort(ns, func(a, b NodeStatus) int {
@@ -38,8 +39,8 @@ func (n *node) stateText() string {
 }
 
 // lastStatuses are the nodes of a run that ends with o. Those with workers count as succeeded or failed.
-func (m *members) lastStatuses(bars map[string]*job.Cause, o job.Outcome) []NodeStatus {
-	ns := m.statuses(bars)
+func (m *members) lastStatuses(topo Topology, bars map[string]*job.Cause, o job.Outcome) []NodeStatus {
+	ns := m.statuses(topo, bars)
 	failed := map[string]bool{}
 	for _, n := range m.nodes {
 		failed[n.Name] = failed[n.Name] || n.failed

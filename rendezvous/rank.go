@@ -7,6 +7,8 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"dlrover-run/internal/text"
 )
 
 // choose picks the size nodes that form the next world, and puts them in order: those of the last world first, by rank,
@@ -58,13 +60,10 @@ func rank(chosen []*node, topo Topology, static bool) []*node {
 	} else {
 		ranked = sticky(ranked)
 	}
-	switch {
-	case static:
+	if static {
 		return ranked
-	case len(topo) > 0:
-		return group(ranked, func(n *node) string { return topo[n.IP] })
 	}
-	return group(ranked, func(n *node) string { return n.domain })
+	return group(ranked, topo.leafOf)
 }
 
 func wishesDiffer(ns []*node) bool {
@@ -100,6 +99,14 @@ func sticky(ns []*node) []*node {
 // Topology maps a node's IP to the name of its access switch. Nodes that it does not
 // know share one unnamed switch.
 type Topology map[string]string
+
+// leafOf is the label of a node's switch, and without a topology that of its domain; "" is unknown.
+func (t Topology) leafOf(n *node) string {
+	if len(t) == 0 {
+		return n.domain
+	}
+	return text.Clip(t[n.IP], MaxName)
+}
 
 // group keeps the nodes with one label, such as their access switch, together: the label of rank 0 first, the others as
 // they first appear, and the given order inside each. This is the order of the node-topology-config that DLRover users

@@ -319,7 +319,7 @@ func (m *memory) limit() (time.Time, *job.Cause) {
 }
 
 func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
-	r.ended = r.members.lastStatuses(r.orders.bars, o)
+	r.ended = r.members.lastStatuses(r.cfg.Topology, r.orders.bars, o)
 	r.epoch.finish(now, o, c)
 	r.memory.rebuild, r.memory.kept = nil, nil
 	r.orders.finish()

@@ -162,6 +162,7 @@ func (s *sealer) seal(now time.Time, size int) {
 	for i, n := range ranked {
 		s.members.become(n, member)
 		n.rank, n.rankBase, n.optional, n.failed, n.starts = i, places[i].RankBase, false, false, n.starts+1
+		n.leaf = s.cfg.Topology.leafOf(n)
 	}
 	s.epoch.forget()
 	s.short = false

@@ -131,7 +131,7 @@ func (r *Round) Status() Status {
 }
 
 // Nodes lists the nodes for a status page: members by rank, then those waiting.
-func (r *Round) Nodes() []NodeStatus { return r.members.statuses(r.orders.bars) }
+func (r *Round) Nodes() []NodeStatus { return r.members.statuses(r.cfg.Topology, r.orders.bars) }
 
 // Ended are the nodes of a run that has ended, as they were then. The caller must not write to them.
 func (r *Round) Ended() []NodeStatus { return r.ended }

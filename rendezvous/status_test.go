@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -34,6 +35,33 @@ func TestStatusOfNodes(t *testing.T) {
 		{Name: "a", State: "failed", GroupRank: 1, Slots: 2, Since: at},
 		{Name: "spare", State: "waiting", GroupRank: -1, Slots: 2, Since: at},
 	}, s.r.Ended())
+}
+
+// Nodes have the switches that the topology names, those that have gone included; without one they have domains.
+func TestNodesHaveSwitches(t *testing.T) {
+	s := newSim(t, Params{Min: 3, Max: 3})
+	s.r = New(Config{Topology: Topology{"10.0.0.1": "leaf-1", "10.0.0.2": "leaf-2"}})
+	for i, id := range []string{"a", "b", "c"} {
+		s.joinNode(Node{ID: id, Name: id, Rank: -1, IP: fmt.Sprintf("10.0.0.%d", i+1), Slots: 2})
+	}
+	s.obey()
+	switches := func() (all []string) {
+		for _, n := range s.r.Nodes() {
+			all = append(all, n.Name+" "+n.Switch)
+		}
+		return all
+	}
+	require.Equal(t, []string{"a leaf-1", "b leaf-2", "c "}, switches())
+	s.must(Rewire{Topology: Topology{"10.0.0.3": "leaf-3"}})
+	require.Equal(t, []string{"a ", "b ", "c leaf-3"}, switches())
+	s.vanish("b")
+	s.pass(time.Minute)
+	gone := s.r.Status().Missing
+	require.Len(t, gone, 1)
+	require.Equal(t, "leaf-2", gone[0].Switch, "as it was when its world was sealed")
+	s.must(Rewire{})
+	s.r.members.nodes["a"].domain = "nvl-7"
+	require.Equal(t, "a nvl-7", switches()[0])
 }
 
 // Restarts of a node are those of its own workers; a newcomer has none.

@@ -283,6 +283,8 @@ type NodeStatus struct {
 	Role     string    `json:"role,omitempty"`
 	Machine  string    `json:"machine,omitempty"`
 	Devices  int       `json:"devices,omitempty"`
+	// Switch is its access switch by the topology, or without one the domain that its check has found; "" is unknown.
+	Switch string `json:"switch,omitempty"`
 }
 
 // Status is a picture of a run for people and metrics.

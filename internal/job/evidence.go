@@ -25,6 +25,8 @@ type Loss struct {
 	Slots     int       `json:"slots"`
 	Reason    string    `json:"reason"`
 	At        time.Time `json:"at"`
+	// Switch is that of the node; "" is unknown.
+	Switch string `json:"switch,omitempty"`
 	// Silent: it went away without a good-bye.
 	Silent bool `json:"silent,omitempty"`
 }

@@ -307,7 +307,7 @@ func (e Proof) size() int {
 		n += lineSize + len(f.Text) + len(f.Detail)
 	}
 	for _, l := range e.Losses {
-		n += lineSize + len(l.Node) + len(l.Reason)
+		n += lineSize + len(l.Node) + len(l.Reason) + len(l.Switch)
 	}
 	return n
 }
@@ -329,7 +329,7 @@ func bounded(e rendezvous.EpochEvidence) rendezvous.EpochEvidence {
 	})
 	e.Losses = fitting(e.Losses, &left, func(l job.Loss) (job.Loss, int) {
 		l.Reason = text.Head(l.Reason, maxText)
-		return l, lineSize + len(l.Node) + len(l.Reason)
+		return l, lineSize + len(l.Node) + len(l.Reason) + len(l.Switch)
 	})
 	return e
 }
