@@ -266,8 +266,10 @@ func (in *Incident) emit(es ...Effect) {
 
 // opinion is the present result of the evidence.
 func (in *Incident) opinion() Verdict {
-	f := in.file
-	return in.cfg.Judge(f.world, f.all(), f.waits()).aged(max(in.now.Sub(f.since), 0))
+	f, came := in.file, arrivals{}
+	v := in.cfg.Judge(f.world, came.through(f.all()), f.waits()).aged(max(in.now.Sub(f.since), 0))
+	f.arrivals = came.result(in.now)
+	return v
 }
 
 // plan decides when the verdict is looked at again.
@@ -342,6 +344,13 @@ func (in *Incident) beginCollection() {
 }
 
 func (in *Incident) endCollection() {
+	if f := in.file; f != nil && !in.asker.collect.until.IsZero() && in.state == StateIdle {
+		came := arrivals{}
+		for range came.through(f.all()) {
+			continue
+		}
+		f.arrivals = came.result(in.now)
+	}
 	in.asker.collect.until = time.Time{}
 	if in.state == StateIdle && in.file != nil {
 		in.dropAt = in.now.Add(keepTime)

@@ -21,6 +21,7 @@ type file struct {
 	missing int          // nodes that have not answered the newest Ask
 	size    int          // of all evidence, see Incident.Held
 
+	arrivals *Arrivals // by the evidence of the verdict, or of a collection; nil: unknown
 	verdict  Verdict
 	judgedAt time.Time
 	foundAt  time.Time // since when it has had these suspects

@@ -47,5 +47,5 @@ func (f *file) picture(p *Picture) {
 			p.RAS = append(p.RAS, nodeText{i, f.world.Nodes[i].Name, d.ras})
 		}
 	}
-	p.Store = f.waits()
+	p.Store, p.Arrivals = f.waits(), f.arrivals
 }

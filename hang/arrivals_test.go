@@ -1,0 +1,86 @@
+package hang
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// came is a rank whose page was read at one o'clock: the number and the age of its newest collective, by group.
+func came(rank int, groups ...GroupState) Evidence {
+	for i := range groups {
+		groups[i].Since = time.Hour - groups[i].Since
+	}
+	return Evidence{Worker: Worker{Rank: rank}, Samples: []Sample{{At: time.Minute},
+		{At: time.Hour, Page: &Page{Groups: groups}}, {At: time.Hour + time.Second}}}
+}
+
+func arrivalsOf(all ...Evidence) *Arrivals {
+	a := arrivals{}
+	for range a.through(slices.Values(all)) {
+		continue
+	}
+	return a.result(dawn)
+}
+
+func TestArrivalsOfRanks(t *testing.T) {
+	s := time.Second
+	require.Nil(t, arrivalsOf())
+	require.Nil(t, arrivalsOf(Evidence{}, came(1), came(2, GroupState{7, 5, s})), "nobody to meet")
+
+	// Rank 2 does not come, and rank 3 has come 9 s after the first.
+	got := arrivalsOf(came(0, GroupState{7, 5, 20 * s}), came(1, GroupState{7, 5, 20 * s}),
+		came(2, GroupState{7, 4, 31 * s}), came(3, GroupState{7, 5, 11 * s}), Evidence{Worker: Worker{Rank: 4}})
+	require.Equal(t, &Arrivals{At: dawn, Late: []Lateness{{Ranks: "2", Late: 20 * s, Absent: true},
+		{Ranks: "3", Late: 9 * s}, {Ranks: "0-1"}}}, got)
+
+	// Rank 0 is late for its pair (group 1), so its pair waits, and cannot come to the others of its kind (group 3).
+	got = arrivalsOf(
+		came(0, GroupState{1, 8, 30 * s}, GroupState{2, 4, 40 * s}),
+		came(1, GroupState{1, 9, 20 * s}, GroupState{3, 4, 40 * s}),
+		came(2, GroupState{4, 9, 20 * s}, GroupState{2, 5, 10 * s}),
+		came(3, GroupState{4, 9, 20 * s}, GroupState{3, 5, 10 * s}))
+	require.Equal(t, []Lateness{{Ranks: "0", Late: 20 * s, Absent: true}, {Ranks: "1-3"}}, got.Late)
+}
+
+func TestArrivalsAreBounded(t *testing.T) {
+	var all []Evidence
+	for r := range 5000 {
+		all = append(all, came(r, GroupState{7, 5, time.Duration(r) * time.Second}))
+	}
+	got := arrivalsOf(all...)
+	require.LessOrEqual(t, len(got.Late), maxLateness)
+	require.Greater(t, len(got.Late), maxLateness/4)
+	require.Equal(t, "4999", got.Late[len(got.Late)-1].Ranks[len("4955-"):])
+}
+
+// A Picture has them with a verdict, and after a collection.
+func TestPicturesHaveArrivals(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	s.c.Step(s.now, Begin{World: s.world})
+	require.Nil(t, s.c.Picture(false).Arrivals)
+	s.c.Step(s.now, Collect{})
+	seq, _ := s.c.Collection()
+	for node := range 2 {
+		late := GroupState{7, 5, time.Duration(node) * time.Second}
+		s.c.Step(s.now, Heard{GroupRank: node, Report: Report{Epoch: s.world.Epoch, Ask: seq,
+			Evidence: []Evidence{came(2*node, late), came(2*node+1, late)}}})
+	}
+	require.Equal(t, []Lateness{{Ranks: "0-1", Late: time.Second}, {Ranks: "2-3"}}, s.c.Picture(false).Arrivals.Late)
+
+	big := crowd(128, 5)
+	in := NewIncident(IncidentConfig{Judge: Judge})
+	in.Step(dawn, Begin{World: big.world})
+	suspected := []Suspicion{{Rank: 5, Age: time.Minute}}
+	in.Step(dawn, Heard{GroupRank: 0, Report: Report{Epoch: big.world.Epoch, Suspicions: suspected}})
+	for node := range big.world.Nodes {
+		in.Step(dawn, Heard{GroupRank: node, Report: Report{Epoch: big.world.Epoch, Ask: in.Pending(node).Seq,
+			Suspicions: suspected, Evidence: big.ev[8*node : 8*node+8]}})
+	}
+	got := in.Picture(false)
+	require.Equal(t, KindBehind, got.Verdict.Kind)
+	require.Equal(t, "5", got.Arrivals.Late[0].Ranks)
+	require.True(t, got.Arrivals.Late[0].Absent)
+}
