@@ -15,8 +15,8 @@ const (
 	latenessUnit = 100 * time.Millisecond // or more, so that there are no more than maxLateness
 )
 
-// Arrivals are how late ranks come to their collectives, by the newest evidence. Ranks without a page, or with nobody to
-// meet, are unknown.
+// Arrivals tell of late ranks in collectives, by the newest evidence. Ranks without a page, or with nobody to meet, are
+// unknown.
 type Arrivals struct {
 	At   time.Time  `json:"at"`
 	Late []Lateness `json:"late"` // the latest first; 32 at most
@@ -25,8 +25,7 @@ type Arrivals struct {
 // Lateness is that of ranks which are about equally late.
 type Lateness struct {
 	Ranks string `json:"ranks"` // as 0-3,8
-	// Late is how long after the first rank of their process group they have come, or have not come, to its newest
-	// collective.
+	// Late is the time from the first rank of their process group in its newest collective until they came, or until now.
 	Late   time.Duration `json:"late"`
 	Absent bool          `json:"absent,omitempty"` // they have not come yet
 }
@@ -94,8 +93,8 @@ func (m *meeting) see(seq uint64, age time.Duration) {
 	}
 }
 
-// late is how late a rank is. Where it has come, and others have not, it only waits. Otherwise one group that it has not
-// come to is enough.
+// late is the lateness of a rank. It only waits in a collective that it has come to before others. Otherwise one group
+// without it is enough.
 func (a *arrivals) late(r arrival) (l Lateness, known bool) {
 	var absent, came time.Duration // since others have come to one, and later than others to another
 	newest, waits, misses := time.Duration(-1), false, false

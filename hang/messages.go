@@ -150,7 +150,7 @@ type Picture struct {
 	Suspecting int             `json:"suspecting,omitempty"`
 	// Verdict is the present result of the evidence; it counts when it is among Verdicts.
 	Verdict Verdict `json:"verdict"`
-	// Arrivals are how late ranks came to their collectives; nil: nothing is known.
+	// Arrivals tell of late ranks in collectives; nil: unknown.
 	Arrivals *Arrivals `json:"arrivals,omitempty"`
 	// Asked nodes, those that have answered, and the first 64 group ranks of those that have not.
 	Asked    int   `json:"asked,omitempty"`

@@ -10,6 +10,7 @@ import (
 
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/hang"
+	"dlrover-run/hang/rankset"
 	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/service"
@@ -112,7 +113,9 @@ func (f Facts) moving() Answer {
 			fmt.Sprintf("It fails again and again: %d restarts in a row without progress.", b.Streak))
 	}
 	if slow := f.slow(); len(slow) > 0 && s.Outcome == "" {
-		a.Lines = append(a.Lines, slow...)
+		for _, n := range slow {
+			a.Lines = append(a.Lines, n.line)
+		}
 		if a.Tone == Good {
 			a.Tone = Waits
 		}
@@ -123,24 +126,64 @@ func (f Facts) moving() Answer {
 	return a
 }
 
-// slow are sentences about nodes that are slow, or were in their newest check.
-func (f Facts) slow() (lines []string) {
+// slowNode is a slow node, in a sentence.
+type slowNode struct{ name, line string }
+
+// slow are slow nodes, by their steps or their newest check.
+func (f Facts) slow() (found []slowNode) {
 	for _, n := range f.Hang.Slow[:min(len(f.Hang.Slow), maxNamed)] {
-		lines = append(lines, fmt.Sprintf("Node %d (%s) is slow: %s.", n.GroupRank, n.Node, n.Text))
+		found = append(found, slowNode{n.Node, fmt.Sprintf("Node %d (%s) is slow: %s.", n.GroupRank, n.Node, n.Text)})
 	}
 	checked := map[string]bool{}
 	for _, e := range slices.Backward(f.Events) {
-		if e.Event != job.EventCheckVerdict || checked[e.Node] || len(lines) >= maxNamed {
+		if e.Event != job.EventCheckVerdict || checked[e.Node] || len(found) >= maxNamed {
 			continue
 		}
 		checked[e.Node] = true
 		why, slow := strings.CutPrefix(e.Text, string(netcheck.StateSlow)+": ")
 		if slow && slices.ContainsFunc(f.Run.Nodes, func(n rendezvous.NodeStatus) bool { return n.Name == e.Node }) {
-			lines = append(lines, fmt.Sprintf("Node %s is slow, by its check %s ago: %s.", e.Node, describe.Age(f.Now.Sub(e.At)),
-				strings.TrimSuffix(why, ".")))
+			found = append(found, slowNode{e.Node, fmt.Sprintf("Node %s is slow, by its check %s ago: %s.", e.Node,
+				describe.Age(f.Now.Sub(e.At)), strings.TrimSuffix(why, "."))})
 		}
 	}
-	return lines
+	return found
+}
+
+// SlowNodes are the names of slow nodes.
+func (f Facts) SlowNodes() map[string]bool {
+	names := map[string]bool{}
+	for _, n := range f.slow() {
+		names[n.name] = true
+	}
+	return names
+}
+
+// Suspects are the blamed ranks of a hang; before a verdict names any, the ranks without progress.
+func (f Facts) Suspects() (certain, doubtful rankset.Set) {
+	if !f.stands() || !f.ofThisEpoch() {
+		return nil, nil
+	}
+	if certain = f.Hang.Verdict.SuspectRanks(); len(certain) > 0 {
+		return certain, nil
+	}
+	for _, s := range f.Hang.Suspicions {
+		doubtful.Add(s.Rank)
+	}
+	return nil, doubtful
+}
+
+// Arrivals are those of the present workers; nil: unknown.
+func (f Facts) Arrivals() *hang.Arrivals {
+	if !f.ofThisEpoch() {
+		return nil
+	}
+	return f.Hang.Arrivals
+}
+
+// ofThisEpoch reports whether the newest incident is one of the present workers.
+func (f Facts) ofThisEpoch() bool {
+	e := f.Hang.Epoch
+	return f.Run.Phase == "running" && e.Round == f.Run.Round && e.Epoch == f.Run.Epoch
 }
 
 // since is the age of the newest event of a kind, after some words, or "".

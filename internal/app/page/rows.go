@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"dlrover-run/internal/app/answers"
 	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/app/marks"
-	"dlrover-run/internal/text"
+	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
 
@@ -49,48 +48,21 @@ type nodeRow struct {
 	Tone                             answers.Tone
 }
 
-func nodesOf(r api.RunStatus) (rows []nodeRow) {
-	all := r.Nodes
-	if r.Outcome != "" && len(all) == 0 {
-		all = r.Ended
+// nodesIn are the nodes of a run; of one that has ended those that it had.
+func nodesIn(r api.RunStatus) []rendezvous.NodeStatus {
+	if r.Outcome != "" && len(r.Nodes) == 0 {
+		return r.Ended
 	}
+	return r.Nodes
+}
+
+func nodesOf(r api.RunStatus) (rows []nodeRow) {
+	all := nodesIn(r)
 	for _, n := range all[:min(len(all), maxNodeRows)] {
 		rows = append(rows, nodeRow{Rank: describe.Rank(n), Name: n.Name, Addr: n.Addr, Machine: n.Machine,
 			State: describe.Node(n), Workers: n.Slots, Tone: answers.OfNode(n)})
 	}
 	return rows
-}
-
-// grid is the picture of all workers, drawn by the script: a column for each node, a cell for each of its ranks.
-type grid struct {
-	Nodes, Workers int
-	Cells          string // of each node a line: tone, workers, first rank (-1: none), state and name, with tabs between
-}
-
-// gridOf is nil for a run without nodes.
-func gridOf(s api.RunStatus) *grid {
-	all := s.Nodes
-	if s.Outcome != "" && len(all) == 0 {
-		all = s.Ended
-	}
-	if len(all) == 0 {
-		return nil
-	}
-	tones := map[answers.Tone]int{answers.Good: 0, answers.Waits: 1, answers.Bad: 2, answers.Plain: 3}
-	g, base := &grid{Nodes: len(all)}, 0
-	lines := make([]string, 0, len(all))
-	for _, n := range all {
-		first := -1
-		if n.GroupRank >= 0 {
-			first = base
-			base += n.Slots
-		}
-		g.Workers += n.Slots
-		lines = append(lines, fmt.Sprintf("%d\t%d\t%d\t%s\t%s", tones[answers.OfNode(n)], n.Slots, first,
-			text.EscapeLine(describe.Node(n)), text.EscapeLine(n.Name)))
-	}
-	g.Cells = strings.Join(lines, "\n")
-	return g
 }
 
 // runsPage is the page of all runs.

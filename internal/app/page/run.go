@@ -27,7 +27,7 @@ type view struct {
 
 func runView(f answers.Facts) view {
 	v := view{Run: f.Run.Run, Path: pathOf(f.Run.Run), At: f.Now, Presses: f.Presses(), Evidence: f.Evidence(),
-		Answers: f.All(), Nodes: nodesOf(f.Run), Grid: gridOf(f.Run)}
+		Answers: f.All(), Nodes: nodesOf(f.Run), Grid: gridOf(f)}
 	v.Running = f.Run.Phase == "running" && f.Run.Outcome == ""
 	if f.Run.Params.Check != "" {
 		v.Checked = v.Path + "/check"

@@ -1,7 +1,7 @@
 // The script of the page. It replaces the part that changes by what the server has written, tells times in the
 // visitor's zone, counts down, has the pictures drawn, and gives the orders that are pressed.
 
-import {adopt, draw, pause, point, press} from './pictures.js';
+import {adopt, colour, draw, fold, pause, point, press} from './pictures.js';
 const main = document.querySelector('main');
 const link = document.getElementById('link');
 
@@ -52,13 +52,21 @@ function ready() {
 const written = (sections) => sections.map((e) => e.querySelector('canvas') ? '' : e.outerHTML);
 let shown = written([...main.children]);
 
+// handle is a selector of a control that may be written anew, or ''.
+function handle(e) {
+  for (const name of ['kind', 'fold']) {
+    if (e?.dataset[name]) return `button[data-${name}="${CSS.escape(e.dataset[name])}"]`;
+  }
+  return e?.name === 'by' ? `input[name=by][value=${e.value}]` : '';
+}
+
 // replace shows a new part: of sections that are there already only those that have changed.
 async function replace(html) {
   const part = document.createElement('template');
   part.innerHTML = html;
   await pause();
   const old = [...main.children], fresh = [...part.content.children];
-  const kind = document.activeElement?.closest('button[data-kind]')?.dataset.kind;
+  const chosen = handle(document.activeElement);
   const texts = written(fresh);
   if (old.length === fresh.length && fresh.every((e, i) => e.tagName === old[i].tagName && e.id === old[i].id)) {
     fresh.forEach((e, i) => {
@@ -69,7 +77,7 @@ async function replace(html) {
   }
   shown = texts;
   ready();
-  if (kind) main.querySelector(`button[data-kind="${CSS.escape(kind)}"]`)?.focus();
+  if (chosen && !document.activeElement?.matches(chosen)) main.querySelector(chosen)?.focus();
 }
 
 // refresh asks for the part that changes. Only one request is under way; news meanwhile cause another one.
@@ -135,6 +143,9 @@ if (main.dataset.poll) {
     point(event);
     const button = event.target.closest('button[data-kind]');
     if (button) order(button);
+    const block = event.target.closest('button[data-fold]');
+    if (block) fold(main, block.textContent);
   });
+  main.addEventListener('change', (event) => event.target.name === 'by' && colour(main, event.target.value));
 }
 if (main.dataset.live) new EventSource(main.dataset.live).addEventListener('change', refresh);

@@ -46,7 +46,7 @@ type house struct {
 
 func newHouse(t *testing.T) *house { return newHouseAt(t, freeAddr(t, "127.0.0.1")) }
 
-func newHouseAt(t *testing.T, addr string) *house {
+func newHouseAt(t *testing.T, addr string, options ...string) *house {
 	if _, err := exec.LookPath("chromium"); err != nil {
 		t.Skip("NOT TESTED: there is no chromium; apt-get install chromium")
 	}
@@ -55,7 +55,7 @@ func newHouseAt(t *testing.T, addr string) *house {
 	require.FileExists(t, bin+"/dlrover-master", "make build")
 	h := &house{t: t, dir: t.TempDir(), bin: bin, addr: addr}
 	require.NoError(t, os.WriteFile(h.dir+"/job.py", []byte(script), 0o600))
-	h.start("master", "dlrover-master", "--listen", h.addr, "--data-dir", h.dir+"/data")
+	h.start("master", "dlrover-master", append(options, "--listen", h.addr, "--data-dir", h.dir+"/data")...)
 	require.Eventually(t, func() bool {
 		resp, err := http.Get("http://" + h.addr + "/healthz")
 		return err == nil && resp.Body.Close() == nil
@@ -177,7 +177,7 @@ func (b *tab) listen(event any) {
 	case *runtime.EventConsoleAPICalled:
 		complain("console %s: %s", e.Type, e.Args[0].Value)
 	case *runtime.EventExceptionThrown:
-		complain("exception: %s", e.ExceptionDetails.Text)
+		complain("exception: %s %s", e.ExceptionDetails.Text, e.ExceptionDetails.Exception.Description)
 	case *network.EventRequestWillBeSent:
 		if u, err := url.Parse(e.Request.URL); err != nil || u.Scheme == "http" && u.Host != b.addr {
 			complain("request to %s", e.Request.URL)

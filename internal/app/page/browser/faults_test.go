@@ -151,6 +151,9 @@ for step in range(100000):
 	h.train("gpu-02", args...)
 	b := h.reads()
 	b.tells(h.since("hangs"), "No step for ", "Rank 1 on gpu-0", "asleep in load_batch")
+	b.says("#late", "Ranks 1 have not come, ")
+	b.says("#late", "1 ranks came with the first.")
+	b.lag()
 	b.flame(faultyRun, "load_batch")
 }
 

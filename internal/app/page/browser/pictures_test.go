@@ -8,9 +8,12 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -58,7 +61,7 @@ func (b *tab) without(path string, f func()) {
 	b.open(path)
 }
 
-// paints waits for a canvas that has more than three colours: it is drawn in tasks of their own.
+// paints waits for a canvas that has more than three colours, or shades: it is drawn in tasks of their own.
 func (b *tab) paints(selector string) {
 	b.t.Helper()
 	require.Eventually(b.t, func() bool { return b.painted(selector) > 3 }, limit, 50*time.Millisecond)
@@ -177,8 +180,8 @@ func mainTasks(all []map[string]any) (tasks []time.Duration) {
 
 // join has a node join a run that it never sees start. The connection stays, or its end would be that of the node.
 func (h *house) join(c *http.Client, run string, i int) {
-	body := fmt.Sprintf(`{"node":{"id":"n%d","name":"gpu-%05d","rank":-1,"slots":8,"addr":"10.0.0.1"},`+
-		`"params":{"min":20000,"max":20000,"node_timeout":3600000000000,"join_timeout":3600000000000}}`, i, i)
+	body := fmt.Sprintf(`{"node":{"id":"n%d","name":"gpu-%05d","rank":-1,"slots":8,"ip":"%s"},`+
+		`"params":{"min":20000,"max":20000,"node_timeout":3600000000000,"join_timeout":3600000000000}}`, i, i, ipOf(i))
 	req, err := http.NewRequest(http.MethodPost, h.url("/v1/runs/"+run+"/join"), strings.NewReader(body))
 	if err == nil {
 		req.Header.Set("Authorization", "Bearer "+secret)
@@ -194,13 +197,21 @@ func (h *house) join(c *http.Client, run string, i int) {
 	}
 }
 
+func ipOf(node int) string { return fmt.Sprintf("10.%d.%d.1", node/256, node%256) }
+
 // frameTime is a sixtieth of a second.
 const frameTime = 16 * time.Millisecond
 
 // The page of 80,000 workers keeps up with its visitor and with news.
 func TestTenThousandNodes(t *testing.T) {
-	h := newHouse(t)
 	const nodes, run = 10_000, "large"
+	var topology strings.Builder
+	for i := range nodes {
+		fmt.Fprintf(&topology, "leaf-%03d spine %s\n", i/32, ipOf(i))
+	}
+	file := filepath.Join(t.TempDir(), "topology")
+	require.NoError(t, os.WriteFile(file, []byte(topology.String()), 0o600))
+	h := newHouseAt(t, freeAddr(t, "127.0.0.1"), "--topology-file="+file)
 	began := time.Now()
 	c := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}
 	var wg sync.WaitGroup
@@ -216,7 +227,7 @@ func TestTenThousandNodes(t *testing.T) {
 	b := h.browse(chromedp.WindowSize(1280, fold))
 	b.do(chromedp.Navigate(h.ticket(run)), chromedp.EmulateViewport(1280, fold))
 	b.says("h2", "10000 nodes, 80000 workers")
-	require.Greater(t, b.painted("#grid canvas"), 1)
+	b.paints("#grid canvas")
 	b.do(chromedp.ScrollIntoView(chromedp.CSS("#grid canvas")))
 	at := eval[[]float64](b, `(() => { const r = document.querySelector("#grid canvas").getBoundingClientRect();
 		return [r.left, r.top, r.width, Math.min(r.height, innerHeight - r.top)] })()`)
@@ -232,9 +243,34 @@ func TestTenThousandNodes(t *testing.T) {
 		time.Sleep(2 * time.Second)
 	})
 	require.NotEmpty(t, tasks)
-	b.says("#grid .told", "on gpu-")
+	b.says("#grid .told", "leaf-")
 	t.Logf("a visitor points and presses: the longest frames take %v of a CPU", tasks[:min(5, len(tasks))])
 	require.Less(t, tasks[0], frameTime)
+
+	// Workers of all tones, and of many latenesses, which take their turns; and blocks that are folded.
+	const grid = "document.querySelector('#grid canvas')"
+	eval[int](b, `(window.other = `+grid+`.dataset.grid.split('\n').map((l, i) => {
+		const f = l.split('\t');
+		f[0] = '00230123';
+		f[4] = i % 3 ? '0.1,0.2,3.0,20.5+,,7.5,0.1,0.1' : '';
+		return f.join('\t');
+	}).join('\n')).length`)
+	b.screenshot("large.png")
+	tasks = b.traced(func() {
+		eval[string](b, grid+".dataset.grid = window.other; ''")
+		for _, by := range []string{"late", "state", "late"} {
+			b.do(chromedp.Click(chromedp.CSS("#by input[value=" + by + "]")))
+			time.Sleep(time.Second)
+		}
+		b.do(chromedp.Focus(chromedp.CSS("#grid canvas")))
+		for range 5 {
+			b.do(chromedp.KeyEvent("\r"), chromedp.KeyEvent("\u0301"), chromedp.KeyEvent("\u0303"))
+		}
+		time.Sleep(time.Second)
+	})
+	t.Logf("other colours and folds: the longest frames take %v of a CPU", tasks[:min(8, len(tasks))])
+	require.Less(t, tasks[0], frameTime)
+	b.screenshot("large-lag.png")
 
 	asked := eval[string](b, "document.querySelector('footer time').dateTime")
 	tasks = b.traced(func() {
@@ -264,4 +300,108 @@ func TestAssetsAreSmall(t *testing.T) {
 		total += packed.Len()
 	}
 	require.Less(t, total, 60_000)
+}
+
+// lag holds the grid of a run with a rank that has not come, coloured by that, with the keyboard alone.
+func (b *tab) lag() {
+	b.t.Helper()
+	by := func() string { return eval[string](b, "document.querySelector('#by input:checked').value") }
+	require.Equal(b.t, "state", by())
+	red := b.colours("#grid canvas")
+	b.do(chromedp.Focus(chromedp.CSS("#by input:checked")), chromedp.KeyEvent("\u0303"))
+	require.Equal(b.t, "late", by())
+	b.says("#late", "As of ")
+	require.Equal(b.t, red, b.colours("#grid canvas"), "a red one and a green one, as by the state")
+	b.do(chromedp.Focus(chromedp.CSS("#grid canvas")), chromedp.KeyEvent("\u0303"))
+	b.says("#grid .told", "; has not come, ")
+	b.screenshot("lag.png")
+	b.do(chromedp.Focus(chromedp.CSS("#by input:checked")), chromedp.KeyEvent("\u0302"))
+	require.Equal(b.t, "state", by())
+}
+
+// colours are the frequent ones of a canvas.
+func (b *tab) colours(selector string) (all []string) {
+	b.t.Helper()
+	return eval[[]string](b, fmt.Sprintf(`(() => {
+		const c = document.querySelector(%q);
+		const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+		const seen = {};
+		for (let i = 0; i < d.length; i += 4) {
+			if (d[i + 3] === 255) seen[d.slice(i, i + 3).join()] = (seen[d.slice(i, i + 3).join()] ?? 0) + 1;
+		}
+		return Object.keys(seen).filter((k) => seen[k] > 50).sort();
+	})()`, selector))
+}
+
+// All nodes of a switch are lost: the page says so, and shows it. Its blocks fold and unfold by keyboard.
+func TestOneRackIsTold(t *testing.T) {
+	const rack = "leaf-<b>7</b>"
+	file := filepath.Join(t.TempDir(), "topology")
+	require.NoError(t, os.WriteFile(file, []byte("leaf-1 spine 10.1.0.1\nleaf-1 spine 10.1.0.2\n"+
+		rack+" spine 10.1.0.3\n"+rack+" spine 10.1.0.4\n"), 0o600))
+	h := newHouseAt(t, freeAddr(t, "127.0.0.1"), "--topology-file="+file)
+	h.within = map[string][]string{}
+	var below []*exec.Cmd
+	for i := range 4 {
+		name := fmt.Sprintf("gpu-0%d", i+1)
+		h.within[name] = []string{"env", fmt.Sprintf("NODE_IP=10.1.0.%d", i+1)}
+		below = append(below, h.train(name, "--nnodes=4", "--nproc-per-node=2", "--max-restarts=9", h.dir+"/job.py"))
+	}
+	b := h.reads()
+	b.says("#moving", "Yes: 8 workers run")
+	b.says("#rack", "No worker is in trouble.")
+	b.says("#switches", rack+" 2 nodes, 4 workers: well")
+	for _, cmd := range below[2:] {
+		require.NoError(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
+	}
+	b.says("#rack", "All 4 workers in trouble are below one switch: "+rack+" (4 of 4).")
+	b.says("#grid h2", "2 nodes, 4 workers, and 2 nodes that are gone")
+	b.says("#switches li", rack+" 2 nodes, 4 workers: 4 in trouble") // the worst is the first
+	require.Zero(t, eval[int](b, "document.images.length"))
+	b.folds(rack)
+	b.screenshot("rack.png")
+	b.narrow()
+	b.screenshot("rack-narrow.png")
+	b.do(chromedp.EmulateViewport(1280, fold))
+	b.scheme("dark")
+	b.screenshot("rack-dark.png")
+	b.without("/ui/runs/"+faultyRun, func() {
+		b.says("#rack", "below one switch: "+rack)
+		b.says("#switches", rack+" 2 nodes, 4 workers: 4 in trouble")
+	})
+}
+
+// folds folds and unfolds the block of the first switch in words with its button, and in the picture.
+func (b *tab) folds(name string) {
+	b.t.Helper()
+	const button = "#switches button"
+	expanded := func(want string) {
+		b.t.Helper()
+		require.Equal(b.t, want, eval[string](b, "document.querySelector('"+button+"').getAttribute('aria-expanded')"))
+	}
+	cells := func() int { return eval[int](b, "document.querySelector('#grid canvas').height") }
+	expanded("true")
+	b.do(chromedp.Focus(chromedp.CSS(button)), chromedp.KeyEvent("\r"))
+	expanded("false")
+	asked := eval[string](b, "document.querySelector('footer time').dateTime")
+	require.Eventually(b.t, func() bool {
+		return asked != eval[string](b, "document.querySelector('footer time').dateTime")
+	}, limit, 100*time.Millisecond)
+	expanded("false") // and the focus stays, when the server has written the page anew
+	require.True(b.t, eval[bool](b, "document.activeElement.matches('"+button+"')"))
+	require.Positive(b.t, cells())
+	b.do(chromedp.Focus(chromedp.CSS("#grid canvas")))
+	for range 20 {
+		if strings.Contains(eval[string](b, "document.querySelector('#grid .told').innerText"), name+": 2 nodes") {
+			break
+		}
+		b.do(chromedp.KeyEvent("\u0303"))
+	}
+	b.says("#grid .told", name+": 2 nodes, 4 workers, 4 of them red; Enter unfolds it")
+	b.do(chromedp.KeyEvent("\r"))
+	b.says("#grid .told", "; Enter folds it")
+	expanded("true")
+	b.do(chromedp.KeyEvent("\u0301"))
+	b.says("#grid .told", "local rank 0 on gpu-0")
+	b.says("#grid .told", "("+name+"): gone: ")
 }
