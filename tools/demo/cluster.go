@@ -30,6 +30,8 @@ type cluster struct {
 	python  string
 	train   []string // arguments of train.py
 	launch  []string // more options of dlrover-run
+	within  []string // a command that starts others elsewhere
+	host    string   // where the daemon listens
 	addr    string   // of the daemon, or of all masters
 	daemon  *child   // nil: there are several masters
 	all     []*child // in the order of their start
@@ -50,8 +52,8 @@ type child struct {
 
 func newCluster(dir, bin, python string, train []string) (*cluster, error) {
 	c := &cluster{
-		dir: dir, bin: bin, python: python, train: train, nodes: map[string]*child{}, records: make(chan record),
-		quit: make(chan struct{}),
+		dir: dir, bin: bin, python: python, train: train, host: "127.0.0.1", nodes: map[string]*child{},
+		records: make(chan record), quit: make(chan struct{}),
 	}
 	err := os.WriteFile(c.path("train.py"), trainPy, 0o644)
 	return c, errors.Join(err, os.WriteFile(c.path("token"), []byte(rand.Text()), 0o600))
@@ -70,7 +72,8 @@ func (c *cluster) start(name, program string, args, env []string, stdout *os.Fil
 	if !filepath.IsAbs(program) {
 		program = filepath.Join(c.bin, program)
 	}
-	cmd := exec.Command(program, args...)
+	command := slices.Concat(c.within, []string{program}, args)
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Env = append(environment(), "DLROVER_TOKEN_FILE="+c.path("token"), "TMPDIR="+c.path(""),
 		"PET_CKPT_SHM_DIR="+filepath.Clean(c.path("")))
 	cmd.Env = append(cmd.Env, env...)
@@ -103,7 +106,7 @@ func (c *cluster) see(r record) {
 
 // startMaster starts the daemon and waits until it serves: it logs the port it took.
 func (c *cluster) startMaster(ctx context.Context) (err error) {
-	args := []string{"--listen=127.0.0.1:0", "--event-log=" + c.path("master.events")}
+	args := []string{"--listen=" + c.host + ":0", "--event-log=" + c.path("master.events")}
 	if c.daemon, err = c.start("master", "dlrover-master", args, nil, nil); err != nil {
 		return err
 	}

@@ -25,17 +25,23 @@ const (
 type faults struct {
 	*screen
 	cluster *cluster
+	fabric  fabric
+	unbuilt error           // why there is no fabric
 	ctx     context.Context // ends with the first signal
 }
 
-// planted is a run of two nodes, and what is wrong with it.
+// planted is a run, of two nodes unless it says otherwise, and its fault.
 type planted struct {
 	run, what string
 	args      []string // of dlrover-run
 	script    string   // the fault of faults.py
 	env       []string
 	plant     func(*faults) error
+	machines  int // of the fabric, a node on each
 }
+
+// slowMachines is how many a check needs to name a slow one: it has to be slow with three others.
+const slowMachines = 4
 
 var allFaults = []planted{
 	{run: "run-1", what: "rank 1 hangs in load_batch, some 3 s after its first step", script: "hang",
@@ -44,7 +50,11 @@ var allFaults = []planted{
 		args: []string{"--max-restarts=1000", "--same-failures=-1", "--restart-backoff=2s:10s"}},
 	{run: "run-3", what: "the disk of the checkpoints has 1 MB, and they need 3", script: "disk",
 		plant: (*faults).smallDisk},
-	{run: "run-4", what: "one of two nodes is killed, 20 s from now", script: "none"},
+	{run: "run-4", what: "the cable of run-4-d sends a fifth of the others' 100 Mbit/s, as the check of the nodes finds",
+		script: "none", args: []string{"--nnodes=4", "--network-check", "--check-level=host"},
+		env: []string{"GLOO_SOCKET_IFNAME=eth0"}, machines: slowMachines,
+		plant: func(f *faults) error { return f.unbuilt }},
+	{run: "run-5", what: "one of two nodes is killed, 20 s from now", script: "none"},
 }
 
 // playFaults plants faults while somebody looks for their culprits on the page of the master.
@@ -58,13 +68,17 @@ func playFaults(ctx context.Context, s *screen, dir, bin string, _ plan) error {
 		return err
 	}
 	defer func() { _ = syscall.Unmount(c.path("disk"), syscall.MNT_DETACH) }() // it may not be mounted
+	f := &faults{screen: s, cluster: c, ctx: ctx}
+	defer f.fabric.remove()
 	defer c.close()
+	if f.unbuilt = f.fabric.build(slowMachines); f.unbuilt == nil {
+		c.host = address(thisMachine)
+	}
 	if err := errors.Join(os.WriteFile(c.path("faults.py"), faultsPy, 0o600), os.Mkdir(c.path("disk"), 0o700),
 		c.startMaster(ctx)); err != nil {
 		return err
 	}
 	s.began = time.Now()
-	f := &faults{screen: s, cluster: c, ctx: ctx}
 	if err := f.play(); err != nil && ctx.Err() == nil {
 		return err
 	}
@@ -87,8 +101,8 @@ func (f *faults) play() error {
 			return err
 		}
 	}
-	lost := f.cluster.nodes["run-4-b"]
-	f.tell(time.Now(), "run-4: kill -9 %d, the launcher of run-4-b", lost.cmd.Process.Pid)
+	lost := f.cluster.nodes["run-5-b"]
+	f.tell(time.Now(), "run-5: kill -9 %d, the launcher of run-5-b", lost.cmd.Process.Pid)
 	if err := lost.cmd.Process.Kill(); err != nil {
 		return err
 	}
@@ -105,9 +119,14 @@ func (f *faults) start(x planted) error {
 		}
 	}
 	f.tell(time.Now(), "%s: %s", x.run, x.what)
-	for _, node := range []string{x.run + "-a", x.run + "-b"} {
+	for i := range max(x.machines, 2) {
+		node := x.run + "-" + string(rune('a'+i))
 		args := append([]string{"--rdzv-id=" + x.run, "--nnodes=2"}, x.args...)
 		args = append(args, f.cluster.path("faults.py"), x.script, f.cluster.path("disk"))
+		f.cluster.within = nil
+		if x.machines > 0 {
+			f.cluster.within = []string{"ip", "netns", "exec", f.fabric.spaces[i]}
+		}
 		if err := f.cluster.startLauncher(node, args, nil, x.env...); err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-"""A worker with a fault: faults.py FAULT [DIRECTORY], in a world of two."""
+"""A worker with a fault: faults.py FAULT [DIRECTORY], in a world of two or more."""
 import sys
 import time
 
