@@ -56,6 +56,21 @@ func TestArrivalsAreBounded(t *testing.T) {
 	require.Equal(t, "4999", got.Late[len(got.Late)-1].Ranks[len("4955-"):])
 }
 
+// The newest summary with steps is the pace of its epoch.
+func TestPicturesHaveThePace(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	s.c.Step(s.now, Begin{World: s.world})
+	tell := func(node int, sum Summary) *Pace {
+		s.c.Step(s.now, Heard{GroupRank: node, Report: Report{Epoch: s.world.Epoch, Summary: &sum}})
+		return s.c.Picture(false).Pace
+	}
+	require.Nil(t, tell(0, Summary{Age: time.Second}), "it counts no steps")
+	first := tell(1, Summary{Steps: 7, StepTime: time.Second, Age: 3 * time.Second})
+	require.Equal(t, &Pace{s.world.Epoch, 7, time.Second, s.now.Add(-3 * time.Second)}, first)
+	require.EqualValues(t, 9, tell(0, Summary{Steps: 9}).Steps)
+	require.EqualValues(t, 7, first.Steps, "a picture does not change")
+}
+
 // A Picture has them with a verdict, and after a collection.
 func TestPicturesHaveArrivals(t *testing.T) {
 	s := newStage(t, ActReport, 2)

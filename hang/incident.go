@@ -30,6 +30,7 @@ type Incident struct {
 	told       toldVerdicts
 	progress   progress
 	patience   patience
+	pace       *Pace // of the newest epoch with steps; it is replaced, and never changed
 }
 
 // NewIncident returns an Incident without nodes.
@@ -129,6 +130,9 @@ func (in *Incident) heard(ev Heard) {
 	if s := r.Summary; s != nil {
 		in.suspicions.nodes[ev.GroupRank].slow = s.Slow
 		in.progress.made(s.Steps)
+		if s.Steps > 0 {
+			in.pace = &Pace{in.world.Epoch, s.Steps, s.StepTime, in.now.Add(-s.Age)}
+		}
 	}
 	if in.suspicions.count > 0 && in.state == StateIdle {
 		in.open(ev.GroupRank)

@@ -22,7 +22,7 @@ func (in *Incident) Pictures() (p Picture, evidence iter.Seq[Evidence]) {
 	p = Picture{
 		Spec: in.cfg.Spec.String(), State: in.state, Epoch: in.world.Epoch, Suspicions: in.suspicions.list(in.now, in.world),
 		Suspecting: in.suspicions.count, Verdicts: slices.Clone(in.told.list), Restarts: in.progress.count,
-		Slow:       in.suspicions.slow(in.world),
+		Slow: in.suspicions.slow(in.world), Pace: in.pace,
 		Collection: in.asker.collect.ask.Seq, Collected: in.asker.collect.ask.Seq != 0 && in.asker.collect.until.IsZero(),
 	}
 	if in.state == StateIdle && !in.asker.collect.until.IsZero() {

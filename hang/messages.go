@@ -40,12 +40,9 @@ const (
 // summarized is how many nodes send a summary every SummaryEvery.
 const summarized = 1000
 
-// Summaries is how often a node among so many sends a summary without news; 0: only its first. The judge gets 33 a
-// second of one run at most, as each costs a connection: it wants to know the progress of the foremost.
+// Summaries is how often a node among so many sends a summary without news. The judge gets 33 a second of one run at
+// most, as each costs a connection: it wants to know the progress of the foremost.
 func Summaries(nodes int) time.Duration {
-	if nodes < 2 {
-		return 0
-	}
 	return max(SummaryEvery, SummaryEvery*time.Duration(nodes)/summarized)
 }
 
@@ -164,6 +161,8 @@ type Picture struct {
 	Verdicts []Told `json:"verdicts,omitempty"`
 	// Restarts are those for hangs in a row without progress between them.
 	Restarts int `json:"restarts,omitempty"`
+	// Pace is the progress of the workers; nil: unknown.
+	Pace *Pace `json:"pace,omitempty"`
 	// Slow are stragglers, as reported by their nodes; 64 at most.
 	Slow []nodeText `json:"slow,omitempty"`
 
@@ -171,6 +170,14 @@ type Picture struct {
 	Evidence []Evidence  `json:"evidence,omitempty"`
 	Store    []StoreWait `json:"store,omitempty"`
 	RAS      []nodeText  `json:"ras,omitempty"` // 16 at most
+}
+
+// Pace is the progress of an epoch by the newest summary of a node that counts steps.
+type Pace struct {
+	Epoch    job.EpochID   `json:"epoch"`
+	Steps    uint64        `json:"steps"`     // since the start of the workers
+	StepTime time.Duration `json:"step_time"` // the median of the newest ones
+	At       time.Time     `json:"at"`        // of the last progress
 }
 
 // nodeSuspicion is a Suspicion of one node.

@@ -108,6 +108,9 @@ func (f Facts) moving() Answer {
 		a.Tone, a.Lines = Waits, []string{fmt.Sprintf("No: %s%s.", describe.Phase(s.Status),
 			f.since(job.EventBreak, ", no workers since "))}
 	}
+	if pace := f.pace(); pace != "" {
+		a.Lines = append(a.Lines, pace)
+	}
 	if b := s.Budget; b != nil && b.Streak > 1 && s.Outcome == "" && s.Paused == nil && s.Hold == nil && !f.stands() {
 		a.Tone, a.Lines = Bad, slices.Insert(a.Lines, 0,
 			fmt.Sprintf("It fails again and again: %d restarts in a row without progress.", b.Streak))
@@ -124,6 +127,19 @@ func (f Facts) moving() Answer {
 		a.Lines = append(a.Lines, fmt.Sprintf("Restarts: %s.", describe.Restarts(s.Status)))
 	}
 	return a
+}
+
+// pace is how far the present workers are known to be, or "".
+func (f Facts) pace() string {
+	p := f.Hang.Pace
+	if p == nil || !f.runs(p.Epoch) {
+		return ""
+	}
+	text := fmt.Sprintf("At least %d steps since the start of the workers", p.Steps)
+	if p.StepTime > 0 {
+		text += fmt.Sprintf("; a usual one takes %.3g s", p.StepTime.Seconds())
+	}
+	return text + "."
 }
 
 // slowNode is a slow node, in a sentence.
@@ -160,7 +176,7 @@ func (f Facts) SlowNodes() map[string]bool {
 
 // Suspects are the blamed ranks of a hang; before a verdict names any, the ranks without progress.
 func (f Facts) Suspects() (certain, doubtful rankset.Set) {
-	if !f.stands() || !f.ofThisEpoch() {
+	if !f.stands() || !f.runs(f.Hang.Epoch) {
 		return nil, nil
 	}
 	if certain = f.Hang.Verdict.SuspectRanks(); len(certain) > 0 {
@@ -174,15 +190,14 @@ func (f Facts) Suspects() (certain, doubtful rankset.Set) {
 
 // Arrivals are those of the present workers; nil: unknown.
 func (f Facts) Arrivals() *hang.Arrivals {
-	if !f.ofThisEpoch() {
+	if !f.runs(f.Hang.Epoch) {
 		return nil
 	}
 	return f.Hang.Arrivals
 }
 
-// ofThisEpoch reports whether the newest incident is one of the present workers.
-func (f Facts) ofThisEpoch() bool {
-	e := f.Hang.Epoch
+// runs reports whether the workers of an epoch are the present ones.
+func (f Facts) runs(e job.EpochID) bool {
 	return f.Run.Phase == "running" && e.Round == f.Run.Round && e.Epoch == f.Run.Epoch
 }
 

@@ -66,6 +66,13 @@ func TestFaultsAreNamed(t *testing.T) {
 			"moving": "No step for 20s, although 4 workers run.", "waits": "Rank 3 on gpu-02: asleep.",
 			"why":  "rank 3 (node 1 gpu-02) hung for 20 s",
 			"next": "\nthe workers are started anew, unless there is a step 10s"}},
+		{"none, and steps are counted", func(f *Facts) {
+			f.Hang.Pace = &hang.Pace{Epoch: job.EpochID{Term: 5, Round: 1}, Steps: 1204, StepTime: 312345 * time.Microsecond}
+		}, Good, map[string]string{"moving": "Yes: 4 workers run, since 1h0m.\n" +
+			"At least 1204 steps since the start of the workers; a usual one takes 0.312 s."}},
+		{"none, and earlier workers had steps", func(f *Facts) {
+			f.Hang.Pace = &hang.Pace{Epoch: job.EpochID{Round: 1, Epoch: 4}, Steps: 1204}
+		}, Good, map[string]string{"moving": "Yes: 4 workers run, since 1h0m."}},
 		{"a missing node", func(f *Facts) {
 			f.Run.Phase, f.Run.Members, f.Run.Waiting, f.Run.Nodes = "forming", 0, 1, f.Run.Nodes[:1]
 			f.Run.Cause = &job.Cause{Kind: job.CauseLoss, Text: "node 1 (gpu-02) is gone: its launcher was killed"}

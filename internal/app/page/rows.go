@@ -119,8 +119,8 @@ func machinesView(known marks.Known, kept bool, now time.Time) machinesPage {
 			row.Mark = "held back: " + n.Held.Why
 		}
 		for _, f := range n.Findings[:min(len(n.Findings), maxFindings)] {
-			row.Findings = append(row.Findings, fmt.Sprintf("%s ago, %s: %s",
-				describe.Age(time.Duration(f.Age*float64(time.Second))), f.Kind, f.Text))
+			row.Findings = append(row.Findings, fmt.Sprintf("%s ago, %s in %s: %s",
+				describe.Age(time.Duration(f.Age*float64(time.Second))), f.Kind, cmp.Or(f.Run, "no run"), f.Text))
 		}
 		out.Rows = append(out.Rows, row)
 	}

@@ -192,6 +192,8 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 	}
 	if h.mode == hangAuto {
 		cfg.First, cfg.Every = lookAuto, lookAuto
+	} else if e.Place.GroupWorldSize < 2 {
+		cfg.Summaries = 0 // it counts no steps, and is compared with nobody
 	}
 	if cfg.Pages != "" {
 		cfg.Flight = h.recorder().Read
