@@ -29,7 +29,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page image clean torch
+.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -72,6 +72,9 @@ lint: ## gofmt and go vet
 
 audit: ## known vulnerabilities and suspicious code, by govulncheck and gosec; says what cannot be reached, and fails nothing for it
 	@tools/audit.sh $(FOLDERS)
+
+board: ## Grafana's board against the schema of Grafana's SDK, strictly
+	cd tools/board && go test -count=1 ./...
 
 docs: ## write docs/reference/reference.md from the tables in the code
 	go run ./tools/reference
