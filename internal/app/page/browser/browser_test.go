@@ -342,21 +342,38 @@ func TestPicture(t *testing.T) {
 	if os.Getenv("PAGE_SHOTS") == "" {
 		t.Skip("it only makes a picture, with PAGE_SHOTS")
 	}
-	h := newHouse(t)
-	const name = "llama-7b"
-	h.nodeOf(name, "gpu-01")
-	h.nodeOf(name, "gpu-02")
-	third := h.nodeOf(name, "gpu-03")
+	const name, nodes = "llama-7b", 8
+	file, lines := filepath.Join(t.TempDir(), "topology"), ""
+	for i := range nodes {
+		lines += fmt.Sprintf("leaf-%d spine 10.1.0.%d\n", 1+i/2, i)
+	}
+	require.NoError(t, os.WriteFile(file, []byte(lines), 0o600))
+	h := newHouseAt(t, freeAddr(t, "127.0.0.1"), "--topology-file="+file)
+	h.within = map[string][]string{}
+	var all []*exec.Cmd
+	for i := range nodes {
+		node := fmt.Sprintf("gpu-%02d", 1+i)
+		h.within[node] = []string{"env", fmt.Sprintf("NODE_IP=10.1.0.%d", i)}
+		all = append(all, h.start(node, "dlrover-run", "--nnodes=8", "--nproc-per-node=4", "--max-restarts=9",
+			"--rdzv-id="+name, h.dir+"/job.py"))
+	}
 	b := h.browse(chromedp.WindowSize(1100, 900))
 	require.Eventually(t, func() bool {
 		out, _ := h.get("/ui/runs/" + name)
-		return strings.Contains(out, "Yes: 6 workers run")
+		return strings.Contains(out, "Yes: 32 workers run")
 	}, limit, 10*time.Millisecond)
 	b.do(chromedp.Navigate(h.ticket(name)))
 	b.says("#moving", "Yes")
-	require.NoError(t, syscall.Kill(-third.Process.Pid, syscall.SIGKILL))
-	b.says("#waits", "gpu-03")
-	b.screenshot("page.png")
+	for _, cmd := range all[4:6] {
+		require.NoError(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
+	}
+	b.says("#rack", "below one switch: leaf-3")
+	b.do(chromedp.EmulateViewport(1100, 1080)) // all that answers a question
+	b.paints("#grid canvas")
+	png, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
+	require.NoError(t, err)
+	require.Less(t, len(png), 200_000)
+	require.NoError(t, os.WriteFile(filepath.Join(os.Getenv("PAGE_SHOTS"), "page.png"), png, 0o600))
 }
 
 // keyboard pauses and resumes the run without a mouse.
