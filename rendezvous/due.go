@@ -78,7 +78,7 @@ func (e *epoch) missing(m *members) (gone []job.Loss) {
 		here[n.Name] = true
 	}
 	for _, l := range e.kept.losses {
-		if !here[l.Node] && len(gone) < maxKeptLosses {
+		if !here[l.Node] {
 			gone = append(gone, l)
 		}
 	}

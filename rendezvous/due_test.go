@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -67,6 +68,15 @@ func TestMissing(t *testing.T) {
 	s.joinNode(Node{ID: "b2", Name: "b", Rank: -1, Slots: 1})
 	require.Empty(t, s.r.Status().Missing, "it is back")
 	require.Equal(t, job.CauseLoss, s.r.Status().Cause.Kind)
+	s = newSim(t, Params{Min: 80, Max: 80}) // a rack of 72 is lost
+	for i := range 80 {
+		s.join(fmt.Sprint(i))
+	}
+	s.obey()
+	for i := range 72 {
+		s.must(Leave{ID: fmt.Sprint(i), Killed: true})
+	}
+	require.Len(t, s.r.Status().Missing, 72)
 }
 
 // Neither in a pause nor before the workers have stopped does time alone bring anything.

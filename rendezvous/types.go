@@ -309,7 +309,7 @@ type Status struct {
 	Budget *BudgetStatus `json:"budget,omitempty"`
 	// EndedAt is when the run got its Outcome.
 	EndedAt time.Time `json:"ended_at,omitzero"`
-	// Missing are nodes of the newest world that have gone, as long as no other world has followed; 16 at most.
+	// Missing are nodes of the newest world that have gone, as long as no other world has followed; 256 at most.
 	Missing []job.Loss `json:"missing,omitempty"`
 	// Due are the events that time alone brings to the run, the next first.
 	Due []Due `json:"due,omitempty"`
