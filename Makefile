@@ -29,20 +29,23 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page image clean torch
+.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page dist image clean torch FORCE
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
 
+GOBUILD   := go build -trimpath -tags $(GOTAGS) $(COLD) -ldflags '$(LDFLAGS)'
+
 build: gpucheck ## every program into bin/, all static but gpucheck
-	CGO_ENABLED=0 go build -trimpath -tags $(GOTAGS) $(COLD) -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
+	CGO_ENABLED=0 $(GOBUILD) -o bin/ $(addprefix ./cmd/,$(BINARIES))
 
 # The only program with cgo. Functions of NVIDIA's libraries are bound when they are called: older ones lack some.
+gpucheck: GPUCHECK ?= bin/gpucheck
 gpucheck: # where there is a C compiler for glibc
 	@if echo '#include <gnu/libc-version.h>' | $(or $(CC),cc) -xc -E - >/dev/null 2>&1; then \
-	  CGO_ENABLED=1 CC='$(or $(CC),cc)' go build -trimpath -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,lazy' -o bin/gpucheck ./cmd/gpucheck && \
-	  echo "bin/gpucheck needs $$(grep -ao 'GLIBC_2\.[0-9]*' bin/gpucheck | sort -uV | tail -1) or newer"; \
-	else rm -f bin/gpucheck; echo "bin/gpucheck is skipped: there is no C compiler ($(or $(CC),cc)) for glibc"; fi
+	  CGO_ENABLED=1 CC='$(or $(CC),cc)' go build -trimpath -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,lazy' -o $(GPUCHECK) ./cmd/gpucheck && \
+	  echo "$(GPUCHECK) needs $$(grep -ao 'GLIBC_2\.[0-9]*' $(GPUCHECK) | sort -uV | tail -1) or newer"; \
+	else rm -f $(GPUCHECK); echo "$(GPUCHECK) is skipped: there is no C compiler ($(or $(CC),cc)) for glibc"; fi
 
 demo: build ## an elastic PyTorch job on this machine that loses a worker, loses a node and gains one
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./tools/demo
@@ -222,8 +225,27 @@ torch: # PyTorch for /usr/bin/python3, ip and nft for tests in network namespace
 	  policy=/usr/sbin/policy-rc.d; test -e $$policy || { printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; trap "rm -f $$policy" EXIT; }; \
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends openssh-server openssh-client etcd-server prometheus; }
 
+# Programs in bin/dist/ARCHITECTURE as in bin/, then packed. No time and no name of a folder gets in: the same commit
+# makes the same bytes.
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
+dist: bin/dist/amd64 bin/dist/arm64 ## packages for those who have no Go into dist/, for x86_64 and aarch64: wheels
+	rm -rf dist
+	cd tools/dist && go run . -version '$(VERSION)' -programs ../../bin/dist -to ../../dist
+
+CROSS_amd64 := x86_64-linux-gnu-gcc
+CROSS_arm64 := aarch64-linux-gnu-gcc
+
+bin/dist/%: export GOFLAGS := -buildvcs=false
+bin/dist/%: FORCE
+	rm -rf $@
+	CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GOBUILD) -o $@/ $(addprefix ./cmd/,$(BINARIES))
+	GOARCH=$* $(MAKE) --no-print-directory gpucheck GPUCHECK=$@/gpucheck \
+	  $(if $(filter $*,$(shell go env GOHOSTARCH)),,CC=$(CROSS_$*))
+
+FORCE:
+
 image: ## a container image with the programs in /usr/local/bin
 	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
 
-clean: ## remove bin/
-	rm -rf bin
+clean: ## remove bin/ and dist/
+	rm -rf bin dist

@@ -15,7 +15,7 @@ import (
 )
 
 // tools run on a developer's machine, and what they open is their own.
-var tools = []string{"tools/bench", "tools/demo", "tools/reference", "internal/app/kube/apiserver"}
+var tools = []string{"tools/bench", "tools/demo", "tools/dist", "tools/reference", "internal/app/kube/apiserver"}
 
 // raw are the functions that open what is there, and why they need not use this package. Those that name what they open
 // below /proc, /sys or as /dev/null, make a new file (O_EXCL), or open a directory (O_DIRECTORY) need no line here.

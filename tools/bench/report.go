@@ -289,7 +289,7 @@ func describeMachine(b *bench) machine {
 		m.Kernel = unix.ByteSliceToString(name.Release[:])
 	}
 	if out, err := exec.Command(b.ours.command[0], "--version").Output(); err == nil {
-		m.Launcher = strings.TrimSpace(string(out))
+		m.Launcher, _, _ = strings.Cut(string(out), "\n")
 	}
 	return m
 }

@@ -61,8 +61,8 @@ func linksOf(programs string, wanted []string) ([]link, error) {
 		all = slices.DeleteFunc(all, func(l link) bool { return !slices.Contains(wanted, l.name) })
 	}
 	for _, l := range all {
-		if _, err := os.Stat(l.program); err != nil {
-			return nil, &foundError{fmt.Errorf("%w: dlroverctl looks for %s beside itself", err, filepath.Base(l.program))}
+		if err := checkProgram(l.program); err != nil {
+			return nil, &foundError{err}
 		}
 	}
 	return all, nil
@@ -98,7 +98,7 @@ func (p *program) install(dir string, links []link, force, asJSON bool) error {
 		}
 		out.Links = append(out.Links, linkRow{filepath.Join(dir, l.name), l.target(real), done})
 	}
-	out.Notes = pathNotes(dir, real, links)
+	out.Notes = append(pathNotes(dir, real, links), ownerNotes(links)...)
 	if asJSON {
 		return p.json(out)
 	}

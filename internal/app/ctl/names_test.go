@@ -117,3 +117,39 @@ func TestInstallNamesRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "dlroverctl looks for dlrover")
 	require.Equal(t, 2, ctl(&bytes.Buffer{}, "install-names"))
 }
+
+// pip lets the packages dlrover and dlrover-run-go have a file of the same name.
+func TestInstallNamesSaysWhoseTheProgramIs(t *testing.T) {
+	bin, dir := programs(t), t.TempDir()
+	t.Setenv("PATH", dir)
+	launcher := filepath.Join(bin, "dlrover-run")
+	record := func(stem, rows string) {
+		info := filepath.Join(filepath.Dir(bin), "lib/python3.11/site-packages", stem+".dist-info")
+		require.NoError(t, os.MkdirAll(info, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(info, "RECORD"), []byte(rows), 0o644))
+	}
+	record("dlrover_run_go-1.2", "../../../bin/dlrover-run,sha256=a,1\n")
+	record("torch-1.2", "../../../bin/torchrun,sha256=a,1\nbin/dlrover-run,,\n")
+	out, err := install(t, bin, dir, false)
+	require.NoError(t, err)
+	require.NotContains(t, out, "note")
+
+	record("dlrover-0.6.1", "dlrover/a.py,,\n../../../bin/dlrover-run,sha256=a,1\n")
+	out, err = install(t, bin, dir, false)
+	require.NoError(t, err)
+	require.Contains(t, out, "note: "+launcher+" is this program, and also a file of dlrover 0.6.1: to install or remove "+
+		"that package removes this program; then: pip install --force-reinstall --no-deps dlrover-run-go\n")
+
+	require.NoError(t, os.WriteFile(launcher, []byte("#!/usr/bin/python3\n"), 0o755))
+	_, err = linksOf(bin, nil)
+	require.ErrorContains(t, err, launcher+" is a script of dlrover 0.6.1, to which")
+	require.NoError(t, os.Remove(launcher))
+	_, err = linksOf(bin, nil)
+	require.ErrorContains(t, err, "pip install --force-reinstall")
+
+	other := programs(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "dlrover-run"), nil, 0o755))
+	out, err = install(t, other, dir, true)
+	require.NoError(t, err)
+	require.Contains(t, out, "note: the links lead to "+other+"/dlrover-run, but $PATH finds "+dir+"/dlrover-run first")
+}

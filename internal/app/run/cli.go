@@ -32,10 +32,13 @@ func parse(args []string, env argv.LookupEnv, stdout io.Writer) (*argv.Line, err
 		return nil, nil
 	case errors.Is(err, argv.ErrVersion):
 		fmt.Fprintln(stdout, "dlrover-run", version.Version)
+		if path, err := os.Executable(); err == nil {
+			fmt.Fprintf(stdout, "%s is of dlrover-run-go, not of the Python package dlrover\n", text.EscapeLine(path))
+		}
 		return nil, nil
 	case errors.As(err, &shell):
-		text, err := argv.Completion(shell.Shell, opts)
-		fmt.Fprint(stdout, text)
+		script, err := argv.Completion(shell.Shell, opts)
+		fmt.Fprint(stdout, script)
 		return nil, err
 	}
 	return line, err

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -82,4 +83,12 @@ func TestDryRunOfNames(t *testing.T) {
 	require.Len(t, p.Called.Notes, 1)
 	require.Equal(t, "127.0.0.1:8119", p.Rendezvous.Endpoint)
 	require.Equal(t, "worker_0.log", p.Logs.Ranks)
+}
+
+// The Python package dlrover has a script dlrover-run, too.
+func TestVersionSaysWhoseItIs(t *testing.T) {
+	var out bytes.Buffer
+	_, err := parse([]string{"--version"}, func(string) (string, bool) { return "", false }, &out)
+	require.NoError(t, err)
+	require.Regexp(t, `^dlrover-run \S+\n/\S+ is of dlrover-run-go, not of the Python package dlrover\n$`, out.String())
 }
