@@ -1,9 +1,11 @@
 // reference writes docs/reference/reference.md from the tables in the code: the options of every program, the
-// environment variables and the metrics. It runs in the repository's root.
+// environment variables and the metrics. With -pages it writes, from the same tables, man pages and completions. It runs
+// in the repository's root.
 package main
 
 import (
 	"bytes"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,14 +21,24 @@ import (
 const pagePath = "docs/reference/reference.md"
 
 func main() {
-	text, err := generate(".")
-	if err == nil {
-		err = os.WriteFile(pagePath, text, 0o644)
-	}
-	if err != nil {
+	pages := flag.String("pages", "", "`folder` for man pages and completions, instead of the reference")
+	version := flag.String("version", "dev", "that man pages name")
+	flag.Parse()
+	if err := write(*pages, *version); err != nil {
 		fmt.Fprintln(os.Stderr, "reference:", err)
 		os.Exit(1)
 	}
+}
+
+func write(pages, version string) error {
+	if pages != "" {
+		return writePages(".", pages, version)
+	}
+	text, err := generate(".")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(pagePath, text, 0o644)
 }
 
 const introduction = `# Reference
@@ -132,7 +144,7 @@ func build(root, dir, program string) (string, error) {
 
 // Parts of a help text: where the options begin, with the title of a section, and the names of commands.
 const (
-	firstOption = `(?m)^\S.*:\n  -`
+	firstOption = `(?m)^(\S.*:)?\n  -`
 	commandName = `(?m)^  ([a-z-]+(?: [a-z-]+)?) (?:.*  | )\S`
 )
 
