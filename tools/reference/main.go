@@ -1,6 +1,6 @@
 // reference writes docs/reference/reference.md from the tables in the code: the options of every program, the
-// environment variables and the metrics. With -pages it writes, from the same tables, man pages and completions. It runs
-// in the repository's root.
+// environment variables and the metrics. With -pages it writes, from the same tables, man pages and completions. It
+// runs in the repository's root.
 package main
 
 import (

@@ -98,8 +98,8 @@ func manPage(m manual, statuses []option, version string) string {
 	r.variables(m.name)
 	if len(statuses) > 0 {
 		r.heading("Exit status")
-		r.text("With `--exit-code-policy=torchrun`, the default: 0, 2 if the command line or the environment is wrong, else " +
-			"1. With `--exit-code-policy=reason`:")
+		r.text("With `--exit-code-policy=torchrun`, the default: 0, 2 if the command line or the environment is wrong, " +
+			"else 1. With `--exit-code-policy=reason`:")
 		for _, s := range statuses {
 			r.option(s)
 		}

@@ -164,7 +164,9 @@ func exitStatuses(root, program string) (rows []option, err error) {
 // completionsOf are a program's completions by their paths. Those that it prints itself are taken from it.
 func completionsOf(m manual) (map[string]string, error) {
 	files := map[string]string{
-		"bash/" + m.name: bashCompletion(m), "zsh/_" + m.name: zshCompletion(m), "fish/" + m.name + ".fish": fishCompletion(m),
+		"bash/" + m.name:           bashCompletion(m),
+		"zsh/_" + m.name:           zshCompletion(m),
+		"fish/" + m.name + ".fish": fishCompletion(m),
 	}
 	printed := map[string][]string{"dlrover-run": {"bash", "zsh"}, "dlroverctl": {"bash", "zsh", "fish"}}
 	for path := range files {
