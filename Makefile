@@ -228,9 +228,10 @@ torch: # PyTorch for /usr/bin/python3, ip and nft for tests in network namespace
 # Programs in bin/dist/ARCHITECTURE as in bin/, then packed. No time and no name of a folder gets in: the same commit
 # makes the same bytes.
 dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
-dist: bin/dist/amd64 bin/dist/arm64 ## packages for those who have no Go into dist/, for x86_64 and aarch64: wheels
-	rm -rf dist
-	cd tools/dist && go run . -version '$(VERSION)' -programs ../../bin/dist -to ../../dist
+dist: bin/dist/amd64 bin/dist/arm64 ## packages for those who have no Go into dist/, for x86_64 and aarch64: wheels, debs
+	rm -rf dist bin/dist/pages
+	go run ./tools/reference -version '$(VERSION)' -pages bin/dist/pages
+	cd tools/dist && go run . -version '$(VERSION)' -programs ../../bin/dist -pages ../../bin/dist/pages -to ../../dist
 
 CROSS_amd64 := x86_64-linux-gnu-gcc
 CROSS_arm64 := aarch64-linux-gnu-gcc

@@ -77,6 +77,11 @@ func (r *release) packFor(a architecture) error {
 			return fmt.Errorf("wheel %s for %s: %w", w.name, a.uname, err)
 		}
 	}
+	for _, d := range debs() {
+		if err := r.writeDeb(dir, d, a); err != nil {
+			return fmt.Errorf("package %s for %s: %w", d.name, a.debian, err)
+		}
+	}
 	return nil
 }
 

@@ -35,9 +35,13 @@ func (n *notices) read(r *release) (err error) {
 		return err
 	}
 	n.goes = string(license)
-	programs, err := filepath.Glob(filepath.Join(r.programs, "*", "*"))
-	if err != nil {
-		return err
+	var programs []string
+	for _, a := range architectures {
+		found, err := filepath.Glob(r.program(a, "*"))
+		if err != nil {
+			return err
+		}
+		programs = append(programs, found...)
 	}
 	modules, err := modulesOf(programs)
 	if err != nil {
