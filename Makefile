@@ -19,6 +19,7 @@ SIMULATED_NODES ?= 100000
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
 FRAMEWORKS ?= $(HOME)/.cache/dlrover-run/frameworks
 DLROVER   ?= $(HOME)/.cache/dlrover-run/dlrover-packages
+DISTROOT  ?= $(HOME)/.cache/dlrover-run/debian
 KUBE      ?= $(HOME)/.cache/dlrover-run/kube
 ETCDS     ?= $(HOME)/.cache/dlrover-run/etcd
 IMAGE     ?= dlrover-run:$(VERSION)
@@ -29,7 +30,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page dist image clean torch FORCE
+.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page e2e-dist dist dist-check image clean torch FORCE
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -227,11 +228,33 @@ torch: # PyTorch for /usr/bin/python3, ip and nft for tests in network namespace
 
 # Programs in bin/dist/ARCHITECTURE as in bin/, then packed. No time and no name of a folder gets in: the same commit
 # makes the same bytes.
-dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
-dist: bin/dist/amd64 bin/dist/arm64 ## packages for those who have no Go into dist/, for x86_64 and aarch64: wheels, debs
+dist dist-check: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
+dist: bin/dist/amd64 bin/dist/arm64 ## packages for those who have no Go into dist/, for x86_64 and aarch64: wheels, debs, images, sums
 	rm -rf dist bin/dist/pages
 	go run ./tools/reference -version '$(VERSION)' -pages bin/dist/pages
 	cd tools/dist && go run . -version '$(VERSION)' -programs ../../bin/dist -pages ../../bin/dist/pages -to ../../dist
+
+# The second time in a copy elsewhere, with nothing compiled before.
+dist-check: dist ## tests of the packages, and make dist a second time in another folder: the same bytes
+	cd tools/dist && go vet ./... && go test -count=1 ./...
+	copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && mkdir -p $$copy/elsewhere/repo && \
+	git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar xf - -C $$copy/elsewhere/repo && \
+	GOCACHE=$$copy/cache $(MAKE) --no-print-directory -C $$copy/elsewhere/repo dist VERSION='$(VERSION)' && \
+	diff dist/SHA256SUMS $$copy/elsewhere/repo/dist/SHA256SUMS && echo "dist/ has the same bytes both times"
+
+e2e-dist: $(DISTROOT)/dlrover $(if $(wildcard dist/SHA256SUMS),,dist) ## the packages in dist/ installed and used in a small Debian without Go, at DISTROOT; as root
+	cd tools/dist && DIST_ROOT=$(DISTROOT) go test -count=1 -timeout 15m -run TestE2E ./...
+
+# Debian's own PyTorch, and DLRover's package for pip, which has a file of the same name as ours.
+$(DISTROOT)/dlrover:
+	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { echo "make e2e-dist needs root, and Debian"; exit 1; }
+	command -v debootstrap >/dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends debootstrap; }
+	rm -rf $(DISTROOT) && mkdir -p $(DISTROOT)
+	debootstrap --variant=minbase --include=ca-certificates,python3-pip,python3-venv $$(. /etc/os-release; echo $$VERSION_CODENAME) \
+	  $(DISTROOT) $$(apt-get indextargets --format '$$(SITE)' 'Origin: Debian' | grep -v security | head -1)
+	chroot $(DISTROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-torch
+	chroot $(DISTROOT) apt-get clean
+	mkdir $@.new && python3 -m pip download --no-deps -d $@.new dlrover==0.6.1 && mv $@.new $@
 
 CROSS_amd64 := x86_64-linux-gnu-gcc
 CROSS_arm64 := aarch64-linux-gnu-gcc

@@ -82,6 +82,11 @@ func (r *release) packFor(a architecture) error {
 			return fmt.Errorf("package %s for %s: %w", d.name, a.debian, err)
 		}
 	}
+	for _, im := range images() {
+		if err := r.writeImage(dir, im, a); err != nil {
+			return fmt.Errorf("image %s for %s: %w", im.title, a.uname, err)
+		}
+	}
 	return nil
 }
 

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// described is the output of "git describe --tags --always --dirty", or "dev".
-var described = regexp.MustCompile(`^(?:v?(\d+(?:\.\d+)*)(?:-?(rc|alpha|beta)\.?(\d+))?(?:-(\d+)-g([0-9a-f]+))?|` +
+// described is the output of "git describe --tags --always --dirty", or "dev". A commit can have digits alone.
+var described = regexp.MustCompile(`^(?:v?(\d+(?:\.\d+)+)(?:-?(rc|alpha|beta)\.?(\d+))?(?:-(\d+)-g([0-9a-f]+))?|` +
 	`([0-9a-f]{7,40})|dev)(-dirty)?$`)
 
 // versions are a version by the rules of Python and of Debian. Commits behind a tag sort behind it, and a version

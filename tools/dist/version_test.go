@@ -18,6 +18,7 @@ func TestVersions(t *testing.T) {
 		"v1.2.3-4-g0123ab-dirty": {"1.2.3.post4+g0123ab.dirty", "1.2.3+4.g0123ab.dirty-1"},
 		"c7cde902":               {"0.0.dev0+gc7cde902", "0.0~git.gc7cde902-1"},
 		"c7cde902-dirty":         {"0.0.dev0+gc7cde902.dirty", "0.0~git.gc7cde902.dirty-1"},
+		"26226568":               {"0.0.dev0+g26226568", "0.0~git.g26226568-1"},
 		"dev":                    {"0.0.dev0", "0.0~git-1"},
 	} {
 		python, debian, err := versions(version)

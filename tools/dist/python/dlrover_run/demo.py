@@ -76,6 +76,7 @@ def train(steps, path):
     from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType  # special: of dlrover-run
 
     torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # special: this machine alone
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)
