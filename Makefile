@@ -69,6 +69,7 @@ race: ## all tests under the race detector but those of more than ten seconds; s
 	$(GOTEST) $(AGAIN) --packages='./internal/app/run ./...' -- \
 	  -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1))
 	go test -short -count=1 -run TestCrash ./checkpointd/commit # all states; with -race only some
+	cd tools/dist && go vet ./... && go test -count=1 ./...
 
 lint: ## gofmt and go vet
 	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }
@@ -235,8 +236,7 @@ dist: bin/dist/amd64 bin/dist/arm64 ## packages for those who have no Go into di
 	cd tools/dist && go run . -version '$(VERSION)' -programs ../../bin/dist -pages ../../bin/dist/pages -to ../../dist
 
 # The second time in a copy elsewhere, with nothing compiled before.
-dist-check: dist ## tests of the packages, and make dist a second time in another folder: the same bytes
-	cd tools/dist && go vet ./... && go test -count=1 ./...
+dist-check: dist ## make dist a second time, in another folder: the same bytes
 	copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && mkdir -p $$copy/elsewhere/repo && \
 	git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar xf - -C $$copy/elsewhere/repo && \
 	GOCACHE=$$copy/cache $(MAKE) --no-print-directory -C $$copy/elsewhere/repo dist VERSION='$(VERSION)' && \

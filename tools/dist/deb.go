@@ -71,8 +71,9 @@ func (r *release) writeDeb(dir string, d deb, a architecture) error {
 		return err
 	}
 	target := filepath.Join(dir, d.name+"_"+r.debian+"_"+a.debian+".deb")
-	// One thread: the bytes of several depend on their number.
-	build := exec.Command("dpkg-deb", "--root-owner-group", "-Zxz", "-z6", "--build", stage, target)
+	// Level 6 would be 12 % smaller, and takes seven times as long. One thread: the bytes of several depend on their
+	// number.
+	build := exec.Command("dpkg-deb", "--root-owner-group", "-Zxz", "-z1", "--build", stage, target)
 	build.Env = append(os.Environ(), "DPKG_DEB_THREADS_MAX=1", fmt.Sprint("SOURCE_DATE_EPOCH=", r.time.Unix()))
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("dpkg-deb: %w: %s", err, out)

@@ -168,9 +168,7 @@ func appendTree(files []file, tree fs.FS, below string) ([]file, error) {
 	return files, err
 }
 
-const aboutWheel = `
-%s. Static programs for Linux; Python is needed by the workers only.
-
+const aboutMain = `
     dlrover-run --nproc-per-node=auto train.py     # as torchrun
     python -m dlrover_run.demo                     # trains on this machine, and loses a worker
     python -m dlrover_run --help                   # the same program as dlrover-run
@@ -194,11 +192,10 @@ func (r *release) metadata(w wheel) []byte {
 	for _, e := range extras {
 		fmt.Fprintf(&b, "Provides-Extra: %s\nRequires-Dist: %s == %s; extra == '%s'\n", e, w.extras[e], r.python, e)
 	}
-	if w.module == nil {
-		return []byte(b.String())
+	fmt.Fprintf(&b, "Description-Content-Type: text/markdown\n\n%s.\n", w.summary)
+	if w.module != nil {
+		b.WriteString(aboutMain)
 	}
-	b.WriteString("Description-Content-Type: text/markdown\n")
-	fmt.Fprintf(&b, aboutWheel, w.summary)
 	return []byte(b.String())
 }
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+
+	"dlrover-run/launcher/argv"
 )
 
 // completed is an option as shells complete it.
@@ -14,7 +16,12 @@ type completed struct {
 
 // options are all options of a program, in its own order.
 func (m manual) options() (all []completed) {
-	words := regexp.MustCompile(`^[a-z-]+(\|[a-z-]+)+$`)
+	words, known := regexp.MustCompile(`^[a-z-]+(\|[a-z-]+)+$`), map[string][]string{}
+	if m.name == launcher {
+		for _, o := range argv.Options() {
+			known[o.Name] = o.Choices
+		}
+	}
 	for _, s := range m.sections {
 		for _, o := range s.options {
 			c := completed{text: o.text}
@@ -27,7 +34,7 @@ func (m manual) options() (all []completed) {
 					c.short = strings.TrimPrefix(form, "-")
 				}
 			}
-			if words.MatchString(c.meta) {
+			if c.choices = known[c.long]; c.choices == nil && words.MatchString(c.meta) {
 				c.choices = strings.Split(c.meta, "|")
 			}
 			all = append(all, c)

@@ -29,7 +29,7 @@ func TestPages(t *testing.T) {
 	t.Run("fish", func(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join(dir, "fish/dlrover-run.fish"))
 		require.NoError(t, err)
-		require.Contains(t, string(text), "complete -c dlrover-run -l start-method -x -d 'accepted for compatibility, ")
+		require.Contains(t, string(text), "complete -c dlrover-run -l start-method -x -a 'spawn fork forkserver' -d '")
 		require.Contains(t, string(text), "complete -c dlrover-run -l log-dir -r -F -d ")
 		require.Contains(t, string(text), "complete -c dlrover-run -l help -s h -d 'show this text, and exit'\n")
 	})

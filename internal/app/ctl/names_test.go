@@ -138,7 +138,7 @@ func TestInstallNamesSaysWhoseTheProgramIs(t *testing.T) {
 	out, err = install(t, bin, dir, false)
 	require.NoError(t, err)
 	require.Contains(t, out, "note: "+launcher+" is this program, and also a file of dlrover 0.6.1: to install or remove "+
-		"that package removes this program; then: pip install --force-reinstall --no-deps dlrover-run-go\n")
+		"that package removes this program; then: pip install --force-reinstall --no-deps dlrover_run_go-*.whl\n")
 
 	require.NoError(t, os.WriteFile(launcher, []byte("#!/usr/bin/python3\n"), 0o755))
 	_, err = linksOf(bin, nil)

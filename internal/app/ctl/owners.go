@@ -16,7 +16,7 @@ import (
 // The Python package dlrover has a script dlrover-run, and so has our own distribution for pip. pip replaces the file
 // of another package without a word, and removes it with either of them.
 
-const restore = "pip install --force-reinstall --no-deps dlrover-run-go"
+const restore = "pip install --force-reinstall --no-deps dlrover_run_go-*.whl"
 
 // mostRecord is the limit of the list of a package's files, in bytes; PyTorch's has 2 MB.
 const mostRecord = 16 << 20

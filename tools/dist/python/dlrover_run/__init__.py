@@ -4,7 +4,7 @@ import os
 import shutil
 
 DISTRIBUTION = "dlrover-run-go"
-RESTORE = "pip install --force-reinstall --no-deps " + DISTRIBUTION
+RESTORE = "pip install --force-reinstall --no-deps dlrover_run_go-*.whl"
 
 
 def find_program(name="dlrover-run"):
@@ -24,7 +24,7 @@ def find_program(name="dlrover-run"):
     path = shutil.which(name)
     if path and is_program(path):
         return path
-    raise FileNotFoundError("%s is not installed: pip install %s" % (name, DISTRIBUTION))
+    raise FileNotFoundError("%s is not installed: install the wheel of %s" % (name, DISTRIBUTION))
 
 
 def is_program(path):
