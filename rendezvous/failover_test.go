@@ -635,3 +635,33 @@ func TestSuccessThatSomeHaveNotHeardOf(t *testing.T) {
 	require.Len(t, v.runs, 3)
 	require.Contains(t, v.noted(job.EventBreak), "2 of 5 nodes did not come back")
 }
+
+// Nodes beside a world know who may serve next, so that they can follow. Members that wait for the next world know it
+// already, and are told nothing new.
+func TestSparesKnowDeputies(t *testing.T) {
+	s := served(t, Params{Min: 3, Max: 3, MaxRestarts: 9})
+	s.joinNode(Node{ID: "a", Name: "a", Rank: -1, Slots: 1, Addr: "10.0.0.1"})
+	s.peer("b", "10.0.0.2", 1)
+	require.Nil(t, s.dirs["b"].Failover, "nobody votes yet")
+	s.peer("c", "10.0.0.3", 1)
+	s.peer("d", "10.0.0.4", 1) // before the workers of the others start
+	s.obey()
+	s.peer("e", "10.0.0.5", 1)
+	first := s.runs["b"].Failover
+	require.NotNil(t, first)
+	for _, id := range []string{"d", "e"} {
+		require.Equal(t, job.Wait, s.dirs[id].Kind)
+		require.Equal(t, first, s.dirs[id].Failover)
+		require.Nil(t, s.dirs[id].Bars)
+	}
+	s.fail("b", RestartCharged)
+	s.obeyOne("a")
+	require.Equal(t, job.Wait, s.dirs["a"].Kind)
+	require.Nil(t, s.dirs["a"].Failover)
+	s.obey()
+	require.Greater(t, s.runs["b"].Failover.Term, first.Term)
+	require.Equal(t, s.runs["b"].Failover, s.dirs["e"].Failover)
+	s.ordered(OrderBar, "e")
+	require.NotNil(t, s.dirs["e"].Barred)
+	require.NotNil(t, s.dirs["e"].Failover)
+}

@@ -26,6 +26,9 @@ func (o *outbox) direct(n *node, d Directive) {
 	if o.epoch.deputy(n.ID) {
 		d.Bars = o.orders.directive()
 	}
+	if (d.Kind == job.Wait || d.Kind == job.Bar) && !o.epoch.seated(n) {
+		d.Failover = o.epoch.plan // to follow the one that members elect
+	}
 	if n.differs {
 		p := *o.params
 		d.Params = &p
@@ -63,6 +66,18 @@ func (o *outbox) repeat(f func(*node) bool) {
 	}
 	for _, n := range o.members.sorted(func(n *node) bool { return f(n) && n.state != "" && !n.idle() }) {
 		o.direct(n, Directive{Kind: n.dir.Kind, Place: n.dir.Place, Cause: n.dir.Cause})
+	}
+}
+
+// tellSpares sends the present directive again to nodes that wait beside a world: it has other deputies.
+func (o *outbox) tellSpares() {
+	if o.epoch.plan == nil {
+		return
+	}
+	for _, n := range o.members.sorted((*node).idle) {
+		if n.dir.Kind == job.Wait || n.dir.Kind == job.Bar {
+			o.direct(n, Directive{Kind: n.dir.Kind, Cause: n.dir.Cause})
+		}
 	}
 }
 

@@ -247,6 +247,7 @@ func (r *Round) ready(now time.Time, e Ready) error {
 		r.out.direct(r.epoch.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.epoch.cause, Failover: failover})
 	}
 	r.epoch.cause = nil
+	r.out.tellSpares()
 	r.out.note(job.EventRun, "", fmt.Sprintf("store at %s:%d", addr, e.Port))
 	return nil
 }

@@ -362,3 +362,16 @@ func TestEndedRunHasNoServer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "forming", s.Phase)
 }
+
+// TestSpareFollows: a launcher that has had no place yet finds the one that others have elected.
+func TestSpareFollows(t *testing.T) {
+	t.Parallel()
+	j := inherit(t, func(c *api.SessionConfig) { c.Params.Max = voters + 2 })
+	spare := j.join("spare", nil, nil)
+	require.Eventually(t, func() bool {
+		d := spare.last.Load()
+		return d != nil && d.Kind == job.Wait
+	}, 10*time.Second, time.Millisecond)
+	j.dies()
+	require.Eventually(t, func() bool { return spare.last.Load().Kind == job.Run }, 5*time.Second, time.Millisecond)
+}

@@ -171,6 +171,10 @@ func (h *Failover) Told(d rendezvous.Directive) {
 	case job.Done, job.Fail:
 		h.voter.Parts(d.EpochID)(true)
 	}
+	if d.Failover != nil && d.Kind != job.Run && !h.voter.Member() {
+		h.plan, h.server, h.dead, h.said = d.Failover, d.Failover.Server, false, ""
+		h.tellLocked()
+	}
 	if d.Failover == nil || d.Kind != job.Run {
 		return
 	}
