@@ -45,6 +45,8 @@ func TestMain(m *testing.M) {
 			"-gcflags=go.yaml.in/yaml/v3=-l", "-gcflags=github.com/fxamacker/cbor/v2=-l",
 			"-gcflags=github.com/vishvananda/netlink=-l", "-gcflags=dlrover-run/launcher/argv/native=-l",
 			"-gcflags=dlrover-run/launcher/preset=-l",
+			"-gcflags=k8s.io/apimachinery/pkg/apis/meta/v1=-l", "-gcflags=dlrover-run/launcher/argv=-l",
+			"-gcflags=dlrover-run/launcher/scheduler=-l", "-gcflags=dlrover-run/rendezvous/pyproto/upstream=-l",
 			"-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master", "dlrover-run/cmd/dlroverctl",
 			"dlrover-run/cmd/checkpointd")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
