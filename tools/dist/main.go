@@ -87,7 +87,20 @@ func (r *release) packFor(a architecture) error {
 			return fmt.Errorf("image %s for %s: %w", im.title, a.uname, err)
 		}
 	}
-	return nil
+	return r.writeBill(dir, a)
+}
+
+// writeBill writes the bill of materials of all programs, which scanners read.
+func (r *release) writeBill(dir string, a architecture) error {
+	programs, err := filepath.Glob(r.program(a, "*"))
+	if err != nil {
+		return err
+	}
+	bill, err := r.sbomOf("dlrover-run", programs)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "dlrover-run-"+r.version+".cdx.json"), bill, 0o644)
 }
 
 // sourceDate is the time of all files. A wheel, which is a zip archive, cannot have one before 1980.

@@ -54,7 +54,8 @@ def launch(args):
     program = launcher()
     path = tempfile.mkdtemp(prefix="dlrover-run-demo-")
     command = ["dlrover-run", "--standalone", "--nproc-per-node=%d" % args.workers, "--max-restarts=1", "--warm",
-               "--log-format=text", os.path.abspath(__file__), "--steps=%d" % args.steps, "--dir=" + path]
+               "--log-format=text", "--log-dir=" + os.path.join(path, "logs"), os.path.abspath(__file__),
+               "--steps=%d" % args.steps, "--dir=" + path]
     print("$ " + " ".join(map(shlex.quote, command)) + "\n", flush=True)
     os.environ["PYTHON_EXEC"] = sys.executable
     os.environ.setdefault("OMP_NUM_THREADS", "1")
