@@ -4,8 +4,8 @@
 // method and path are passed to the server's handler from here, and so is a POST beside that path or beside its folder.
 // With any other one the connection goes back to the server.
 //
-// Goroutines: one for each connection that waits, at most 256 that serve requests, a few that write answers, and one for
-// the way back to the server. All end with the server.
+// Goroutines: one for each connection that waits, at most 256 that serve requests, a few that write answers, and one
+// for the way back to the server. All end with the server.
 package longpoll
 
 import (

@@ -199,7 +199,9 @@ func TestRequestsThatDoNotGoOn(t *testing.T) {
 
 // A client that waits reports by POST, beside the path of its wait or beside the folder.
 func TestReportsAreServedWithoutTheServer(t *testing.T) {
-	for to, server := range map[string]bool{"/r/checks/done": false, "/r/done": false, "/done": true, "/r/hang/done": true} {
+	for to, server := range map[string]bool{
+		"/r/checks/done": false, "/r/done": false, "/done": true, "/r/hang/done": true,
+	} {
 		b := newBell(t)
 		c := b.dial()
 		c.says(get("/r/checks/wait", ""))
