@@ -35,7 +35,7 @@ type epoch struct {
 	tied  bool    // no other server may be elected while one of them is silent
 	// started is when the newest launcher of each name that has joined since was started; nil where nobody has a vote.
 	started map[string]time.Time
-	// plan names the launchers that may serve next, for its members; nil: none.
+	// plan tells its members which launchers may serve next; nil: they know none.
 	plan *Failover
 
 	working int // members that have workers

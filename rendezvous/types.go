@@ -246,7 +246,7 @@ type Directive struct {
 	// Spent is the used part of the run's budget besides Restarts; nil is nothing.
 	Spent *Spent `json:"spent,omitempty"`
 	// Failover, with Run, tells which launchers may serve the rendezvous next; nil: none. With Wait or Bar it is that of
-	// others, who elect without this node.
+	// others, which elect without this node.
 	Failover *Failover `json:"failover,omitempty"`
 	// Bars are the names that orders have barred, for a node that may serve the run next; nil is no news.
 	Bars *Bars `json:"bars,omitempty"`
