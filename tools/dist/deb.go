@@ -83,27 +83,17 @@ func (r *release) writeDeb(dir string, d deb, a architecture) error {
 
 // debFiles are the files that a package installs.
 func (r *release) debFiles(d deb, a architecture) (files []file, err error) {
-	var paths []string
+	c, err := r.content(d.name, a, d.programs)
+	if err != nil {
+		return nil, err
+	}
+	files = c.programsIn("usr/bin/")
 	for _, p := range d.programs {
-		paths = append(paths, r.program(a, p))
-		data, err := os.ReadFile(r.program(a, p))
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, file{"usr/bin/" + p, data, 0o755})
 		pages, err := r.pagesOf(p)
 		if err != nil {
 			return nil, err
 		}
 		files = append(files, pages...)
-	}
-	notices, err := r.notices.of(paths)
-	if err != nil {
-		return nil, err
-	}
-	sbom, err := r.sbomOf(d.name, paths)
-	if err != nil {
-		return nil, err
 	}
 	changes, err := os.ReadFile(filepath.Join(r.root, "CHANGELOG.md"))
 	if err != nil {
@@ -120,7 +110,7 @@ func (r *release) debFiles(d deb, a architecture) (files []file, err error) {
 	doc := "usr/share/doc/" + d.name + "/"
 	files = append(files, file{doc + "copyright", texts[0].data, 0o644},
 		file{doc + "changelog.Debian.gz", zipped(texts[1].data), 0o644}, file{doc + "changelog.gz", zipped(changes), 0o644},
-		file{doc + noticesName + ".gz", zipped(notices), 0o644}, file{doc + "sbom.cdx.json", sbom, 0o644},
+		file{doc + noticesName + ".gz", zipped(c.notices), 0o644}, file{doc + "sbom.cdx.json", c.sbom, 0o644},
 		file{"usr/share/lintian/overrides/" + d.name, texts[2].data, 0o644})
 	if d.tree == "" {
 		return files, nil

@@ -36,6 +36,7 @@ func needs(t *testing.T, program, lost string) {
 }
 
 func TestDeb(t *testing.T) {
+	t.Parallel()
 	needs(t, "dpkg-deb", "NO DEBIAN PACKAGE IS MADE")
 	r := testRelease(t)
 	testPages(t, r)

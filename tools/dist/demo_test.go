@@ -41,6 +41,7 @@ func withTorch(t *testing.T) string {
 }
 
 func TestDemo(t *testing.T) {
+	t.Parallel()
 	cmd, left := demo(t, withTorch(t))
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
@@ -57,6 +58,7 @@ func nothingLeft(t *testing.T, left string) {
 }
 
 func TestDemoIsInterrupted(t *testing.T) {
+	t.Parallel()
 	cmd, left := demo(t, withTorch(t), "--steps=100000")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out

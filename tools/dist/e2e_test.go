@@ -73,8 +73,8 @@ func container(t *testing.T, base, layer, then string, args ...string) string {
 // inDebian runs a script in a copy of the Debian.
 func inDebian(t *testing.T, script string) string {
 	t.Helper()
-	return container(t, baseRoot(t), "", `exec chroot "$root" /bin/sh -exc "$1"`, `! command -v go; cd /dist/$(uname -m)
-`+script)
+	const begin = "if command -v go; then exit 1; fi; cd /dist/$(uname -m)\n"
+	return container(t, baseRoot(t), "", `exec chroot "$root" /bin/sh -exc "$1"`, begin+script)
 }
 
 // trained asserts that the demo has lost a worker and has come to its end.
@@ -92,7 +92,6 @@ python3 -m venv --system-site-packages /venv # which sees Debian's PyTorch
 /venv/bin/pip install --no-index *.whl
 /venv/bin/python -m dlrover_run.demo
 /venv/bin/dlrover-run --version
-/venv/bin/python -m dlrover_run --dry-run --nproc-per-node=2 train.py | grep -c '"argv"' || [ $? = 1 ]
 for program in dlrover-master checkpointd dlroverctl gpucheck; do /venv/bin/$program --version; done
 /venv/bin/pip uninstall -qy dlrover-run-go dlrover-run-go-master dlrover-run-go-gpucheck
 ls /venv/bin | grep dlrover || echo nothing is left`)

@@ -108,27 +108,15 @@ func (r *release) imageFiles(im image, a architecture) (files []file, err error)
 	if has, _ := r.has(a, []string{gpucheck}); has && im.names {
 		programs = append(programs, gpucheck)
 	}
-	var paths []string
-	for _, p := range programs {
-		data, err := os.ReadFile(r.program(a, p))
-		if err != nil {
-			return nil, err
-		}
-		paths = append(paths, r.program(a, p))
-		files = append(files, file{"usr/local/bin/" + p, data, 0o755})
-	}
-	notices, err := r.notices.of(paths)
-	if err != nil {
-		return nil, err
-	}
-	sbom, err := r.sbomOf("dlrover-run"+im.suffix+"-image", paths)
+	c, err := r.content("dlrover-run"+im.suffix+"-image", a, programs)
 	if err != nil {
 		return nil, err
 	}
 	demo, err := python.ReadFile("python/dlrover_run/demo.py")
 	doc := "usr/local/share/doc/dlrover-run/"
-	return append(files, file{doc + "LICENSE", r.notices.own, 0o644}, file{doc + noticesName, notices, 0o644},
-		file{doc + "demo.py", demo, 0o644}, file{doc + "sbom.cdx.json", sbom, 0o644}), err
+	return append(c.programsIn("usr/local/bin/"),
+		file{doc + "LICENSE", r.notices.own, 0o644}, file{doc + noticesName, c.notices, 0o644},
+		file{doc + "demo.py", demo, 0o644}, file{doc + "sbom.cdx.json", c.sbom, 0o644}), err
 }
 
 // otherNames are the links that dlroverctl install-names makes, such as torchrun, to the names of the programs.

@@ -14,6 +14,7 @@ import (
 )
 
 func TestImage(t *testing.T) {
+	t.Parallel()
 	r := testRelease(t)
 	im := images()[1]
 	require.NoError(t, r.writeImage(r.out, im, amd64))

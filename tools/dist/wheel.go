@@ -111,30 +111,49 @@ type file struct {
 	mode fs.FileMode
 }
 
-// wheelFiles are all files of a wheel, the list of them last.
-func (r *release) wheelFiles(stem string, w wheel, a architecture, tags []string) (files []file, err error) {
+// content is a part of every package.
+type content struct {
+	programs      []file
+	sbom, notices []byte
+}
+
+// content are some programs, their bill of materials under a name, and the notices that belong to them.
+func (r *release) content(name string, a architecture, programs []string) (c content, err error) {
 	var paths []string
-	for _, p := range w.programs {
+	for _, p := range programs {
 		path := r.program(a, p)
 		paths = append(paths, path)
 		data, err := os.ReadFile(path)
 		if err != nil {
-			return nil, err
+			return c, err
 		}
-		files = append(files, file{stem + ".data/scripts/" + p, data, 0o755})
+		c.programs = append(c.programs, file{p, data, 0o755})
 	}
+	if c.sbom, err = r.sbomOf(name, paths); err == nil {
+		c.notices, err = r.notices.of(paths)
+	}
+	return c, err
+}
+
+// programsIn are the programs in a folder.
+func (c content) programsIn(dir string) (files []file) {
+	for _, p := range c.programs {
+		files = append(files, file{dir + p.name, p.data, p.mode})
+	}
+	return files
+}
+
+// wheelFiles are all files of a wheel, the list of them last.
+func (r *release) wheelFiles(stem string, w wheel, a architecture, tags []string) (files []file, err error) {
+	c, err := r.content(w.name, a, w.programs)
+	if err != nil {
+		return nil, err
+	}
+	files = c.programsIn(stem + ".data/scripts/")
 	if w.module != nil {
 		if files, err = appendTree(files, w.module, ""); err != nil {
 			return nil, err
 		}
-	}
-	sbom, err := r.sbomOf(w.name, paths)
-	if err != nil {
-		return nil, err
-	}
-	notices, err := r.notices.of(paths)
-	if err != nil {
-		return nil, err
 	}
 	info := stem + ".dist-info/"
 	files = append(files,
@@ -142,8 +161,8 @@ func (r *release) wheelFiles(stem string, w wheel, a architecture, tags []string
 		file{info + "WHEEL", []byte("Wheel-Version: 1.0\nGenerator: dlrover-run\nRoot-Is-Purelib: false\nTag: py3-none-" +
 			strings.Join(tags, "\nTag: py3-none-") + "\n"), 0o644},
 		file{info + "licenses/LICENSE", r.notices.own, 0o644},
-		file{info + "licenses/" + noticesName, notices, 0o644},
-		file{info + "sboms/" + w.name + ".cdx.json", sbom, 0o644})
+		file{info + "licenses/" + noticesName, c.notices, 0o644},
+		file{info + "sboms/" + w.name + ".cdx.json", c.sbom, 0o644})
 	var record strings.Builder
 	for _, f := range files {
 		sum := sha256.Sum256(f.data)

@@ -53,6 +53,7 @@ func one(t *testing.T, dir, pattern string) (path string, data []byte) {
 }
 
 func TestWheel(t *testing.T) {
+	t.Parallel()
 	r := testRelease(t)
 	for _, w := range wheels() {
 		require.NoError(t, r.writeWheel(r.out, w, amd64))
@@ -98,6 +99,7 @@ func TestWheel(t *testing.T) {
 
 // Every module that the linker has recorded is in the bill, and every reference leads to a component.
 func TestBillOfMaterials(t *testing.T) {
+	t.Parallel()
 	r := testRelease(t)
 	data, err := r.sbomOf("all", []string{r.program(amd64, "dlrover-run"), r.program(amd64, "dlroverctl")})
 	require.NoError(t, err)
