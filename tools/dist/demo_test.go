@@ -14,18 +14,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// demo is the command with the launcher of this repository, and a folder for what it leaves behind.
-func demo(t *testing.T, python string, args ...string) (cmd *exec.Cmd, left string) {
+// built is a folder with the launcher of this repository.
+func built(t *testing.T) string {
 	t.Helper()
-	bin, left := t.TempDir(), t.TempDir()
+	bin := t.TempDir()
 	build := exec.Command("go", "build", "-o", bin, "./cmd/dlrover-run")
 	build.Dir = "../.."
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
-	cmd = exec.Command(python, append([]string{"python/dlrover_run/demo.py"}, args...)...)
+	return bin
+}
+
+const script = "python/dlrover_run/demo.py"
+
+// command runs with programs in a folder, and leaves its files in another.
+func command(bin, left, name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(name, args...)
 	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "TMPDIR="+left)
-	return cmd, left
+	return cmd
 }
 
 const debianPython = "/usr/bin/python3"
@@ -42,11 +49,26 @@ func withTorch(t *testing.T) string {
 
 func TestDemo(t *testing.T) {
 	t.Parallel()
-	cmd, left := demo(t, withTorch(t))
-	out, err := cmd.CombinedOutput()
+	left := t.TempDir()
+	out, err := command(built(t), left, withTorch(t), script).CombinedOutput()
 	require.NoError(t, err, string(out))
 	trained(t, string(out))
 	nothingLeft(t, left)
+}
+
+// A user can give it to dlrover-run as any other script. Files of a run before are no part of it.
+func TestDemoAsAScript(t *testing.T) {
+	t.Parallel()
+	bin, left := built(t), t.TempDir()
+	old := filepath.Join(left, "dlrover-run-demo-again")
+	require.NoError(t, os.Mkdir(old, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(old, "killed"), []byte("1 2"), 0o600))
+	cmd := command(bin, left, filepath.Join(bin, "dlrover-run"), "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+		"--rdzv-id=again", "--nproc-per-node=2", "--max-restarts=1", "--log-dir="+left, script)
+	cmd.Env = append(cmd.Env, "PYTHON_EXEC="+withTorch(t))
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	trained(t, string(out))
 }
 
 // nothingLeft asserts that the demo has removed its files.
@@ -59,7 +81,8 @@ func nothingLeft(t *testing.T, left string) {
 
 func TestDemoIsInterrupted(t *testing.T) {
 	t.Parallel()
-	cmd, left := demo(t, withTorch(t), "--steps=100000")
+	left := t.TempDir()
+	cmd := command(built(t), left, withTorch(t), script, "--steps=100000")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	require.NoError(t, cmd.Start())
@@ -78,7 +101,7 @@ func TestDemoRefuses(t *testing.T) {
 		t.Skip("SKIPPED: THE DEMO IS NOT TRIED WITHOUT PYTORCH: ", err)
 	}
 	refused := func(want string, args ...string) {
-		cmd := exec.Command(debianPython, append([]string{"-S", "python/dlrover_run/demo.py"}, args...)...)
+		cmd := exec.Command(debianPython, append([]string{"-S", script}, args...)...)
 		cmd.Env = append(os.Environ(), "PATH=")
 		out, err := cmd.CombinedOutput()
 		require.Error(t, err)

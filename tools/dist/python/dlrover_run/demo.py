@@ -28,7 +28,7 @@ def main():
         p.error("--workers=%d --steps=%d: the demo needs 2 workers or more, and 40 steps or more" % (
             args.workers, args.steps))
     if "RANK" in os.environ:
-        return train(args.steps, args.dir or tempfile.gettempdir())
+        return train(args.steps, args.dir or own_dir())
     if importlib.util.find_spec("torch") is None:
         sys.exit("dlrover_run.demo: it trains with PyTorch, which %s does not have: install torch for it" %
                  sys.executable)
@@ -36,6 +36,14 @@ def main():
         return launch(args)
     except FileNotFoundError as e:
         sys.exit("dlrover_run.demo: %s" % e)
+
+
+def own_dir():
+    """Is an empty directory for workers that dlrover-run starts directly: dlrover-run ... -m dlrover_run.demo."""
+    path = os.path.join(tempfile.gettempdir(), "dlrover-run-demo-" + os.environ.get("TORCHELASTIC_RUN_ID", "none"))
+    if os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+        shutil.rmtree(path, ignore_errors=True)  # of another run; the other ranks wait for this one in train()
+    return path
 
 
 def launcher():
@@ -91,6 +99,7 @@ def train(steps, path):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
+    os.makedirs(path, exist_ok=True)
     killed = os.path.join(path, "killed")
     if rank == 0:
         tell_start(step, world, killed)
