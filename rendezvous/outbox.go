@@ -81,7 +81,7 @@ func (o *outbox) tellSpares() {
 	}
 }
 
-// tellDeputies sends the present directive again to members that may serve next, if their workers run: bars have changed.
+// tellDeputies sends the present directive again to running members that may serve next: bars have changed.
 func (o *outbox) tellDeputies() {
 	if o.epoch.plan == nil {
 		return
