@@ -117,6 +117,22 @@ func TestLauncherThatLeavesHandsOver(t *testing.T) {
 	}
 }
 
+// A spare takes the place of the launcher that serves when that is killed.
+func TestSpareTakesThePlaceOfTheServer(t *testing.T) {
+	long(t)
+	t.Parallel()
+	c := newTrainers(t, 3, "3:3")
+	spare := c.train(1)
+	eventually(t, "the spare waits", func() bool {
+		return strings.Contains(spare.err.String(), "waiting for the other nodes")
+	})
+	c.kill(0)
+	c.server(0)
+	eventually(t, "three train again", c.exists("trained.3.again"))
+	c.ends(0)
+	require.Equal(t, 0, spare.wait(), spare.err.String())
+}
+
 // Of two launchers one is left, and serves.
 func TestSurvivorOfTwoServes(t *testing.T) {
 	long(t)
