@@ -455,6 +455,9 @@ func (a *Agent) rejoin(d Directive) {
 	})
 }
 
+// maxTime bounds the account of a run's time, in bytes.
+const maxTime = 1000
+
 // leave signs this node off and ends with the job's verdict.
 func (a *Agent) leave(d Directive, reason string) {
 	ctx, cancel := context.WithTimeout(a.bg.ctx, leaveBudget)
@@ -462,6 +465,9 @@ func (a *Agent) leave(d Directive, reason string) {
 	ev, err := a.cfg.Rendezvous.Leave(ctx, reason, own(a.fails))
 	if err != nil {
 		a.log.Debug("leave", "err", err)
+	}
+	if ev.Time != "" {
+		a.log.Info(text.Line(ev.Time, maxTime))
 	}
 	if d.Kind == job.Done {
 		a.end(Result{Reason: policy.Success})

@@ -40,6 +40,8 @@ type Evidence struct {
 	Restarts    int       `json:"restarts"`
 	MaxRestarts int       `json:"max_restarts"`
 	WorldSize   int       `json:"world_size"`
+	// Time is the account of the time of a run that has ended, in a line; "" where no steps are counted.
+	Time string `json:"time,omitempty"`
 }
 
 // Outcome is how a run ended.

@@ -25,7 +25,7 @@ func Pack(fs []Failure) []job.Failure {
 
 // Unpack reads them again. The daemon's clock, to which it has shifted every node's times, replaces each node's own.
 func Unpack(e job.Evidence) Evidence {
-	v := Evidence{RestartsUsed: e.Restarts, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize}
+	v := Evidence{RestartsUsed: e.Restarts, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize, Time: e.Time}
 	if e.Cause != nil && e.Cause.Kind == job.CauseHang {
 		v.Hung = cmp.Or(e.Cause.Text, "the workers hung")
 	}

@@ -89,6 +89,9 @@ type Evidence struct {
 	RestartsUsed int `json:"restarts_used"`
 	MaxRestarts  int `json:"max_restarts"`
 	WorldSize    int `json:"world_size"`
+
+	// Time is the account of the run's time in a line; "" where no steps are counted.
+	Time string `json:"-"`
 }
 
 // Rule is the rule that decided a verdict.

@@ -201,7 +201,11 @@ func (r *run) leave(ev rendezvous.Leave) (over bool, e job.Evidence, err error) 
 	if err = r.stepLocked(ev); err != nil || r.round.Status().Outcome == "" {
 		return false, e, err
 	}
-	return true, r.round.Evidence(), nil
+	e = r.round.Evidence()
+	if l := rendezvous.LedgerOf(r.round, time.Now()); l.Stepping {
+		e.Time = l.String()
+	}
+	return true, e, nil
 }
 
 func (r *run) stepLocked(ev rendezvous.Event) error {

@@ -35,6 +35,9 @@ func TestTorchTimeLedger(t *testing.T) {
 	ctl.Env = append(b.env, env...)
 	out, err := ctl.Output()
 	require.NoError(t, err)
+	for _, l := range []*launched{l1, l2} {
+		require.Regexp(t, `"msg":"trained [0-9.]+ % of [^"]+; lost: [^"]+"`, l.err.String())
+	}
 	var got ledger.Report
 	require.NoError(t, json.Unmarshal(out, &got))
 	t.Log(string(out), b.rows("marks"))
