@@ -3,10 +3,10 @@ package hang
 import (
 	"cmp"
 	"iter"
-	"slices"
 	"time"
 
 	"dlrover-run/hang/rankset"
+	"dlrover-run/internal/stable"
 )
 
 // Bounds of Arrivals. The shim sees twice a second which collectives have begun.
@@ -51,34 +51,37 @@ type arrival struct {
 	groups []GroupState
 }
 
-// through is all, which is looked at on its way.
-func (a *arrivals) through(all iter.Seq[Evidence]) iter.Seq[Evidence] {
-	a.meetings = map[uint64]*meeting{}
-	return func(yield func(Evidence) bool) {
-		for e := range all {
+// look passes all evidence to a reader, and notes the arrivals in it.
+func (f *file) look(now time.Time, read func(iter.Seq[Evidence])) {
+	a := arrivals{meetings: map[uint64]*meeting{}}
+	read(func(yield func(Evidence) bool) {
+		for e := range f.all() {
 			a.add(&e)
 			if !yield(e) {
 				return
 			}
 		}
-	}
+	})
+	f.arrivals = a.result(now)
 }
 
 func (a *arrivals) add(e *Evidence) {
-	for _, s := range slices.Backward(e.Samples) {
-		if s.Page == nil {
-			continue
-		}
-		a.ranks = append(a.ranks, arrival{e.Rank, s.At, s.Page.Groups})
-		for _, g := range s.Page.Groups {
-			m := a.meetings[g.ID]
-			if m == nil {
-				m = &meeting{}
-				a.meetings[g.ID] = m
-			}
-			m.see(g.Seq, s.At-g.Since)
-		}
+	i := len(e.Samples) - 1
+	for i >= 0 && e.Samples[i].Page == nil {
+		i--
+	}
+	if i < 0 {
 		return
+	}
+	s := &e.Samples[i]
+	a.ranks = append(a.ranks, arrival{e.Rank, s.At, s.Page.Groups})
+	for _, g := range s.Page.Groups {
+		m := a.meetings[g.ID]
+		if m == nil {
+			m = &meeting{}
+			a.meetings[g.ID] = m
+		}
+		m.see(g.Seq, s.At-g.Since)
 	}
 }
 
@@ -129,25 +132,28 @@ func (a *arrivals) result(now time.Time) *Arrivals {
 	return &Arrivals{At: now, Late: all}
 }
 
+// levels has one for each multiple of the unit that occurs.
 func (a *arrivals) levels(unit time.Duration) (all []Lateness) {
-	sets := map[Lateness]*rankset.Set{}
+	sets := map[time.Duration]*rankset.Set{} // twice the lateness, and one more for absent ranks
 	for _, r := range a.ranks {
 		l, known := a.late(r)
 		if !known {
 			continue
 		}
-		l.Late = max(l.Late, 0).Round(unit)
-		if sets[l] == nil {
-			sets[l] = new(rankset.Set)
+		key := 2 * max(l.Late, 0).Round(unit)
+		if l.Absent {
+			key++
 		}
-		sets[l].Add(r.rank)
+		if sets[key] == nil {
+			sets[key] = new(rankset.Set)
+		}
+		sets[key].Add(r.rank)
 	}
-	for l, set := range sets {
-		l.Ranks = set.String()
-		all = append(all, l)
+	for key, set := range sets {
+		all = append(all, Lateness{set.String(), key / 2, key%2 == 1})
 	}
-	slices.SortFunc(all, func(x, y Lateness) int {
-		return cmp.Or(-cmp.Compare(x.Late, y.Late), cmp.Compare(x.Ranks, y.Ranks))
+	stable.Sort(all, func(x, y Lateness) int {
+		return cmp.Or(cmp.Compare(y.Late, x.Late), cmp.Compare(x.Ranks, y.Ranks))
 	})
 	return all
 }

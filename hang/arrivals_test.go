@@ -1,7 +1,6 @@
 package hang
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -18,9 +17,9 @@ func came(rank int, groups ...GroupState) Evidence {
 }
 
 func arrivalsOf(all ...Evidence) *Arrivals {
-	a := arrivals{}
-	for range a.through(slices.Values(all)) {
-		continue
+	a := arrivals{meetings: map[uint64]*meeting{}}
+	for _, e := range all {
+		a.add(&e)
 	}
 	return a.result(dawn)
 }

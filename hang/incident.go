@@ -2,6 +2,7 @@ package hang
 
 import (
 	"fmt"
+	"iter"
 	"time"
 
 	"dlrover-run/internal/job"
@@ -270,10 +271,9 @@ func (in *Incident) emit(es ...Effect) {
 
 // opinion is the present result of the evidence.
 func (in *Incident) opinion() Verdict {
-	f, came := in.file, arrivals{}
-	v := in.cfg.Judge(f.world, came.through(f.all()), f.waits()).aged(max(in.now.Sub(f.since), 0))
-	f.arrivals = came.result(in.now)
-	return v
+	f, v := in.file, Verdict{}
+	f.look(in.now, func(all iter.Seq[Evidence]) { v = in.cfg.Judge(f.world, all, f.waits()) })
+	return v.aged(max(in.now.Sub(f.since), 0))
 }
 
 // plan decides when the verdict is looked at again.
@@ -349,11 +349,7 @@ func (in *Incident) beginCollection() {
 
 func (in *Incident) endCollection() {
 	if f := in.file; f != nil && !in.asker.collect.until.IsZero() && in.state == StateIdle {
-		came := arrivals{}
-		for range came.through(f.all()) {
-			continue
-		}
-		f.arrivals = came.result(in.now)
+		f.look(in.now, func(all iter.Seq[Evidence]) { all(func(Evidence) bool { return true }) })
 	}
 	in.asker.collect.until = time.Time{}
 	if in.state == StateIdle && in.file != nil {
