@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -123,11 +124,15 @@ func (f *faults) start(x planted) error {
 		node := x.run + "-" + string(rune('a'+i))
 		args := append([]string{"--rdzv-id=" + x.run, "--nnodes=2"}, x.args...)
 		args = append(args, f.cluster.path("faults.py"), x.script, f.cluster.path("disk"))
+		env := x.env
+		if x.script == "hang" { // its report goes the way of everything else
+			env = append(slices.Clone(env), "XPU_TIMER_TIMELINE_PATH="+f.cluster.path("timeline"))
+		}
 		f.cluster.within = nil
 		if x.machines > 0 {
 			f.cluster.within = []string{"ip", "netns", "exec", f.fabric.spaces[i]}
 		}
-		if err := f.cluster.startLauncher(node, args, nil, x.env...); err != nil {
+		if err := f.cluster.startLauncher(node, args, nil, env...); err != nil {
 			return err
 		}
 	}

@@ -132,7 +132,7 @@ func TestHungRankIsTold(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	torch(t, h)
-	h.env = append(h.env, "XPU_TIMER_HANG_TIMEOUT=4")
+	h.env = append(h.env, "XPU_TIMER_HANG_TIMEOUT=4", "XPU_TIMER_TIMELINE_PATH="+h.dir)
 	script := h.write("hang.py", `import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 
