@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	"dlrover-run/internal/longpoll"
@@ -102,7 +102,9 @@ func (h *Hub) read(w http.ResponseWriter, req *http.Request) (Request, error) {
 	}
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Now().Add(bodyTime))
-	data, err := readAll(http.MaxBytesReader(w, req.Body, maxBody), req.ContentLength)
+	b := bodies.Get().(*bytes.Buffer)
+	defer keep(b)
+	_, err := b.ReadFrom(http.MaxBytesReader(w, req.Body, maxBody))
 	_ = conn.SetReadDeadline(time.Time{})
 	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
 		return Request{}, fmt.Errorf("%w: the request has more than %d KiB", errBadRequest, maxBody>>10)
@@ -110,17 +112,17 @@ func (h *Hub) read(w http.ResponseWriter, req *http.Request) (Request, error) {
 	if err != nil {
 		return Request{}, fmt.Errorf("%w: read the request: %w", errBadRequest, err)
 	}
-	return decode(data)
+	return decode(b.Bytes())
 }
 
-// readAll reads to the end. size is how much there probably is, -1 for unknown.
-func readAll(r io.Reader, size int64) ([]byte, error) {
-	var b bytes.Buffer
-	if size > 0 && size <= maxBody {
-		b.Grow(int(size) + bytes.MinRead) // so that it does not grow again
+// bodies are for requests that are read.
+var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+func keep(b *bytes.Buffer) {
+	if b.Cap() <= largeBody {
+		b.Reset()
+		bodies.Put(b)
 	}
-	_, err := b.ReadFrom(r)
-	return b.Bytes(), err
 }
 
 type errorBody struct {
