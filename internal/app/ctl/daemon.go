@@ -11,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/internal/app/answers/remote"
 	"dlrover-run/internal/app/token"
 	"dlrover-run/internal/help"
 	"dlrover-run/internal/plainhttp"
@@ -175,17 +176,5 @@ func several(names []string) string {
 
 // status is that of the run, with its nodes.
 func (d *daemon) status(ctx context.Context) (api.RunStatus, error) {
-	runs, err := d.client.Runs(ctx)
-	if err != nil {
-		return api.RunStatus{}, err
-	}
-	i := slices.IndexFunc(runs, func(r api.RunStatus) bool { return r.Run == d.run })
-	if i < 0 {
-		return api.RunStatus{}, api.ErrUnknownRun
-	}
-	s := runs[i]
-	if s.Outcome != "" {
-		s.Nodes, s.Ended = s.Ended, nil
-	}
-	return s, nil
+	return remote.Status(ctx, d.client, d.run)
 }

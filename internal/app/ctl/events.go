@@ -39,13 +39,7 @@ func (c *call) showEvents() error {
 
 // kept are the events that the daemon stores.
 func (d *daemon) kept(ctx context.Context) (api.Events, error) {
-	ctx, cancel := context.WithTimeout(ctx, remote.NoEvents)
-	defer cancel()
-	es, err := d.client.Events(ctx, d.run, 0)
-	if errors.Is(err, context.DeadlineExceeded) {
-		return api.Events{}, nil
-	}
-	return es, err
+	return remote.Events(ctx, d.client, d.run)
 }
 
 // followEvents ends with the run, or when the daemon remains unreachable.

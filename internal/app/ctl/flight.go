@@ -12,7 +12,6 @@ import (
 	"dlrover-run/hang"
 	"dlrover-run/hang/rankset"
 	"dlrover-run/hang/report"
-	"dlrover-run/hang/serve"
 	"dlrover-run/internal/stable"
 	"dlrover-run/internal/text"
 )
@@ -59,7 +58,7 @@ func showFlight(c *call) error {
 	if _, err := c.daemon.status(c); err != nil {
 		return err
 	}
-	found, err := c.daemon.collect(c, serve.Over(c.daemon.client), c.now())
+	found, err := c.daemon.collect(c, c.now())
 	if err != nil {
 		return err
 	}

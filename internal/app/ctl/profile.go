@@ -5,15 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"strconv"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/internal/app/answers/remote"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher/streams"
-	"dlrover-run/rendezvous/api"
 )
 
 const profileAbout = `PyTorch's profiler, 2.7 or newer, records all threads of the worker, with their functions
@@ -41,11 +40,7 @@ func (c *call) profile() error {
 	if seconds < 1 || seconds > maxSeconds {
 		return &usageError{fmt.Errorf("profile: --seconds=%d: need 1 to %d", seconds, maxSeconds)}
 	}
-	q := url.Values{"rank": {strconv.Itoa(int(rank))}, "seconds": {strconv.Itoa(seconds)}}
-	nc, err := c.daemon.client.Open(c, c.run(), "streams/profile?"+q.Encode(), streams.Protocol)
-	if errors.Is(err, api.ErrNotFound) {
-		err = errors.New("it is of a version without profiles; start one of this version")
-	}
+	nc, err := remote.Profile(c, c.daemon.client, c.run(), int(rank), time.Duration(seconds)*time.Second)
 	if err != nil {
 		return err
 	}
@@ -55,42 +50,19 @@ func (c *call) profile() error {
 	name := fileName(c, "profile", fmt.Sprintf("-rank%d", rank)) + ".json.gz"
 	fmt.Fprintf(c.stderr, "dlroverctl: rank %d is recorded for %d s, and then writes that\n", rank, seconds)
 	note := ""
-	path, err := newFile(c, name, func(w io.Writer) (err error) { note, err = trace(c, nc, w); return err })
+	path, err := newFile(c, name, func(w io.Writer) (err error) {
+		if note, err = streams.CopyTrace(w, nc); c.Err() != nil {
+			return c.Err()
+		}
+		if err != nil {
+			err = &foundError{errors.New("profile: " + text.EscapeLine(err.Error()))}
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(c.stderr, "dlroverctl: rank %d: %s; open the file with https://ui.perfetto.dev\n", rank,
 		text.EscapeLine(note))
 	return c.did(text.EscapeLine(path))
-}
-
-// trace writes the trace of a stream; note says what is in it.
-func trace(ctx context.Context, nc io.Reader, to io.Writer) (note string, err error) {
-	in, size := streams.NewReader(nc), 0
-	for {
-		f, err := in.Next()
-		switch {
-		case ctx.Err() != nil:
-			return "", ctx.Err()
-		case err != nil || f.Kind == streams.KindEnd:
-			return "", &foundError{errors.New("profile: the connection is lost, or the run is over: there is no trace")}
-		}
-		switch f.Kind {
-		case streams.KindOutput:
-			if size += len(f.Data); size > streams.MaxTrace {
-				return "", &foundError{fmt.Errorf("profile: more than %d MiB arrive", streams.MaxTrace>>20)}
-			}
-			if _, err := to.Write(f.Data); err != nil {
-				return "", &foundError{fmt.Errorf("profile: %w", err)}
-			}
-		case streams.KindNote:
-			note = string(f.Data)
-		case streams.KindExit:
-			var e streams.Exit
-			if err := f.Decode(&e); err != nil || e.Code != 0 || e.Error != "" {
-				return "", &foundError{errors.New("profile: " + text.EscapeLine(e.Error))}
-			}
-			return note, nil
-		}
-	}
 }

@@ -12,8 +12,9 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/hang/report"
-	"dlrover-run/hang/serve"
 	"dlrover-run/hang/xpu"
+	"dlrover-run/internal/app/answers/remote"
+	"dlrover-run/internal/app/bundle"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/text"
 )
@@ -51,12 +52,6 @@ func pathOption(usage string) cli.Flag {
 	return &cli.StringFlag{Name: "path", Aliases: []string{"p"}, Usage: "`DIR`: " + usage}
 }
 
-const (
-	// collectTime is the time limit for the stacks of the nodes: they have 15 s.
-	collectTime = 25 * time.Second
-	askAgainFor = 200 * time.Millisecond // interval of the looks for them
-)
-
 // showStacks collects the stacks of a run's workers, whether anything hangs or not.
 func (c *call) showStacks() error {
 	if _, err := c.daemon.status(c); err != nil {
@@ -67,7 +62,7 @@ func (c *call) showStacks() error {
 			return &foundError{fmt.Errorf("stacks: %w", err)}
 		}
 	}
-	found, err := c.daemon.collect(c, serve.Over(c.daemon.client), c.now())
+	found, err := c.daemon.collect(c, c.now())
 	if err != nil {
 		return err
 	}
@@ -89,49 +84,18 @@ func (p *program) printIncident(found report.Incident, asJSON bool) error {
 }
 
 // collect requests the stacks of the workers of all nodes of the run, and waits for the answers.
-func (d *daemon) collect(ctx context.Context, judge serve.Transport, now time.Time) (report.Incident, error) {
-	collection, err := judge.Collect(ctx, d.run)
-	if err != nil {
-		return report.Incident{}, d.noHangs(err)
-	}
-	if err := d.awaitCollection(ctx, judge, collection); err != nil {
-		return report.Incident{}, d.noHangs(err)
-	}
-	p, err := judge.Picture(ctx, d.run, true)
-	if err != nil {
-		return report.Incident{}, d.noHangs(err)
-	}
-	if len(p.Evidence) == 0 {
-		return report.Incident{}, &foundError{fmt.Errorf("no node of run %q has answered: "+
-			"its launchers were given --hang=off, or are older than this dlroverctl, or its workers do not run", d.run)}
-	}
-	return report.Of(d.run, now, p), nil
+func (d *daemon) collect(ctx context.Context, now time.Time) (report.Incident, error) {
+	found, err := bundle.Collect(ctx, remote.Hangs(d.client), d.run, now)
+	return found, d.noHangs(err)
 }
 
-// awaitCollection returns when all nodes have answered, or their time is over.
-func (d *daemon) awaitCollection(ctx context.Context, judge serve.Transport, collection uint64) error {
-	asking, cancel := context.WithTimeout(ctx, collectTime)
-	defer cancel()
-	for {
-		p, err := judge.Picture(asking, d.run, false)
-		if err != nil || p.Collected || p.Collection != collection {
-			return err // a newer one has all that this one would have
-		}
-		select {
-		case <-time.After(askAgainFor):
-		case <-asking.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// noHangs explains why the judge does not know a run that the daemon keeps.
+// noHangs explains why a run has no stacks, or the judge does not know it.
 func (d *daemon) noHangs(err error) error {
-	if !errors.Is(err, serve.ErrUnknownRun) {
-		return err
+	err = bundle.NoHangs(d.run, err)
+	if _, absent := errors.AsType[*bundle.AbsentError](err); absent {
+		err = &foundError{err}
 	}
-	return &foundError{fmt.Errorf("nothing is known of hangs of run %q: its workers do not run, or run for less than a "+
-		"minute; or its launchers were given --hang=off", d.run)}
+	return err
 }
 
 // mergeStacks does the job of xpu_timer's viewer: it writes py_stack and cpp_stack, and pictures of them, to the

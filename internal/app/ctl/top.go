@@ -9,7 +9,6 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/hang/serve"
 	"dlrover-run/internal/app/answers"
 	"dlrover-run/internal/app/answers/remote"
 	"dlrover-run/internal/app/ctl/top"
@@ -195,7 +194,7 @@ func (m screen) of(run string) *call {
 }
 
 func (m screen) stacksOf(run string) tea.Msg {
-	found, err := m.of(run).daemon.collect(m, serve.Over(m.daemon.client), m.now())
+	found, err := m.of(run).daemon.collect(m, m.now())
 	if err != nil {
 		return said(m.of(run).explain(err).Error())
 	}

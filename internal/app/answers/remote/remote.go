@@ -4,13 +4,18 @@ package remote
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
 	"time"
 
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/hang/serve"
 	"dlrover-run/internal/app/answers"
 	"dlrover-run/internal/app/service"
+	"dlrover-run/launcher/streams"
 	"dlrover-run/rendezvous/api"
 )
 
@@ -55,4 +60,49 @@ func Facts(ctx context.Context, c *api.Client, f answers.Facts, inTime time.Dura
 	}
 	_ = c.Global(ctx, "nodes", nil, &f.Machines) // not every server keeps them
 	return f, nil
+}
+
+// Events are those of a run that its server keeps.
+func Events(ctx context.Context, c *api.Client, run string) (api.Events, error) {
+	ctx, cancel := context.WithTimeout(ctx, NoEvents)
+	defer cancel()
+	es, err := c.Events(ctx, run, 0)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return api.Events{}, nil
+	}
+	return es, err
+}
+
+// Status is that of a run, with its nodes.
+func Status(ctx context.Context, c *api.Client, run string) (api.RunStatus, error) {
+	runs, err := c.Runs(ctx)
+	if err != nil {
+		return api.RunStatus{}, err
+	}
+	i := slices.IndexFunc(runs, func(r api.RunStatus) bool { return r.Run == run })
+	if i < 0 {
+		return api.RunStatus{}, api.ErrUnknownRun
+	}
+	return Present(runs[i]), nil
+}
+
+// Present has the last nodes of a run that is over as its nodes.
+func Present(s api.RunStatus) api.RunStatus {
+	if s.Outcome != "" {
+		s.Nodes, s.Ended = s.Ended, nil
+	}
+	return s
+}
+
+// Profile opens the stream of a profile of one worker, for streams.CopyTrace.
+func Profile(ctx context.Context, c *api.Client, run string, rank int, last time.Duration) (io.ReadCloser, error) {
+	q := url.Values{"rank": {strconv.Itoa(rank)}, "seconds": {strconv.Itoa(int(last / time.Second))}}
+	nc, err := c.Open(ctx, run, "streams/profile?"+q.Encode(), streams.Protocol)
+	if errors.Is(err, api.ErrNotFound) {
+		err = errors.New("it is of a version without profiles; start one of this version")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return nc, nil
 }
