@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // notices are the licences of the modules that are linked into programs: whoever passes a program on has to pass them
@@ -119,7 +120,9 @@ func (n *notices) of(programs []string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-var licenseName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice)([.-].*)?$`)
+var licenseName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice)([.-].*)?$`)
+})
 
 // licenseFiles are the licence of a module and the notices that belong to it.
 func licenseFiles(dir string) (files []string, err error) {
@@ -128,7 +131,7 @@ func licenseFiles(dir string) (files []string, err error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		if !e.IsDir() && licenseName.MatchString(e.Name()) {
+		if !e.IsDir() && licenseName().MatchString(e.Name()) {
 			files = append(files, filepath.Join(dir, e.Name()))
 		}
 	}

@@ -5,16 +5,19 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // described is the output of "git describe --tags --always --dirty", or "dev". A commit can have digits alone.
-var described = regexp.MustCompile(`^(?:v?(\d+(?:\.\d+)+)(?:-?(rc|alpha|beta)\.?(\d+))?(?:-(\d+)-g([0-9a-f]+))?|` +
-	`([0-9a-f]{7,40})|dev)(-dirty)?$`)
+var described = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(?:v?(\d+(?:\.\d+)+)(?:-?(rc|alpha|beta)\.?(\d+))?(?:-(\d+)-g([0-9a-f]+))?|` +
+		`([0-9a-f]{7,40})|dev)(-dirty)?$`)
+})
 
 // versions are a version by the rules of Python and of Debian. Commits behind a tag sort behind it, and a version
 // without a tag before all others.
 func versions(version string) (python, debian string, err error) {
-	m := described.FindStringSubmatch(version)
+	m := described().FindStringSubmatch(version)
 	if m == nil {
 		return "", "", fmt.Errorf("VERSION=%q: give one as git describe prints it, such as v1.2.3, v1.2.0-rc1 or "+
 			"v1.2.3-4-g0123abc", version)
