@@ -10,7 +10,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"html/template"
@@ -22,8 +21,6 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/internal/app/answers"
-	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
 
@@ -44,6 +41,7 @@ type Page struct {
 	tickets tickets
 	merged  merged
 	streams chan struct{} // one place for each open stream
+	files   chan struct{} // and for each download
 }
 
 // Bounds of visitors.
@@ -69,7 +67,8 @@ var parsed = sync.OnceValue(func() *template.Template {
 
 // New returns a Page.
 func New(cfg Config) *Page {
-	p := &Page{cfg: cfg, mux: http.NewServeMux(), streams: make(chan struct{}, maxStreams)}
+	p := &Page{cfg: cfg, mux: http.NewServeMux(), streams: make(chan struct{}, maxStreams),
+		files: make(chan struct{}, maxFiles)}
 	p.mux.HandleFunc("GET /ui/login", p.login)
 	p.mux.HandleFunc("POST /ui/login", p.login)
 	p.mux.HandleFunc("GET /ui/assets/{name}", asset)
@@ -202,39 +201,3 @@ func (p *Page) machines(w http.ResponseWriter, req *http.Request) {
 
 // stamp is a time for a browser, which shows it in the visitor's zone.
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
-
-// orderHeader comes with orders from the script. No form, and no script of another page, can send it.
-const orderHeader = "X-Dlrover-Page"
-
-// collectStacks is an order of the page alone, which the run does not hear of.
-const collectStacks = "stacks"
-
-// order passes on an order of a visitor.
-func (p *Page) order(w http.ResponseWriter, req *http.Request) {
-	if req.Header.Get(orderHeader) == "" || !sameOrigin(req) {
-		http.Error(w, "orders come from the page's own script", http.StatusForbidden)
-		return
-	}
-	var o struct {
-		Kind rendezvous.OrderKind `json:"kind"`
-		Node string               `json:"node"`
-	}
-	err := json.NewDecoder(req.Body).Decode(&o)
-	switch {
-	case err != nil:
-	case o.Kind == collectStacks:
-		err = p.cfg.Source.Collect(req.Context(), req.PathValue("run"))
-	case !answers.Pressable(o.Kind):
-		err = fmt.Errorf("%q is not an order of the page", o.Kind)
-	default:
-		err = p.cfg.Source.Order(req.Context(), req.PathValue("run"), rendezvous.Order{
-			Kind: o.Kind, Node: o.Node, Cause: "operator", Text: "ordered on the page"})
-	}
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusConflict)
-		return
-	}
-	p.cfg.Log.Info("an order was given on the page", "run_id", req.PathValue("run"), "kind", o.Kind, "node", o.Node,
-		"from", req.RemoteAddr)
-	w.WriteHeader(http.StatusNoContent)
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"dlrover-run/hang"
 	"dlrover-run/internal/app/answers"
 	"dlrover-run/internal/app/answers/remote"
+	"dlrover-run/internal/app/bundle"
 	"dlrover-run/internal/app/marks"
 	"dlrover-run/internal/app/service"
 	"dlrover-run/netcheck"
@@ -31,6 +33,10 @@ type Source struct {
 	// Collect requests the stacks of all workers of a run. Stacks are the newest that were collected, as evidence.
 	Collect func(ctx context.Context, run string) error
 	Stacks  func(ctx context.Context, run string) (hang.Picture, error)
+	// Profile opens the stream of a profile of one worker. from says whose wish it is.
+	Profile func(ctx context.Context, run string, rank int, from string) (io.ReadCloser, error)
+	// Bundle has all parts of the archive of a run.
+	Bundle func(run string) bundle.Source
 	// Machines are those with findings or marks; false: nothing is kept about machines.
 	Machines func(ctx context.Context) (known marks.Known, kept bool)
 }
@@ -51,6 +57,10 @@ func Own(s *service.Service, machines func() marks.Known) Source {
 		Check:   func(_ context.Context, run string) (netcheck.Picture, error) { return s.Checks.Picture(run) },
 		Collect: func(ctx context.Context, run string) error { _, err := s.Hangs.Collect(ctx, run); return err },
 		Stacks:  func(ctx context.Context, run string) (hang.Picture, error) { return s.Hangs.Picture(ctx, run, true) },
+		Profile: func(_ context.Context, run string, rank int, from string) (io.ReadCloser, error) {
+			return s.Streams.Profile(run, rank, profileTime, from)
+		},
+		Bundle: func(run string) bundle.Source { return ownBundle(s, run) },
 		Machines: func(context.Context) (known marks.Known, kept bool) {
 			if machines != nil {
 				known = machines()
@@ -60,18 +70,41 @@ func Own(s *service.Service, machines func() marks.Known) Source {
 	}
 }
 
+// ownBundle has the same parts as bundle.Of.
+func ownBundle(s *service.Service, run string) bundle.Source {
+	return bundle.Source{Run: run, Judge: s.Hangs, Parts: []bundle.Part{
+		{Name: "status.json", Get: func(context.Context) (any, error) {
+			r, err := s.Hub.Run(run)
+			return remote.Present(r), err
+		}},
+		{Name: "events.json", Get: func(ctx context.Context) (any, error) { return ownEvents(ctx, s, run) }},
+		{Name: "verdict.json", Get: func(context.Context) (any, error) { return s.Verdict(run) }},
+		{Name: "failures.json", Get: func(context.Context) (any, error) { return s.Failures(run) }},
+		{Name: "checks.json", Get: func(context.Context) (any, error) { return s.Checks.Picture(run) }},
+		{Name: "checkpoints.json", Get: func(context.Context) (any, error) { return s.Checkpoints.Summary(run), nil }},
+		{Name: "hangs.json", Get: func(ctx context.Context) (any, error) { return s.Hangs.Picture(ctx, run, false) }},
+	}}
+}
+
+// ownEvents are those that are kept. A run has events from its first join on.
+func ownEvents(ctx context.Context, s *service.Service, run string) ([]api.Event, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	es, err := s.Hub.Events(ctx, run, 0)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = nil
+	}
+	return es.Events, err
+}
+
 func ownFacts(ctx context.Context, s *service.Service, run string) (f answers.Facts, err error) {
 	f.Now = time.Now()
 	if f.Run, err = s.Hub.Run(run); err != nil {
 		return f, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	es, err := s.Hub.Events(ctx, run, 0)
-	if err != nil && !errors.Is(err, context.DeadlineExceeded) { // a run has events from its first join on
+	if f.Events, err = ownEvents(ctx, s, run); err != nil {
 		return f, err
 	}
-	f.Events = es.Events
 	if v, err := s.Verdict(run); err == nil {
 		f.Verdict = &v
 	}
@@ -103,6 +136,10 @@ func Elsewhere(c *api.Client) Source {
 		},
 		Collect: func(ctx context.Context, run string) error { _, err := hangs.Collect(ctx, run); return err },
 		Stacks:  func(ctx context.Context, run string) (hang.Picture, error) { return hangs.Picture(ctx, run, true) },
+		Profile: func(ctx context.Context, run string, rank int, _ string) (io.ReadCloser, error) {
+			return remote.Profile(ctx, c, run, rank, profileTime)
+		},
+		Bundle: func(run string) bundle.Source { return bundle.Of(c, run) },
 		Machines: func(ctx context.Context) (known marks.Known, kept bool) {
 			err := c.Global(ctx, "nodes", nil, &known)
 			return known, err == nil

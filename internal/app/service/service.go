@@ -155,7 +155,8 @@ func (s *Service) mounts() map[string]http.Handler {
 		"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
 		"streams":  s.Streams.Handler(),
 		"verdict":  api.Answer(func(req *http.Request) (any, error) { return s.Verdict(req.PathValue("run")) }),
-		"failures": api.Answer(s.failures), "findings": api.Take(s.Found),
+		"failures": api.Answer(func(req *http.Request) (any, error) { return s.Failures(req.PathValue("run")) }),
+		"findings": api.Take(s.Found),
 	}
 	if s.cfg.Vote != nil {
 		all[api.Vote] = s.cfg.Vote

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -154,6 +155,20 @@ func (h *Hub) serveProfile(w http.ResponseWriter, req *http.Request) {
 		defer nc.Close()
 		s.serve(nc)
 	}
+}
+
+// Profile opens the stream of a profile for a caller in this process, which closes it.
+func (h *Hub) Profile(run string, rank int, last time.Duration, from string) (io.ReadCloser, error) {
+	s, err := h.admit(run, "", streams.Request{Rank: rank, Profile: last, From: from})
+	if err != nil {
+		return nil, err
+	}
+	own, theirs := net.Pipe()
+	go func() {
+		defer h.drop(s)
+		s.serve(theirs)
+	}()
+	return own, nil
 }
 
 // readCommand reads the first frame of a caller that executes a command.

@@ -80,6 +80,9 @@ async function replace(html) {
   if (chosen && !document.activeElement?.matches(chosen)) main.querySelector(chosen)?.focus();
 }
 
+// said is about the last order, and stays; the page says for a while that it gets no news.
+let said = '';
+
 // refresh asks for the part that changes. Only one request is under way; news meanwhile cause another one.
 let busy = false, again = false;
 
@@ -97,7 +100,7 @@ async function refresh() {
     }
     if (answer.ok) {
       await replace(await answer.text());
-      link.textContent = '';
+      link.textContent = said;
     } else {
       link.textContent = `The daemon answers ${answer.status}.`;
     }
@@ -112,21 +115,37 @@ async function refresh() {
   }
 }
 
+function say(text) { link.textContent = said = text; }
+
+// save keeps an answer that is a file. It is kept as a whole, or not at all.
+async function save(answer) {
+  const url = URL.createObjectURL(await answer.blob());
+  const name = /filename="([^"]+)"/.exec(answer.headers.get('Content-Disposition'))?.[1] ?? 'file';
+  Object.assign(document.createElement('a'), {href: url, download: name}).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60000);
+  say(`Saved: ${name}`);
+}
+
 // order asks once more before it gives an order.
 async function order(button) {
-  const kind = button.dataset.kind;
-  let node = '';
-  if ('node' in button.dataset) {
-    node = prompt(`${button.textContent}: which one? ${button.nextElementSibling.textContent}`) ?? '';
-    if (!node) return;
-  } else if (!confirm(`${button.textContent}? ${button.nextElementSibling.textContent}`)) {
+  const {kind, asks} = button.dataset, label = button.textContent;
+  const wish = {kind}, cost = button.nextElementSibling.textContent;
+  if (asks) {
+    wish[asks] = prompt(`${label}: which one? ${cost}`) ?? '';
+    if (!wish[asks]) return;
+  } else if (!confirm(`${label}? ${cost}`)) {
     return;
   }
-  const answer = await fetch(main.dataset.orders, {
-    method: 'POST', headers: {'Content-Type': 'application/json', 'X-Dlrover-Page': '1'},
-    body: JSON.stringify({kind, node}),
-  });
-  link.textContent = answer.ok ? '' : await answer.text();
+  say(`${label}: under way`);
+  try {
+    const answer = await fetch(main.dataset.orders, {
+      method: 'POST', headers: {'Content-Type': 'application/json', 'X-Dlrover-Page': '1'}, body: JSON.stringify(wish),
+    });
+    if (answer.status === 200) await save(answer);
+    else say(answer.ok ? '' : await answer.text());
+  } catch {
+    say(`${label}: the answer has broken off; the daemon's log may say why.`);
+  }
   refresh();
 }
 
