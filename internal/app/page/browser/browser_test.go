@@ -147,6 +147,8 @@ type tab struct {
 	ctx context.Context
 	mu  sync.Mutex
 	bad []string
+
+	answer string // to what the page asks, under mu
 }
 
 func (h *house) browse(options ...chromedp.ExecAllocatorOption) *tab {
@@ -184,9 +186,19 @@ func (b *tab) listen(event any) {
 		}
 	case *page.EventJavascriptDialogOpening:
 		go func() {
-			_, _ = chromedp.Call(b.ctx, page.HandleJavaScriptDialog, page.HandleJavaScriptDialogParams{Accept: true})
+			b.mu.Lock()
+			p := page.HandleJavaScriptDialogParams{Accept: true, PromptText: b.answer}
+			b.mu.Unlock()
+			_, _ = chromedp.Call(b.ctx, page.HandleJavaScriptDialog, p)
 		}()
 	}
+}
+
+// answers is what the visitor answers from now on.
+func (b *tab) answers(text string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.answer = text
 }
 
 func (b *tab) do(steps ...chromedp.Action[chromedp.Void]) {
