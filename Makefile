@@ -4,14 +4,8 @@
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GOTAGS    := urfave_cli_no_docs
 LDFLAGS   := -s -w -X dlrover-run/internal/version.Version=$(VERSION)
-# These packages do little, and rarely: without inlining they take 700 kB less of the programs.
-COLD      := $(addsuffix =-l,$(addprefix -gcflags=,github.com/ianlancetaylor/demangle go.yaml.in/yaml/v2 \
-  go.yaml.in/yaml/v3 github.com/fxamacker/cbor/v2 github.com/vishvananda/netlink k8s.io/apimachinery/pkg/apis/meta/v1 \
-  k8s.io/apimachinery/pkg/runtime k8s.io/client-go/rest github.com/json-iterator/go archive/tar \
-  sigs.k8s.io/json/internal/golang/encoding/json go.uber.org/zap go.uber.org/zap/zapcore \
-  google.golang.org/protobuf/encoding/protojson github.com/urfave/cli/v2 text/template/parse \
-  $(addprefix dlrover-run/,launcher/argv launcher/argv/native launcher/preset launcher/scheduler \
-  rendezvous/pyproto/upstream hang/report hang/flame hang/trace internal/app/bundle)))
+# The packages in tools/cold.txt do little, and rarely: without inlining they take 700 kB less of the programs.
+COLD      := $(addprefix -gcflags=,$(addsuffix =-l,$(shell cat tools/cold.txt)))
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
 FOLDERS   := cmd hang internal launcher rendezvous checkpointd netcheck switchbox
 FUZZTIME  ?= 10s

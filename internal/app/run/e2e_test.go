@@ -40,15 +40,13 @@ func TestMain(m *testing.M) {
 	}
 	dir, err := os.MkdirTemp("", "dlrover-e2e-")
 	if err == nil {
-		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs", "-trimpath", "-ldflags=-s -w", // as make build
-			"-gcflags=github.com/ianlancetaylor/demangle=-l", "-gcflags=go.yaml.in/yaml/v2=-l",
-			"-gcflags=go.yaml.in/yaml/v3=-l", "-gcflags=github.com/fxamacker/cbor/v2=-l",
-			"-gcflags=github.com/vishvananda/netlink=-l", "-gcflags=dlrover-run/launcher/argv/native=-l",
-			"-gcflags=dlrover-run/launcher/preset=-l",
-			"-gcflags=k8s.io/apimachinery/pkg/apis/meta/v1=-l", "-gcflags=dlrover-run/launcher/argv=-l",
-			"-gcflags=dlrover-run/launcher/scheduler=-l", "-gcflags=dlrover-run/rendezvous/pyproto/upstream=-l",
-			"-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master", "dlrover-run/cmd/dlroverctl",
-			"dlrover-run/cmd/checkpointd")
+		args := []string{"build", "-tags=urfave_cli_no_docs", "-trimpath", "-ldflags=-s -w"} // as make build
+		cold, _ := os.ReadFile("../../../tools/cold.txt")                                    // without it they are too large
+		for p := range strings.FieldsSeq(string(cold)) {
+			args = append(args, "-gcflags="+p+"=-l")
+		}
+		build := exec.Command("go", append(args, "-o", dir+"/", "dlrover-run/cmd/dlrover-run",
+			"dlrover-run/cmd/dlrover-master", "dlrover-run/cmd/dlroverctl", "dlrover-run/cmd/checkpointd")...)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		var out []byte
 		if out, err = build.CombinedOutput(); err != nil {

@@ -77,6 +77,7 @@ while True:
 		require.Contains(t, said, "a profile needs PyTorch 2.7 or newer, and this is ")
 	}
 	b.says("#timeline", "on the page: a profile of 5s")
+	b.screenshot("files.png")
 	b.answers("<i>x</i>")
 	b.keyed("profile")
 	b.says("#link", `rank "<i>x</i>": need the rank of a worker`)
