@@ -403,6 +403,39 @@ func TestProfile(t *testing.T) {
 	r.mu.Unlock()
 }
 
+// A caller in the hub's process has the same, and its end is the end of the recording.
+func TestProfileForAPage(t *testing.T) {
+	r := newRig(t, false, false)
+	in, err := r.hub.Profile("r", 0, 5*time.Second, "a visitor")
+	require.NoError(t, err)
+	var out bytes.Buffer
+	note, err := streams.CopyTrace(&out, in)
+	require.NoError(t, err)
+	require.Equal(t, "5.0 s with 9 steps", note)
+	zip, err := gzip.NewReader(&out)
+	require.NoError(t, err)
+	trace, err := io.ReadAll(zip)
+	require.NoError(t, err)
+	require.Len(t, trace, len("trace ")<<20)
+	require.NoError(t, in.Close())
+	r.mu.Lock()
+	require.Contains(t, strings.Join(r.notes, "\n"), "exec n0 rank 0, from a visitor: a profile of 5s")
+	r.mu.Unlock()
+
+	in, err = r.hub.Profile("r", 1, 5*time.Second, "a visitor")
+	require.NoError(t, err)
+	_, err = streams.CopyTrace(io.Discard, in)
+	require.EqualError(t, err, "there is no profile of rank 1: a profile needs PyTorch 2.7 or newer")
+	require.NoError(t, in.Close())
+	in, err = r.hub.Profile("r", 0, 2*time.Second, "a visitor")
+	require.NoError(t, err)
+	require.Eventually(t, r.left, 10*time.Second, 10*time.Millisecond)
+	require.NoError(t, in.Close())
+	require.Eventually(t, func() bool { return !r.left() }, 10*time.Second, 10*time.Millisecond)
+	_, err = r.hub.Profile("r", 7, time.Second, "a visitor")
+	require.ErrorContains(t, err, "has no rank 7")
+}
+
 // Nothing records on when the caller has gone.
 func TestProfileOfACallerThatGoes(t *testing.T) {
 	r := newRig(t, false, false)
