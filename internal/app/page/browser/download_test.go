@@ -3,6 +3,7 @@ package browser
 import (
 	"archive/tar"
 	"compress/gzip"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -28,10 +29,17 @@ func (h *house) saved(pattern string) (path string) {
 	return path
 }
 
-// keyed presses a button by keyboard. The page may be written anew just then.
+// keyed presses a button by keyboard. If the page is written anew just then, it keeps the focus.
 func (b *tab) keyed(kind string) {
 	b.t.Helper()
-	b.do(chromedp.Focus(chromedp.CSS("button[data-kind="+kind+"]")), chromedp.KeyEvent("\r"))
+	require.Eventually(b.t, func() bool {
+		return eval[bool](b, fmt.Sprintf(`(() => {
+			const b = document.querySelector("button[data-kind=%s]:enabled");
+			b?.focus();
+			return b !== null && document.activeElement === b;
+		})()`, kind))
+	}, limit, 50*time.Millisecond)
+	b.do(chromedp.KeyEvent("\r"))
 }
 
 // A visitor presses Bundle and Profile, and has a file, or the reason that there is none.
