@@ -194,7 +194,7 @@ func assemble(cfg Config) *Daemon {
 	d.mounts = newMounts(log, d.storage, filepath.Join(path, usedFile))
 	d.retries = &retries{life: life, log: log, count: count, saves: d.saves, storage: d.storage,
 		causes: map[string]string{}}
-	locks := &dirLocks{life: life, log: log, path: path, held: map[string]*sync.Mutex{}, claims: map[string]*claim{}}
+	locks := &dirLocks{life: life, log: log, path: path, held: map[string]*sync.Mutex{}}
 	d.flusher = &flusher{life: life, log: log, count: count, saves: d.saves, storage: d.storage, mounts: d.mounts,
 		records: preparedRecords{log, filepath.Join(path, preparedName)}, retries: d.retries, coords: d.coords,
 		writer:    &writer{make(chan struct{}, cfg.Writers), count, d.saves, d.storage, d.mounts},

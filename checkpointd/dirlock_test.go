@@ -64,46 +64,6 @@ func TestWorkersWaitWhileASaveIsPublished(t *testing.T) {
 	require.Equal(t, true, n.wait(dir, 20)["ok"])
 }
 
-// Jobs with one directory commit one at a time. A job that is stuck keeps the others waiting for a second.
-func TestJobsCommitOneAtATime(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path := filepath.Join(dir, ".dlrover", "claim")
-	claimed := func() *os.File {
-		f, err := os.Open(path)
-		require.NoError(t, err)
-		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			return f
-		}
-		require.NoError(t, f.Close())
-		return nil
-	}
-	var kept atomic.Int32
-	disk := watched{FS: fsx.OS{}, before: func() {
-		if _, err := os.Stat(path); err == nil && claimed() == nil {
-			kept.Add(1)
-		}
-	}}
-	disk.suffix = "/intent"
-	a := newNode(t, func(c *checkpointd.Config) { c.FS = disk })
-	disk.suffix = "/20.json"
-	b := newNode(t, func(c *checkpointd.Config) { c.FS = disk })
-	for i, n := range []*node{a, b} {
-		step := int64(10 + 10*i)
-		n.put(single(dir, step), "seg/l0-0.seg")
-		require.Equal(t, true, n.wait(dir, step)["ok"])
-	}
-	require.EqualValues(t, 2, kept.Load(), "from the intent to the manifest")
-
-	other := claimed()
-	require.NotNil(t, other)
-	defer other.Close()
-	began := time.Now()
-	b.put(single(dir, 30), "seg/l0-1.seg")
-	require.Equal(t, true, b.wait(dir, 30)["ok"])
-	require.InDelta(t, 3, time.Since(began).Seconds(), 2.1)
-}
-
 // A worker that writes a save by itself may outlive the daemon: the next daemon does not take its files for leftovers.
 func TestWorkersOwnSaveIsLeftToIt(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()

@@ -35,7 +35,6 @@ func (c *committer) commit(ctx context.Context, j *save, entry commit.Entry) err
 		return err
 	}
 	if entry.Shard == 0 {
-		defer c.locks.claim(s.Dir)()
 		if err := c.retries.onStorage(ctx, j, func() error { return c.begin(s, all) }); err != nil {
 			return err
 		}
