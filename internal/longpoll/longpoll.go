@@ -229,16 +229,25 @@ func (c *Conn) close() {
 func (c *Conn) leave() (open bool) {
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()
+	c.leaveLocked()
+	return !c.pool.closed
+}
+
+// leaveLocked ends read, which may wait for its turn.
+func (c *Conn) leaveLocked() {
 	if _, ours := c.pool.conns[c]; ours && c.turn != nil {
 		close(c.turn)
 	}
 	delete(c.pool.conns, c)
-	return !c.pool.closed
 }
 
 // readsLocked lets read wait for the next request.
 func (c *Conn) readsLocked() {
 	if _, open := c.pool.conns[c]; !open {
+		if c.gone != nil {
+			go c.gone()
+			c.gone = nil
+		}
 		return
 	}
 	if c.turn == nil {
@@ -519,6 +528,7 @@ func (p wayBack) Close() error {
 	defer p.mu.Unlock()
 	for c := range p.conns {
 		_ = c.Close() // its goroutine does the rest
+		c.leaveLocked()
 	}
 	return nil
 }

@@ -252,17 +252,22 @@ func TestTheEndOfTheServer(t *testing.T) {
 	end := make(chan error, 1)
 	(<-b.held).Later(func(w http.ResponseWriter) bool {
 		close(begun)
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
 		fmt.Fprint(w, "still")
 		return true
 	})
 	lost.says(get("/wait", ""))
 	<-b.held
+	early := b.dial() // its next request has begun before its answer
+	early.says(get("/wait", ""))
+	<-b.held
+	early.says("G")
+	time.Sleep(20 * time.Millisecond)
 	<-begun
 	go func() { end <- b.server.Config.Close() }()
 	require.Equal(t, "200 still", answered.hears())
 	require.NoError(t, <-end)
-	for _, c := range []*caller{answered, lost, idle} {
+	for _, c := range []*caller{answered, lost, early, idle} {
 		_, err := c.r.ReadByte()
 		require.Error(t, err)
 	}
