@@ -81,7 +81,7 @@ func (o *orders) finish() {
 	o.unpausedIn, o.unheldIn = job.EpochID{}, job.EpochID{}
 }
 
-// Bars are names with a bar, of which no launcher may be left to bring that along; maxKeptNames at most.
+// Bars are names that are barred, at most maxKeptNames. No launcher of such a name may be left to report its bar.
 type Bars struct {
 	Names map[string]job.Cause `json:"names,omitempty"`
 }

@@ -214,7 +214,7 @@ func (r *release) stage(dir string, files []file) error {
 		if err := os.WriteFile(path, f.data, f.mode); err != nil {
 			return err
 		}
-		if err := os.Chmod(path, f.mode); err != nil { // whatever the umask is
+		if err := os.Chmod(path, f.mode); err != nil { // despite the umask
 			return err
 		}
 	}

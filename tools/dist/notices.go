@@ -18,8 +18,7 @@ import (
 	"sync"
 )
 
-// notices are the licences of the modules that are linked into programs: whoever passes a program on has to pass them
-// on, too.
+// notices are the licences of the modules that are linked into programs. They have to be passed on with a program.
 type notices struct {
 	dirs map[string]string // of modules, by path@version
 	goes string            // the licence of Go itself
