@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -33,7 +34,7 @@ const (
 	// of that size are their server's.
 	large = 8 << 10
 	// most is how many requests are served at a time. Of 10,000 that come at once, each with a goroutine of its own, the
-	// larger stacks and the buffers would cost a fifth of the processor time.
+	// larger stacks and the buffers would cost up to a fifth of the processor time.
 	most = 256
 	// spare is how many that have served a request wait for the next one.
 	spare = 16
@@ -408,6 +409,24 @@ func (r *returned) Read(b []byte) (int, error) {
 		return n, nil
 	}
 	return r.Conn.Read(b)
+}
+
+// bodies are for ReadBody.
+var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// ReadBody reads a body to its end and passes it to use, which must not keep it: bodies share their memory. The errors
+// are those of r.
+func ReadBody(r io.Reader, use func(body []byte)) error {
+	b := bodies.Get().(*bytes.Buffer)
+	_, err := b.ReadFrom(r)
+	if err == nil {
+		use(b.Bytes())
+	}
+	if b.Cap() <= large {
+		b.Reset()
+		bodies.Put(b)
+	}
+	return err
 }
 
 // answer is an answer that is being made. It implements http.ResponseWriter.

@@ -1,13 +1,11 @@
 package serve
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"sync"
 	"time"
 
 	"dlrover-run/internal/longpoll"
@@ -102,9 +100,9 @@ func (h *Hub) read(w http.ResponseWriter, req *http.Request) (Request, error) {
 	}
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Now().Add(bodyTime))
-	b := bodies.Get().(*bytes.Buffer)
-	defer keep(b)
-	_, err := b.ReadFrom(http.MaxBytesReader(w, req.Body, maxBody))
+	var q Request
+	var bad error
+	err := longpoll.ReadBody(http.MaxBytesReader(w, req.Body, maxBody), func(body []byte) { q, bad = decode(body) })
 	_ = conn.SetReadDeadline(time.Time{})
 	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
 		return Request{}, fmt.Errorf("%w: the request has more than %d KiB", errBadRequest, maxBody>>10)
@@ -112,17 +110,7 @@ func (h *Hub) read(w http.ResponseWriter, req *http.Request) (Request, error) {
 	if err != nil {
 		return Request{}, fmt.Errorf("%w: read the request: %w", errBadRequest, err)
 	}
-	return decode(b.Bytes())
-}
-
-// bodies are for requests that are read.
-var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
-
-func keep(b *bytes.Buffer) {
-	if b.Cap() <= largeBody {
-		b.Reset()
-		bodies.Put(b)
-	}
+	return q, bad
 }
 
 type errorBody struct {

@@ -1,7 +1,7 @@
 package api
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"crypto/subtle"
 	"encoding/json"
@@ -13,7 +13,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"dlrover-run/internal/longpoll"
@@ -355,20 +354,10 @@ func decode[T any](req *http.Request) (run string, body T, err error) {
 	return run, body, err
 }
 
-// bodies are for readJSON: a json.Decoder would have a buffer of its own for each of 10,000 bodies.
-var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
-
-func readJSON(req *http.Request, into any) error {
-	b := bodies.Get().(*bytes.Buffer)
-	_, err := b.ReadFrom(http.MaxBytesReader(nil, req.Body, maxBody))
-	if err == nil {
-		err = json.Unmarshal(b.Bytes(), into)
-	}
-	if b.Cap() <= usualBody {
-		b.Reset()
-		bodies.Put(b)
-	}
-	return err
+func readJSON(req *http.Request, into any) (bad error) {
+	err := longpoll.ReadBody(http.MaxBytesReader(nil, req.Body, maxBody),
+		func(body []byte) { bad = json.Unmarshal(body, into) })
+	return cmp.Or(err, bad)
 }
 
 // number reads a sequence number from a query. An absent one is 0 if that is allowed.

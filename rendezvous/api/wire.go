@@ -16,7 +16,6 @@ import (
 // for which a launcher's records of 8 KiB leave room.
 const (
 	maxBody     = 2 << 20
-	usualBody   = 8 << 10
 	maxFailures = 128
 )
 
