@@ -116,13 +116,13 @@ func (k *kubernetes) AddNode(t *testing.T, name string) {
 	newAdmin(t, k.root).node(name)
 }
 
-// binding is a right as a manifest, with the name of the role, resource, verb and kind of the binding.
+// binding is a right as a manifest, with the name of the role, resource, verb, kind of the binding and group.
 const binding = `apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
   name: %[1]s
 rules:
-- apiGroups: [""]
+- apiGroups: [%[5]q]
   resources: [%[2]q]
   verbs: [%[3]q]
 ---
@@ -151,7 +151,8 @@ func (k *kubernetes) Account(t *testing.T, rights ...string) kube.Config {
 		if resource == "events" || resource == "pods" {
 			kind = "RoleBinding"
 		}
-		docs = append(docs, fmt.Sprintf(binding, fmt.Sprintf("dlrover-master-%d", i), resource, verb, kind))
+		docs = append(docs, fmt.Sprintf(binding, fmt.Sprintf("dlrover-master-%d", i), resource, verb, kind,
+			groupOf(resource)))
 	}
 	return k.Bound(t, strings.Join(docs, "---\n"), rights...)
 }
@@ -195,6 +196,9 @@ var paths = map[string]string{
 	"PersistentVolumeClaim": "/api/v1/namespaces/default/persistentvolumeclaims",
 	"Deployment":            "/apis/apps/v1/namespaces/default/deployments",
 	"Job":                   "/apis/batch/v1/namespaces/default/jobs",
+
+	"ValidatingAdmissionPolicy":        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
 }
 
 // create sends the documents of a manifest as they are. Fields that Kubernetes does not know are errors.
@@ -228,7 +232,7 @@ func inForce(t *testing.T, cfg kube.Config, rights []string) {
 	for _, right := range rights {
 		verb, resource, _ := strings.Cut(right, " ")
 		resource, sub, _ := strings.Cut(resource, "/")
-		of := object{"verb": verb, "resource": resource, "subresource": sub}
+		of := object{"verb": verb, "resource": resource, "subresource": sub, "group": groupOf(resource)}
 		if resource == "events" || resource == "pods" {
 			of["namespace"] = "default"
 		}

@@ -26,6 +26,8 @@ type apiServer interface {
 	Admin(t *testing.T) kube.Config
 	// Level is an account with the rights that docs/kubernetes gives for a level, and no more.
 	Level(t *testing.T, l kube.Level) kube.Config
+	// AddFaults has the cluster know ExternalFaults, from then on.
+	AddFaults(t *testing.T)
 }
 
 // suite tests package kube and the API server against each other, through the API alone. Every test makes nodes of its
@@ -51,6 +53,8 @@ func suite(t *testing.T, start func(*testing.T) apiServer) {
 		{"RightsThatAreMissingAreNamed", testRights},
 		{"ATokenIsRefused", testBadToken},
 		{"ATaintListIsReplacedAsAWhole", testTaintList},
+		{"ExternalFaults", testExternalFaults},
+		{"ExternalFaultsAreDone", testExternalFaultsAreDone},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cluster := start(t)

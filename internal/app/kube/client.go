@@ -2,8 +2,6 @@ package kube
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -55,7 +53,8 @@ func logger(log *slog.Logger) *slog.Logger {
 // Close gives up connections that are idle.
 func (c *Client) Close() { c.rest.http.CloseIdleConnections() }
 
-// Allowed asks which of the rights that a level needs are missing, such as "patch nodes/status".
+// Allowed asks which of the rights that a level needs are missing, such as "patch nodes/status". The error is
+// ErrNoFaults if the cluster does not have what the level needs.
 func (c *Client) Allowed(ctx context.Context, l Level) (missing []string, err error) {
 	for _, r := range l.properties().rights {
 		ok, err := c.may(ctx, r)
@@ -66,13 +65,18 @@ func (c *Client) Allowed(ctx context.Context, l Level) (missing []string, err er
 			missing = append(missing, r.String())
 		}
 	}
-	return missing, nil
+	if l == ExternalFault && len(missing) == 0 {
+		_, err = c.faults(ctx, "") // RBAC allows what the cluster does not have
+	}
+	return missing, err
 }
 
 func (c *Client) may(ctx context.Context, r right) (bool, error) {
 	resource, sub, _ := strings.Cut(r.resource, "/")
 	attributes := map[string]string{"verb": r.verb, "resource": resource, "subresource": sub}
 	switch r {
+	case listFaults, createFaults, patchFaults, deleteFaults:
+		attributes["group"] = faultGroup
 	case createEvents:
 		attributes["namespace"] = eventNamespace
 	case patchPods: // a role may name the pod
@@ -98,7 +102,12 @@ func (c *Client) Apply(ctx context.Context, l Level, m Mark) error {
 	if err != nil {
 		return err
 	}
-	if _, err = ParseLevel(string(l)); err == nil && l.Undoable() {
+	switch p := l.properties(); {
+	case p == nil:
+		_, err = ParseLevel(string(l))
+	case p.apply != nil:
+		err = p.apply(c, ctx, m)
+	case p.note != nil:
 		err = c.change(ctx, m.Node, func(n *node) (*patch, bool, error) { return n.apply(l, m, time.Now()) })
 	}
 	if err != nil || l == None {
@@ -107,10 +116,10 @@ func (c *Client) Apply(ctx context.Context, l Level, m Mark) error {
 	return c.tell(ctx, m)
 }
 
-// Remove undoes the changes of m.Owner's mark to m.Node, at any level. Event leaves nothing to undo, and its rights do
-// not allow reads: the error is ErrForbidden. Changes that other owners' marks hold as well stay. If m.Until is not
-// zero, a mark that lasts longer than that has been renewed meanwhile and stays. A node that is gone is no error, nor
-// one without such a mark. No mark lasts longer than one without an end.
+// Remove undoes the changes of a mark of m.Owner to m.Node, at any level but ExternalFault. Event leaves nothing to
+// undo, and its rights do not allow reads: the error is ErrForbidden. Changes that other owners' marks hold as well
+// stay. If m.Until is not zero, a mark that lasts longer than that has been renewed meanwhile and stays. A node that
+// is gone is no error, nor one without such a mark. No mark lasts longer than one without an end.
 func (c *Client) Remove(ctx context.Context, m Mark) error {
 	if err := errors.Join(checkNode(m.Node), checkOwner(m.Owner)); err != nil {
 		return err
@@ -186,7 +195,6 @@ func (c *Client) tell(ctx context.Context, m Mark) error {
 }
 
 func (c *Client) event(m Mark, now time.Time) map[string]any {
-	id := sha256.Sum256([]byte(m.Owner + "\n" + m.Node + "\n" + strconv.FormatInt(m.Since.Unix(), 10)))
 	until := "somebody clears it"
 	if !m.Until.IsZero() {
 		until = m.Until.Format(time.RFC3339)
@@ -195,7 +203,7 @@ func (c *Client) event(m Mark, now time.Time) map[string]any {
 	return map[string]any{
 		"apiVersion": "v1", "kind": "Event",
 		"metadata": map[string]any{
-			"name": "dlrover-faulty." + hex.EncodeToString(id[:16]), "namespace": eventNamespace,
+			"name": objectName(m), "namespace": eventNamespace,
 		},
 		// By its name, as the kubelet does: a client that may only create events cannot know the node's UID.
 		"involvedObject": map[string]any{"apiVersion": "v1", "kind": "Node", "name": m.Node, "uid": m.Node},
@@ -225,7 +233,7 @@ const metadataOnly = "application/json;as=PartialObjectMetadataList;g=meta.k8s.i
 // cannot be read, and about the list itself, which may then be incomplete; Event's rights do not allow it. To remove
 // expired marks of masters that never came back, pass them to Remove unchanged.
 func (c *Client) Marks(ctx context.Context) (marks []Mark, errs []error) {
-	nodes, err := c.list(ctx)
+	nodes, err := c.marked(ctx)
 	if err != nil {
 		errs = append(errs, err)
 	}
@@ -240,38 +248,44 @@ func (c *Client) Marks(ctx context.Context) (marks []Mark, errs []error) {
 	return marks, errs
 }
 
-// list returns the metadata of all nodes with our annotation. A list that took so long that it has expired is begun
+// marked returns the metadata of all nodes with our annotation. A list that took so long that it has expired is begun
 // once more.
-func (c *Client) list(ctx context.Context) (nodes []metadata, err error) {
+func (c *Client) marked(ctx context.Context) (nodes []metadata, err error) {
 	for range 2 {
-		if nodes, err = c.listOnce(ctx); !errors.Is(err, errGone) {
+		if nodes, err = c.markedOnce(ctx); !errors.Is(err, errGone) {
 			break
 		}
 	}
 	return nodes, err
 }
 
-func (c *Client) listOnce(ctx context.Context) (nodes []metadata, err error) {
-	for next := ""; ; {
+func (c *Client) markedOnce(ctx context.Context) (nodes []metadata, err error) {
+	q := request{right: listNodes, path: "/api/v1/nodes", accept: metadataOnly}
+	err = list(ctx, c, q, func(n struct{ Metadata metadata }) {
+		if _, marked := n.Metadata.Annotations[Key]; marked && checkNode(n.Metadata.Name) == nil {
+			nodes = append(nodes, n.Metadata)
+		}
+	})
+	return nodes, err
+}
+
+// list hands the objects of a list to take, page by page.
+func list[T any](ctx context.Context, c *Client, q request, take func(T)) error {
+	q.method, q.query = "GET", url.Values{"limit": {strconv.Itoa(pageSize)}}
+	for {
 		var page struct {
 			Metadata struct{ Continue string }
-			Items    []struct{ Metadata metadata }
+			Items    []T
 		}
-		query := url.Values{"limit": {strconv.Itoa(pageSize)}}
-		if next != "" {
-			query.Set("continue", next)
-		}
-		q := request{right: listNodes, method: "GET", path: "/api/v1/nodes", query: query, accept: metadataOnly}
 		if err := c.rest.do(ctx, q, &page); err != nil {
-			return nodes, err
+			return err
 		}
-		for _, n := range page.Items {
-			if _, marked := n.Metadata.Annotations[Key]; marked && checkNode(n.Metadata.Name) == nil {
-				nodes = append(nodes, n.Metadata)
-			}
+		for _, item := range page.Items {
+			take(item)
 		}
-		if next = page.Metadata.Continue; next == "" {
-			return nodes, nil
+		if page.Metadata.Continue == "" {
+			return nil
 		}
+		q.query.Set("continue", page.Metadata.Continue)
 	}
 }

@@ -22,7 +22,7 @@ func TestParseLevel(t *testing.T) {
 	}
 	for _, name := range []string{"", "Taint", "drain"} {
 		_, err := ParseLevel(name)
-		require.ErrorContains(t, err, "want none, event, condition, taint or cordon")
+		require.ErrorContains(t, err, "want none, event, condition, taint, cordon or external-fault")
 	}
 }
 

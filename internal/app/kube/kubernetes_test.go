@@ -18,6 +18,7 @@ func TestKubernetes(t *testing.T) {
 	})
 	t.Run("EveryRightIsNeeded", func(t *testing.T) { everyRightIsNeeded(t, k) })
 	t.Run("TheListOfNodesToAvoid", k.testAvoid)
+	t.Run("AdmissionPolicy", k.testPolicy)
 	t.Run("Lease", k.testLease)
 	t.Run("Masters", k.testMasters)
 	t.Run("Manifests", func(t *testing.T) {

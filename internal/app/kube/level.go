@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,6 +17,9 @@ const (
 	Condition Level = "condition" // condition ConditionType, for other programs to act on
 	Taint     Level = "taint"     // taint Key with effect NoSchedule
 	Cordon    Level = "cordon"    // spec.unschedulable
+
+	// ExternalFault has NVSentinel take the node over; the node itself stays as it is.
+	ExternalFault Level = "external-fault"
 )
 
 // level holds the properties of a Level.
@@ -27,6 +31,8 @@ type level struct {
 	// note records in an entry the changes that the node n needs, where before is its record; nil: it leaves nothing to
 	// undo on the node.
 	note func(e *entry, n *node, before record)
+	// apply marks the node, and leaves to Withdraw to undo that; nil: note does, or nothing.
+	apply func(*Client, context.Context, Mark) error
 }
 
 // levels are all of them, from the lowest to the highest.
@@ -42,6 +48,8 @@ var levels = []level{
 		}},
 	{name: Cordon, manifest: "rbac-taint.yaml", rights: []right{getNodes, listNodes, patchNodes, createEvents},
 		note: func(e *entry, n *node, before record) { e.Cordoned = before.any(cordoned) || !n.Spec.Unschedulable }},
+	{name: ExternalFault, manifest: "rbac-external-fault.yaml", apply: (*Client).report,
+		rights: []right{listFaults, createFaults, patchFaults, deleteFaults, createEvents}},
 }
 
 // Levels are the names of all levels, from the lowest to the highest.
@@ -73,5 +81,5 @@ func (l Level) properties() *level {
 // Manifest names the file in docs/kubernetes with the rights of the level, which ParseLevel has returned.
 func (l Level) Manifest() string { return l.properties().manifest }
 
-// Undoable reports whether the level, which ParseLevel has returned, leaves changes that Remove undoes.
-func (l Level) Undoable() bool { return l.properties().note != nil }
+// Undoable reports whether the level, which ParseLevel has returned, leaves changes that Remove or Withdraw undoes.
+func (l Level) Undoable() bool { return l.properties().note != nil || l.properties().apply != nil }

@@ -74,11 +74,10 @@ func (n *node) remove(owner string, until, now time.Time) (*patch, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, ok := before.entries[owner]
-	if !ok || !until.IsZero() && (e.Until.IsZero() || e.Until.After(until)) {
+	if !before.held(owner, until) {
 		return nil, nil
 	}
-	return n.settle(before, before.without(owner), conditioned(e), now), nil
+	return n.settle(before, before.without(owner), conditioned(before.entries[owner]), now), nil
 }
 
 // settle is the patch that makes of a node with the one record a node with the other.

@@ -81,12 +81,27 @@ func (r record) with(owner string, e entry) (record, error) {
 	return r, err
 }
 
+// single is the value of an annotation with one entry.
+func single(owner string, e entry) (string, error) {
+	r, err := parseRecord("")
+	if err == nil {
+		r, err = r.with(owner, e)
+	}
+	return r.String(), err
+}
+
 // without is a copy without owner's entry.
 func (r record) without(owner string) record {
 	r = record{maps.Clone(r.entries), maps.Clone(r.raw)}
 	delete(r.entries, owner)
 	delete(r.raw, owner)
 	return r
+}
+
+// held reports whether owner has an entry, one that ends by until if that is given.
+func (r record) held(owner string, until time.Time) bool {
+	e, ok := r.entries[owner]
+	return ok && (until.IsZero() || !e.Until.IsZero() && !e.Until.After(until))
 }
 
 // first is, of the entries for which holds is true, that of the first owner by name: all masters agree on it.

@@ -54,14 +54,21 @@ type statusError struct {
 }
 
 func (e *statusError) Error() string {
-	if e.code == http.StatusForbidden {
+	if e.Unwrap() == ErrForbidden {
 		return fmt.Sprintf("kube: the service account is not allowed to %s: apply docs/kubernetes/%s, or choose a "+
 			"lower level; the API server says: %s", e.right, e.right.manifest(), e.message)
 	}
 	return fmt.Sprintf("kube: %s: %d %s: %s", e.right, e.code, http.StatusText(e.code), e.message)
 }
 
-func (e *statusError) Unwrap() error { return byCode[e.code] }
+// Unwrap tells a missing right from a refusal by a webhook or a policy of the cluster, which may have the same code.
+func (e *statusError) Unwrap() error {
+	if e.code == http.StatusForbidden && (strings.Contains(e.message, "denied the request") ||
+		strings.Contains(e.message, "denied request:")) {
+		return nil
+	}
+	return byCode[e.code]
+}
 
 // right is a permission that a role has to grant, such as patch nodes/status.
 type right struct{ verb, resource string }
@@ -81,6 +88,8 @@ func (r right) manifest() string {
 		return "rbac-avoid.yaml"
 	case getPods:
 		return "rbac-pods.yaml"
+	case listFaults, createFaults, patchFaults, deleteFaults:
+		return "rbac-external-fault.yaml"
 	}
 	return "rbac-condition.yaml or rbac-taint.yaml"
 }

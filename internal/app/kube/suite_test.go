@@ -73,7 +73,7 @@ func decoded(t *testing.T, manifest []byte) (documents []document) {
 // manifestOf are the manifests of the levels.
 var manifestOf = map[kube.Level]string{
 	kube.Event: "rbac-event.yaml", kube.Condition: "rbac-condition.yaml", kube.Taint: "rbac-taint.yaml",
-	kube.Cordon: "rbac-taint.yaml",
+	kube.Cordon: "rbac-taint.yaml", kube.ExternalFault: "rbac-external-fault.yaml",
 }
 
 // granted are the rights that a level's manifest binds to the master's service account.
@@ -106,8 +106,8 @@ func granted(t *testing.T, l kube.Level) (rights []string) {
 
 func rules(t *testing.T, d document) (rights []string) {
 	for _, rule := range d.Rules {
-		require.Equal(t, []string{""}, rule.APIGroups)
 		for _, resource := range rule.Resources {
+			require.Equal(t, []string{groupOf(resource)}, rule.APIGroups)
 			for _, verb := range rule.Verbs {
 				rights = append(rights, verb+" "+resource)
 			}
@@ -116,11 +116,20 @@ func rules(t *testing.T, d document) (rights []string) {
 	return rights
 }
 
+// groupOf is the group of API of a resource.
+func groupOf(resource string) string {
+	if resource == "externalfaults" {
+		return "nvsentinel.dgxc.nvidia.com"
+	}
+	return ""
+}
+
 // TestEveryRightIsNeeded: what the suite shows to be enough is not too much either.
 func TestEveryRightIsNeeded(t *testing.T) { everyRightIsNeeded(t, cluster{kubetest.Start(t)}) }
 
 func everyRightIsNeeded(t *testing.T, p apiServer) {
-	for _, l := range []kube.Level{kube.Event, kube.Condition, kube.Taint, kube.Cordon} {
+	p.AddFaults(t)
+	for _, l := range []kube.Level{kube.Event, kube.Condition, kube.Taint, kube.Cordon, kube.ExternalFault} {
 		rights := granted(t, l)
 		name := "everything." + string(l)
 		p.AddNode(t, name)
@@ -147,8 +156,13 @@ func story(t *testing.T, l kube.Level, node string, c *kube.Client) error {
 		require.Len(t, missing, 1)
 		return err
 	}
-	if l == kube.Event {
+	switch l {
+	case kube.Event:
 		return nil
+	case kube.ExternalFault:
+		m.Until = m.Until.Add(time.Second)
+		err = c.Apply(t.Context(), l, m)
+		return errors.Join(err, c.Withdraw(t.Context(), kube.Mark{Node: m.Node, Owner: m.Owner}))
 	}
 	_, errs := c.Marks(t.Context())
 	err = errors.Join(errors.Join(errs...), c.Remove(t.Context(), m))

@@ -206,6 +206,7 @@ func newCluster(ctx context.Context, l kube.Level, cfg kube.Config, err error, l
 	a := &cluster{client: client, level: l, owner: owner(cfg), log: log}
 	missing, err := client.Allowed(ctx, l)
 	switch {
+	case errors.Is(err, kube.ErrNoFaults):
 	case errors.Is(err, kube.ErrUnauthorized):
 		err = fmt.Errorf("%w: %w", kube.ErrUnauthorized, err)
 	case err != nil:
@@ -286,11 +287,25 @@ type cleanup struct {
 
 // Remove removes this owner's mark, whenever it ends: only this daemon renews it.
 func (a *cleanup) Remove(ctx context.Context, m nodehealth.Mark) error {
-	err := a.client.Remove(ctx, kube.Mark{Node: m.Node, Owner: a.owner})
+	err := a.remove(ctx, kube.Mark{Node: m.Node, Owner: a.owner})
 	if errors.Is(err, kube.ErrNotFound) { // no node can have such a name
 		return nil
 	}
 	return err
+}
+
+func (a *cleanup) remove(ctx context.Context, m kube.Mark) error {
+	if a.level == kube.ExternalFault {
+		return a.client.Withdraw(ctx, m)
+	}
+	return a.client.Remove(ctx, m)
+}
+
+func (a *cleanup) marks(ctx context.Context) ([]kube.Mark, []error) {
+	if a.level == kube.ExternalFault {
+		return a.client.Reported(ctx)
+	}
+	return a.client.Marks(ctx)
 }
 
 // strangersGrace is the time after its end at which another master's mark counts as abandoned.
@@ -298,7 +313,7 @@ const strangersGrace = time.Hour
 
 // Sweep removes this owner's marks of unknown machines, and those of masters that never came back.
 func (a *cleanup) Sweep(ctx context.Context, known func(machine string) bool) error {
-	all, errs := a.client.Marks(ctx)
+	all, errs := a.marks(ctx)
 	for _, m := range all {
 		switch own := m.Owner == a.owner; {
 		case own && !known(m.Node):
@@ -307,7 +322,7 @@ func (a *cleanup) Sweep(ctx context.Context, known func(machine string) bool) er
 		default:
 			continue
 		}
-		if err := a.client.Remove(ctx, m); err != nil {
+		if err := a.remove(ctx, m); err != nil {
 			errs = append(errs, err)
 			continue
 		}

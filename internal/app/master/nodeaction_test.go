@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -543,4 +544,34 @@ func TestTheOwnerOutlivesThePod(t *testing.T) {
 		require.Equal(t, want, workload(pod), pod)
 	}
 	require.Equal(t, "dlrover-master/train/m", owner(kube.Config{Namespace: "train", Pod: "m-6d4cf56db6-x7k2p"}))
+}
+
+// NVSentinel is told of a faulty node until an operator clears it, and the next master clears what it does not know.
+func TestAFaultyNodeIsReportedToNVSentinel(t *testing.T) {
+	s := inPod(t, "list externalfaults", "create externalfaults", "patch externalfaults", "delete externalfaults",
+		"create events")
+	_, err := made(t, "--node-action=external-fault")
+	require.ErrorContains(t, err, "--node-action=external-fault: the cluster has no kind ExternalFault")
+	s.AddFaults(t)
+	faults := func(nodes ...string) {
+		t.Helper()
+		is := func() bool { return slices.Equal(nodes, s.Faults()) }
+		require.Eventually(t, is, soon, 10*time.Millisecond, "%v", nodes)
+	}
+	dir := "--data-dir=" + t.TempDir()
+	_, c, _, end := served(t, "--node-action=external-fault", dir)
+	join(t, c)
+	report(t, c, rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
+	change(t, c, "gpu-02", "mark")
+	faults("gpu-01", "gpu-02")
+	eventOf(t, s, "gpu-01", "its link is slow (marked by dlrover-master/train/master until ")
+	change(t, c, "gpu-02", "clear")
+	faults("gpu-01")
+	end()
+
+	_, c, _, end = served(t, "--node-action=external-fault") // which does not know that mark
+	faults()
+	change(t, c, "gpu-00", "mark")
+	faults("gpu-00")
+	end()
 }

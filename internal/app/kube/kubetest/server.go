@@ -34,6 +34,7 @@ type Server struct {
 	nodes     map[string]object
 	events    map[string]object
 	pods      map[string]object  // by namespace/name
+	faults    map[string]object  // nil: there are no ExternalFaults
 	accounts  map[string]account // by token
 	tokens    int
 	requests  []string
@@ -193,10 +194,15 @@ func parse(r *http.Request) (query, bool) {
 	switch {
 	case strings.Join(path, "/") == "apis/authorization.k8s.io/v1/selfsubjectaccessreviews" && r.Method == "POST":
 		return query{verb: "create", resource: "selfsubjectaccessreviews"}, true
+	case strings.Join(path[:min(3, len(path))], "/") == "apis/nvsentinel.dgxc.nvidia.com/v1":
+		path = path[1:]
 	case len(path) < 3 || path[0] != "api" || path[1] != "v1":
 		return q, false
 	}
 	path = path[2:]
+	if len(path) == 0 {
+		return q, false
+	}
 	if path[0] == "namespaces" && len(path) > 2 {
 		q.namespace, path = path[1], path[2:]
 	}
@@ -237,6 +243,9 @@ func (s *Server) handle(r *http.Request, q query, who account, body object) (int
 		return s.createNode(body)
 	case "list nodes":
 		return s.listNodes(r)
+	case "create externalfaults", "list externalfaults", "patch externalfaults", "delete externalfaults",
+		"patch externalfaults/status":
+		return s.fault(q, body)
 	case "get pods", "patch pods":
 		return s.pod(q.namespace+"/"+q.name, body)
 	}

@@ -1,0 +1,61 @@
+package kubetest
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"testing"
+)
+
+// AddFaults has the cluster know NVSentinel's ExternalFaults.
+func (s *Server) AddFaults(*testing.T) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults = map[string]object{}
+}
+
+// fault answers about ExternalFaults.
+func (s *Server) fault(q query, body object) (int, object) {
+	if s.faults == nil {
+		return status(http.StatusNotFound, "NotFound", "the server could not find the requested resource")
+	}
+	switch q.verb {
+	case "list":
+		items := []any{}
+		for _, name := range slices.Sorted(maps.Keys(s.faults)) {
+			items = append(items, s.faults[name])
+		}
+		return http.StatusOK, object{"kind": "ExternalFaultList", "metadata": object{}, "items": items}
+	case "create":
+		q.name, _ = field[string](body, "metadata", "name")
+		if s.faults[q.name] != nil || !subdomain(q.name) {
+			return status(http.StatusConflict, "AlreadyExists", fmt.Sprintf("externalfaults %q already exists", q.name))
+		}
+		s.stamp(body)
+		s.faults[q.name] = body
+		return http.StatusCreated, body
+	}
+	f, ok := s.faults[q.name]
+	if !ok {
+		return status(http.StatusNotFound, "NotFound", fmt.Sprintf("externalfaults %q not found", q.name))
+	}
+	if q.verb == "delete" {
+		delete(s.faults, q.name)
+		return status(http.StatusOK, "", "")
+	}
+	s.faults[q.name], _ = merge(copied(f), body).(object)
+	return http.StatusOK, s.faults[q.name]
+}
+
+// Faults are the nodes of the ExternalFaults, in order.
+func (s *Server) Faults() (nodes []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.faults {
+		node, _ := field[string](f, "spec", "healthEvent", "nodeName")
+		nodes = append(nodes, node)
+	}
+	slices.Sort(nodes)
+	return nodes
+}
