@@ -17,7 +17,7 @@ func TestClientsThatWaitCostNoGoroutine(t *testing.T) {
 	s, addr := start(t, Config{})
 	setter := dial(t, addr)
 	require.NoError(t, setter.Set(testContext(t), "before", nil))
-	_, err := setter.Get(testContext(t), "before") // a Set has no answer; from here on the poller, or a goroutine, is there
+	_, err := setter.Get(testContext(t), "before") // a Set has no answer: after this one the connection is served
 	require.NoError(t, err)
 	before := runtime.NumGoroutine()
 	var silent, idle, waiting []net.Conn
