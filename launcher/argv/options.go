@@ -316,6 +316,9 @@ func logOptions() []Option {
 		{Name: "metrics-addr", Meta: "HOST:PORT", Category: logSection, Extra: true,
 			Usage: "address that serves Prometheus metrics, with the job token unless it is on loopback, and /healthz " +
 				"(default: none)"},
+		{Name: "total-steps", Type: Int, Meta: "N", Category: logSection, Extra: true,
+			Usage: "training steps of the whole job: in a pod of a TrainJob whose status wants progress, report percentage, " +
+				"remaining time, pace and restarts (default: nothing is reported)"},
 		{Name: "open-metrics", Kind: Flag, Category: logSection, Extra: true,
 			Usage: "serve the metrics of --metrics-addr to everyone, without the job token"},
 		{Name: "ui", Kind: Optional, Bare: "127.0.0.1:0", Meta: "[HOST]:PORT", Category: logSection, Extra: true,

@@ -139,5 +139,8 @@ var variables = []variable{
 	{"KUBERNETES_SERVICE_PORT", master, "its port"},
 	{"DLROVER_SERVICE_ACCOUNT_DIR", master,
 		"directory with the service account's `token`, `ca.crt` and `namespace` (default: where Kubernetes puts them)"},
+	{"KUBEFLOW_TRAINER_SERVER_URL", launcher, "where `--total-steps` reports progress; Kubeflow Trainer sets it"},
+	{"KUBEFLOW_TRAINER_SERVER_CA_CERT", launcher, "file with the certificates of that server"},
+	{"KUBEFLOW_TRAINER_SERVER_TOKEN", launcher, "file with the token for that server"},
 	{"TORCH_PYTHON", "make", "the Python with PyTorch for tests, demo and bench (default: `/usr/bin/python3`)"},
 }

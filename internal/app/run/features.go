@@ -76,6 +76,7 @@ func features() []row {
 		holdFeature(),
 		of(warm.New()),
 		progressFeature(), // the features before it tell it
+		trainJobFeature(), // and this one
 	}
 }
 

@@ -96,6 +96,7 @@ _arguments -s -S -A '-*' \
   '*--log-rule=[NAME\:REGEX\[\:OPTION\]...\: watch the workers'\'' lines that match; may be repeated. every=300s and first=900s find missing lines; below=N, above=N and nan find bad numbers; further options\: times=N, ranks=0-3,8, action=report|restart|stop]:RULE: ' \
   '*--log-rules=[file with a --log-rule on each line; # begins a comment]:PATH:_files' \
   '*--metrics-addr=[address that serves Prometheus metrics, with the job token unless it is on loopback, and /healthz (default\: none)]:HOST\:PORT: ' \
+  '*--total-steps=[training steps of the whole job\: in a pod of a TrainJob whose status wants progress, report percentage, remaining time, pace and restarts (default\: nothing is reported)]:N: ' \
   '*--open-metrics[serve the metrics of --metrics-addr to everyone, without the job token]' \
   '*--ui=-[the launcher that serves the rendezvous has a dlrover-master beside it serve the page of the job, and logs the link; at a free port of localhost unless another address is given]' \
   '*--tensorboard=[run TensorBoard on the first node while the job runs, at localhost\:6006 unless another address is given]:LOGDIR\[\:\[HOST\:\]PORT\]: ' \

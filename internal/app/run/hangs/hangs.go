@@ -13,6 +13,7 @@ import (
 	"dlrover-run/hang/report"
 	"dlrover-run/internal/app/guarded"
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/trainjob"
 )
 
 // hangMode is the way in which hangs are found.
@@ -101,6 +102,9 @@ func readHangMode(o feature.Options, name string) (m hangMode, why string, err e
 		if o.IsSet(name) {
 			return hangAuto, "--" + name, nil
 		}
+	}
+	if o.IsSet("total-steps") && o.Lookup(trainjob.URLVariable) != "" {
+		return hangAuto, "--total-steps", nil
 	}
 	if why = xpuTimerSign(o, name); why != "" {
 		return hangAuto, why, nil
