@@ -3,6 +3,7 @@ package kube_test
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,6 +20,7 @@ func TestKubernetes(t *testing.T) {
 	t.Run("EveryRightIsNeeded", func(t *testing.T) { everyRightIsNeeded(t, k) })
 	t.Run("TheListOfNodesToAvoid", k.testAvoid)
 	t.Run("AdmissionPolicy", k.testPolicy)
+	t.Run("DevicesOfAPod", k.testDevices)
 	t.Run("Lease", k.testLease)
 	t.Run("Masters", k.testMasters)
 	t.Run("Manifests", func(t *testing.T) {
@@ -42,6 +44,33 @@ func manifest(t *testing.T, name string) string {
 	text, err := os.ReadFile(filepath.Join(manifests, name))
 	require.NoError(t, err)
 	return string(text)
+}
+
+// testDevices is the kubelet, which writes into the status of a pod what the plugin of its devices says.
+func (k real) testDevices(t *testing.T) {
+	cfg := k.Bound(t, manifest(t, "rbac-pods.yaml"), "get pods")
+	a := newAdmin(t, k.root)
+	gpus := object{"nvidia.com/gpu": "3"}
+	a.want("POST", "/api/v1/namespaces/default/pods", "application/json", object{
+		"metadata": object{"name": "with-devices"}, "spec": object{
+			"serviceAccountName": filepath.Base(cfg.TokenFile), "containers": []object{{"name": "master", "image": "none",
+				"resources": object{"requests": gpus, "limits": gpus}}},
+		},
+	}, nil)
+	resources := []object{{"resourceID": "GPU-1", "health": "Healthy"}, {"resourceID": "GPU-2", "health": "Unknown"},
+		{"resourceID": "GPU-7", "health": "Unhealthy"}}
+	a.want("PATCH", "/api/v1/namespaces/default/pods/with-devices/status", "application/merge-patch+json", object{
+		"status": object{"containerStatuses": []object{{"name": "master", "image": "none", "imageID": "", "ready": true,
+			"restartCount": 0, "allocatedResourcesStatus": []object{{"name": "nvidia.com/gpu", "resources": resources}}}}},
+	}, nil)
+	at, err := client(t, cfg).Find(t.Context(), "with-devices")
+	require.NoError(t, err)
+	var version struct{ Minor string }
+	a.want("GET", "/version", "", nil, &version)
+	if minor, err := strconv.Atoi(version.Minor); err == nil && minor < 36 {
+		t.Skipf("SKIPPED: KUBERNETES 1.%d DOES NOT TELL OF DEVICES", minor)
+	}
+	require.Equal(t, []string{"nvidia.com/gpu GPU-7 is Unhealthy"}, at.Unhealthy)
 }
 
 func (k real) testAvoid(t *testing.T) {

@@ -49,6 +49,9 @@ func (c *Client) Avoid(ctx context.Context, names []string) error {
 type Place struct {
 	Node string   // "": nowhere yet
 	IPs  []string // of the pod and of its node
+	// Unhealthy are the devices of the pod that their plugin has given up, and why, as in "nvidia.com/gpu GPU-7 is
+	// Unhealthy: XID 79". Kubernetes tells of them since 1.36.
+	Unhealthy []string
 }
 
 // Find looks up a pod of the own namespace, with one request. The errors are ErrNoPod without a namespace, ErrNotFound,
@@ -66,6 +69,8 @@ func (c *Client) Find(ctx context.Context, pod string) (Place, error) {
 		Status struct {
 			HostIP, PodIP   string
 			HostIPs, PodIPs []ip
+
+			ContainerStatuses, InitContainerStatuses []containerStatus
 		}
 	}
 	err := c.rest.do(ctx, request{
@@ -78,8 +83,38 @@ func (c *Client) Find(ctx context.Context, pod string) (Place, error) {
 			place.IPs = append(place.IPs, a.IP)
 		}
 	}
+	for _, c := range append(p.Status.ContainerStatuses, p.Status.InitContainerStatuses...) {
+		place.Unhealthy = append(place.Unhealthy, c.unhealthy()...)
+	}
 	return place, err
 }
+
+// containerStatus holds the health of a container's devices.
+type containerStatus struct {
+	AllocatedResourcesStatus []struct {
+		Name      string
+		Resources []struct{ ResourceID, Health, Message string }
+	}
+}
+
+func (c containerStatus) unhealthy() (devices []string) {
+	for _, kind := range c.AllocatedResourcesStatus {
+		for _, d := range kind.Resources {
+			if d.Health != "Unhealthy" || len(devices) == maxUnhealthy {
+				continue
+			}
+			line := kind.Name + " " + d.ResourceID + " is Unhealthy"
+			if d.Message != "" {
+				line += ": " + d.Message
+			}
+			devices = append(devices, clean(line, maxReason))
+		}
+	}
+	return devices
+}
+
+// maxUnhealthy bounds the devices of one container that are told.
+const maxUnhealthy = 16
 
 // avoidText is the value of the annotation, nil for none.
 func avoidText(names []string) any {

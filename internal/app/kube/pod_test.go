@@ -3,6 +3,7 @@ package kube_test
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -95,6 +96,12 @@ func TestWhereAPodIs(t *testing.T) {
 	at, err = c.Find(t.Context(), "job-edljob-worker-3")
 	require.NoError(t, err)
 	require.Equal(t, kube.Place{}, at, "it is yet to be scheduled")
+	s.BreakDevice("train", "n1", "nvidia.com/gpu", "GPU-7", strings.Repeat("long ", 100))
+	at, err = c.Find(t.Context(), "n1")
+	require.NoError(t, err)
+	require.Len(t, at.Unhealthy, 1)
+	require.Regexp(t, "^nvidia.com/gpu GPU-7 is Unhealthy: long .*…$", at.Unhealthy[0])
+	require.LessOrEqual(t, len(at.Unhealthy[0]), 256)
 	s.Requests()
 	_, err = c.Find(t.Context(), "job-edljob-worker-4")
 	require.ErrorIs(t, err, kube.ErrNotFound)

@@ -325,7 +325,29 @@ func (l *listener) blame(run string, r *known, e rendezvous.EpochEvidence, v ser
 	if kind != "" && culprit != "" {
 		l.mgr.Find(nodehealth.Finding{Node: culprit, Run: run, Kind: kind, Text: v.Line})
 	}
+	if culprit != "" && l.mgr.cfg.Devices != nil {
+		l.mgr.askDevices(run, v.RootNode, culprit)
+	}
 	l.mgr.Failed(run, culprit, v.Line)
+}
+
+// deviceTime bounds the lookup of a node's devices.
+const deviceTime = 5 * time.Second
+
+// askDevices records the broken devices of a node that was to blame. One lookup is under way at a time: when many nodes
+// fail at once, it is not for their devices.
+func (mgr *Manager) askDevices(run, node, machine string) {
+	if !mgr.asking.CompareAndSwap(false, true) {
+		return
+	}
+	mgr.wg.Go(func() {
+		defer mgr.asking.Store(false)
+		ctx, cancel := context.WithTimeout(mgr.ctx, deviceTime)
+		defer cancel()
+		for _, text := range mgr.cfg.Devices(ctx, node) {
+			mgr.Find(nodehealth.Finding{Node: machine, Run: run, Kind: nodehealth.Device, Text: text})
+		}
+	})
 }
 
 // hung records the nodes that a hung world has waited for, and names the first of them. A verdict of little confidence

@@ -1,6 +1,7 @@
 package marks
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -319,6 +320,27 @@ func TestWhomTheEndOfAnEpochBlames(t *testing.T) {
 			require.NoError(t, k.Close())
 		})
 	}
+}
+
+// The node that is to blame is asked about by its name, and its machine has the finding. Only the program is to blame
+// for a wrong command line.
+func TestDevicesOfWhomTheEndOfAnEpochBlames(t *testing.T) {
+	var asked []string
+	k := open(t, Config{Devices: func(_ context.Context, node string) []string {
+		asked = append(asked, node)
+		return []string{"GPU-7 is Unhealthy"}
+	}})
+	one, l := 1, &listener{mgr: k}
+	for _, class := range []verdict.Class{verdict.UsageError, verdict.Segfault} {
+		l.blame("r", &known{machines: map[string]string{"n1": "m1"}}, rendezvous.EpochEvidence{},
+			service.Verdict{Rule: verdict.FirstExit, Class: class, RootRank: &one, RootNode: "n1", Line: "exit code 1"})
+	}
+	require.NoError(t, k.Close())
+	require.Equal(t, []string{"n1"}, asked)
+	nodes := k.List().Nodes
+	require.Len(t, nodes, 1)
+	require.Equal(t, "m1", nodes[0].Name)
+	require.Equal(t, []string{"GPU-7 is Unhealthy"}, []string{nodes[0].Findings[0].Text})
 }
 
 // The ends of epochs that an earlier leader has kept with their run count once.

@@ -80,6 +80,9 @@ func (d *daemon) openMarks(c *cli.Context, t *tenure, expiry time.Duration) erro
 		cfg.Action = string(level)
 		d.log.Info("nodes that are found faulty are marked", "level", string(level), "dry_run", dry, "for", expiry.String())
 	}
+	if actor != nil {
+		cfg.Devices = devices(actor.client.Find, d.log)
+	}
 	if actor != nil && !waits { // a master that waits would remove marks of the one that leads
 		cfg.Actor = actor.asked()
 	}

@@ -168,6 +168,16 @@ func (s *Server) PlacePod(namespace, name, node, hostIP string) {
 		"status": object{"hostIP": hostIP, "hostIPs": []any{object{"ip": hostIP}}}})
 }
 
+// BreakDevice makes a pod with a device that works and one that does not.
+func (s *Server) BreakDevice(namespace, name, kind, id, why string) {
+	s.addPod(namespace, name, object{"status": object{"containerStatuses": []any{object{
+		"name": "main", "allocatedResourcesStatus": []any{object{"name": kind, "resources": []any{
+			object{"resourceID": "fine", "health": "Healthy"},
+			object{"resourceID": id, "health": "Unhealthy", "message": why},
+		}}},
+	}}}})
+}
+
 func (s *Server) addPod(namespace, name string, pod object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

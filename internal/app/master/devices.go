@@ -1,0 +1,31 @@
+package master
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"dlrover-run/internal/app/kube"
+)
+
+// devices looks up the broken devices of a launcher: those of the pod that has its name. One call is under way at a time.
+func devices(find func(context.Context, string) (kube.Place, error), log *slog.Logger) func(context.Context,
+	string) []string {
+	denied := false
+	return func(ctx context.Context, node string) []string {
+		if denied {
+			return nil
+		}
+		place, err := find(ctx, node)
+		switch {
+		case errors.Is(err, kube.ErrForbidden), errors.Is(err, kube.ErrNoPod):
+			denied = true
+			log.Info("nobody looks whether the devices of a node that has failed are healthy: " +
+				"docs/kubernetes/rbac-pods.yaml allows it")
+		case err != nil && !errors.Is(err, kube.ErrNotFound):
+			log.Warn("the API server does not say whether the devices of a node that has failed are healthy", "node", node,
+				"err", err)
+		}
+		return place.Unhealthy
+	}
+}
