@@ -19,6 +19,7 @@ FRAMEWORKS ?= $(HOME)/.cache/dlrover-run/frameworks
 DLROVER   ?= $(HOME)/.cache/dlrover-run/dlrover-packages
 DISTROOT  ?= $(HOME)/.cache/dlrover-run/debian
 KUBE      ?= $(HOME)/.cache/dlrover-run/kube
+KUBE_VERSION ?= 1.37.2
 ETCDS     ?= $(HOME)/.cache/dlrover-run/etcd
 IMAGE     ?= dlrover-run:$(VERSION)
 # A line for each package; at the end what was skipped and why, and what failed and why.
@@ -186,9 +187,9 @@ $(ETCDS)/%/etcd:
 	printf 'package main\n\nimport (\n\t"os"\n\n\t"go.etcd.io/etcd/server/v3/etcdmain"\n)\n\nfunc main() { etcdmain.Main(os.Args) }\n' >$(@D)/main.go
 	cd $(@D) && go mod init etcd && go mod edit -require=go.etcd.io/etcd/server/v3@v$* && go mod tidy && CGO_ENABLED=0 go build -trimpath -o etcd .
 
-APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' internal/app/kube/apiserver/go.mod)
+APISERVER = $(KUBE)/kube-apiserver-v$(KUBE_VERSION)
 
-e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes, and masters that elect one, in a real kube-apiserver, built below KUBE
+e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes, and masters that elect one, in a real kube-apiserver, built below KUBE; KUBE_VERSION=1.34.4 is the oldest
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) $(GOTEST) -- -count=1 -timeout 10m -run TestKubernetes \
 	  -skip TestKubernetes/Masters ./internal/app/kube
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) go test -count=1 -timeout 10m -v -run TestKubernetes/Masters ./internal/app/kube
@@ -199,8 +200,11 @@ e2e-page: torch build ## the page of dlrover-master in Debian's Chromium
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium; }
 	cd internal/app/page/browser && go test -count=1 -timeout 10m ./...
 
-$(KUBE)/kube-apiserver-%:
-	cd internal/app/kube/apiserver && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ .
+# go.mod is of the newest version, oldest.mod of the oldest that has to pass.
+$(KUBE)/kube-apiserver-v%:
+	cd internal/app/kube/apiserver && modfile=$$(grep -lFx '	k8s.io/kubernetes v$*' *.mod) || { \
+	  echo "KUBE_VERSION=$*: need a version of which internal/app/kube/apiserver has a module file"; exit 1; } && \
+	  CGO_ENABLED=0 go build -modfile=$$modfile -trimpath -ldflags '-s -w' -o $@ .
 
 # Unpacked and not installed: the package would start etcd on this machine.
 $(KUBE)/etcd:
