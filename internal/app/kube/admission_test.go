@@ -17,7 +17,7 @@ func (k real) testPolicy(t *testing.T) {
 	cfg := k.Account(t, rights...)
 	name := "system:serviceaccount:default:" + filepath.Base(cfg.TokenFile)
 	newAdmin(t, k.root).create(strings.NewReplacer("system:serviceaccount:default:dlrover-master", name,
-		"dlrover-master-nodes", "tested").Replace(manifest(t, "admission-policy.yaml")), "")
+		"dlrover-master-nodes", "tested").Replace(manifest(t, "admission-policy.yaml")))
 	const node = "under.policy"
 	k.AddNode(t, node)
 	root, a := newAdmin(t, k.root), newAdmin(t, cfg)

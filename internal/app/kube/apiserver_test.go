@@ -1,6 +1,8 @@
 package kube_test
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -9,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"dlrover-run/internal/app/kube"
 )
@@ -169,7 +173,7 @@ func (k *kubernetes) Bound(t *testing.T, manifest string, rights ...string) kube
 	a, accounts := newAdmin(t, k.root), "/api/v1/namespaces/default/serviceaccounts"
 	a.want("POST", accounts, "application/json", object{"metadata": object{"name": name}}, nil)
 	if manifest != "" {
-		a.create(strings.ReplaceAll(manifest, "dlrover-master", name), "")
+		a.create(strings.ReplaceAll(manifest, "dlrover-master", name))
 	}
 	var token struct{ Status struct{ Token string } }
 	a.want("POST", accounts+"/"+name+"/token", "application/json", object{}, &token)
@@ -179,47 +183,64 @@ func (k *kubernetes) Bound(t *testing.T, manifest string, rights ...string) kube
 	return cfg
 }
 
-// Check fails unless Kubernetes would create what the manifest describes, in namespace default. Nothing is created.
-func (k *kubernetes) Check(t *testing.T, manifest string) {
-	t.Helper()
-	newAdmin(t, k.root).create(manifest, "&dryRun=All")
-}
-
-// paths are where objects are created, by kind.
-var paths = map[string]string{
-	"ClusterRole":           "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-	"ClusterRoleBinding":    "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-	"Role":                  "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles",
-	"RoleBinding":           "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings",
-	"ServiceAccount":        "/api/v1/namespaces/default/serviceaccounts",
-	"Service":               "/api/v1/namespaces/default/services",
-	"PersistentVolumeClaim": "/api/v1/namespaces/default/persistentvolumeclaims",
-	"Deployment":            "/apis/apps/v1/namespaces/default/deployments",
-	"Job":                   "/apis/batch/v1/namespaces/default/jobs",
-
-	"ValidatingAdmissionPolicy":        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
-	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
-}
-
 // create sends the documents of a manifest as they are. Fields that Kubernetes does not know are errors.
-func (a *admin) create(manifest, options string) {
+func (a *admin) create(manifest string) {
 	a.t.Helper()
 	for doc := range strings.SplitSeq(manifest, "\n---\n") {
-		path := paths[kindOf(doc)]
-		if path == "" {
-			a.t.Fatalf("this kind is not known here:\n%s", doc)
-		}
-		path += "?fieldValidation=Strict" + options
-		if code, answer := a.send(a.t.Context(), "POST", path, "application/yaml", []byte(doc)); code != http.StatusCreated {
-			a.t.Fatalf("POST %s: %d %s\n%s", path, code, answer, doc)
+		if code, answer := a.post(doc, ""); code != http.StatusCreated {
+			a.t.Fatalf("%d %s\n%s", code, answer, doc)
 		}
 	}
 }
 
-func kindOf(doc string) string {
-	for line := range strings.Lines(doc) {
-		if kind, ok := strings.CutPrefix(line, "kind: "); ok {
-			return strings.TrimSpace(kind)
+// post sends one document, in YAML or JSON, to where objects of its kind are created.
+func (a *admin) post(doc, options string) (code int, answer []byte) {
+	a.t.Helper()
+	path := a.path(headOf(a.t, doc))
+	if path == "" {
+		a.t.Fatalf("the API server does not have this kind:\n%s", doc)
+	}
+	return a.send(a.t.Context(), "POST", path+"?fieldValidation=Strict"+options, "application/yaml", []byte(doc))
+}
+
+// head says what a document describes.
+type head struct {
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string
+	Metadata   struct{ Name, Namespace string }
+}
+
+func headOf(t *testing.T, doc string) (h head) {
+	t.Helper()
+	check(t, yaml.Unmarshal([]byte(doc), &h))
+	return h
+}
+
+// path is where objects of a kind are, in namespace default if they name none; "" if the API server lacks the kind.
+func (a *admin) path(h head) string {
+	a.t.Helper()
+	root := "/apis/" + h.APIVersion
+	if !strings.Contains(h.APIVersion, "/") {
+		root = "/api/" + h.APIVersion
+	}
+	var list struct {
+		Resources []struct {
+			Name, Kind string
+			Namespaced bool
+		}
+	}
+	code, answer := a.send(a.t.Context(), "GET", root, "", nil)
+	if code == http.StatusNotFound {
+		return ""
+	}
+	check(a.t, json.Unmarshal(answer, &list))
+	for _, r := range list.Resources {
+		switch {
+		case r.Kind != h.Kind || strings.Contains(r.Name, "/"):
+		case r.Namespaced:
+			return root + "/namespaces/" + cmp.Or(h.Metadata.Namespace, "default") + "/" + r.Name
+		default:
+			return root + "/" + r.Name
 		}
 	}
 	return ""

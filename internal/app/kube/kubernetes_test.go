@@ -23,14 +23,8 @@ func TestKubernetes(t *testing.T) {
 	t.Run("DevicesOfAPod", k.testDevices)
 	t.Run("Lease", k.testLease)
 	t.Run("Masters", k.testMasters)
-	t.Run("Manifests", func(t *testing.T) {
-		files, err := filepath.Glob(filepath.Join(manifests, "*.yaml"))
-		require.NoError(t, err)
-		require.NotEmpty(t, files)
-		for _, file := range files {
-			k.Check(t, manifest(t, filepath.Base(file)))
-		}
-	})
+	k.define(t)
+	t.Run("Docs", k.testDocs)
 }
 
 type real struct{ *kubernetes }

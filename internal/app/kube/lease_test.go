@@ -28,7 +28,7 @@ import (
 func (k real) masterAccount(t *testing.T) (cfg kube.Config, name string) {
 	var role []string
 	for doc := range strings.SplitSeq(manifest(t, "master.yaml"), "\n---\n") {
-		if kind := kindOf(doc); kind == "Role" || kind == "RoleBinding" {
+		if kind := headOf(t, doc).Kind; kind == "Role" || kind == "RoleBinding" {
 			role = append(role, doc)
 		}
 	}
