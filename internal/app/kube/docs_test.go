@@ -15,12 +15,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// unvalidated kinds have no definition that we could get. A page says so of each.
+var unvalidated = []string{"ElasticJob", "PyTorchTrainingJob", "DeepSpeedJob", "MSJob", "etjob", "ExternalFault"}
+
 const fragment = "FRAGMENT"
 
 // Blocks of docs that are a part of a manifest, by page and heading: manifests to put them into.
 var fragments = map[string][]string{
 	"restart-policy.md: Files":            nil, // of ours, which is not for Kubernetes
-	"schedulers.md: MSJob of ms-operator": nil, // which has no public definition
+	"schedulers.md: MSJob of ms-operator": nil, // unvalidated
 	"schedulers.md: PyTorchJob of Kubeflow (v1), and what imitates it": {`
 apiVersion: kubeflow.org/v1
 kind: PyTorchJob
@@ -260,4 +263,17 @@ func text(t *testing.T, o object) string {
 	text, err := json.Marshal(o)
 	require.NoError(t, err)
 	return string(text)
+}
+
+// TestPagesSayWhatNobodyHasValidated, and every block of YAML has its place.
+func TestPagesSayWhatNobodyHasValidated(t *testing.T) {
+	described(t)
+	page, err := os.ReadFile(filepath.Join(manifests, "../tasks/kubernetes-jobs.md"))
+	require.NoError(t, err)
+	_, says, ok := strings.Cut(string(page), "Nobody has validated")
+	require.True(t, ok)
+	says, _, _ = strings.Cut(says, "\n\n")
+	for _, kind := range unvalidated {
+		require.Contains(t, says, kind)
+	}
 }

@@ -1,7 +1,12 @@
 package kube_test
 
 import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,6 +14,7 @@ import (
 
 	"dlrover-run/internal/app/lease"
 	"dlrover-run/internal/secure"
+	"dlrover-run/launcher/policy"
 )
 
 // podSpec is what we check of a pod's template.
@@ -159,4 +165,52 @@ func TestASidecarSeesTheProcessesOfTorchrun(t *testing.T) {
 	require.Contains(t, side.Args, "--hang=outside")
 	require.Equal(t, 0, *side.SecurityContext.RunAsUser)
 	require.Equal(t, []string{"torchrun"}, pod.Containers[0].Command)
+}
+
+// What a status of --exit-code-policy=reason leads to; a new pod for all others.
+var (
+	endsJob = []policy.Reason{
+		policy.Usage, policy.WorkerFailed, policy.WorkerPermanent, policy.OutOfMemory, policy.RendezvousClosed,
+		policy.TokenRefused, policy.CannotExecute, policy.LogDir, policy.SaveLost, policy.Hung, policy.Deadline,
+		policy.NoFirstStep, policy.OperatorStop,
+	}
+	comesBack = []policy.Reason{
+		policy.NodeLost, policy.RendezvousTimeout, policy.MasterUnreachable, policy.TooFewPassed,
+		policy.Signaled(int(syscall.SIGKILL)),
+	}
+	newPod = []policy.Reason{policy.Unclassified, policy.NodeCheckFailed}
+)
+
+func joined(reasons []policy.Reason, separator string) string {
+	var codes []string
+	for _, r := range reasons {
+		codes = append(codes, strconv.Itoa(int(r)))
+	}
+	return strings.Join(codes, separator)
+}
+
+func TestManifestsKnowEveryExitStatus(t *testing.T) {
+	require.ElementsMatch(t, append(policy.Reasons(), policy.Signaled(int(syscall.SIGKILL))),
+		slices.Concat([]policy.Reason{policy.Success}, endsJob, comesBack, newPod))
+	ends := "action: FailJob  # a new pod would end in the same way: docs/reference/exit-codes.md\n" +
+		" onExitCodes: {operator: In, values: [" + joined(endsJob, ", ") + "]}"
+	back := "exitCodes: {operator: In, values: [" + joined(comesBack, ", ") + "]}"
+	var volcano strings.Builder
+	for _, r := range endsJob {
+		fmt.Fprintf(&volcano, "- {exitCode: %d, action: TerminateJob}\n ", int(r))
+	}
+	for name, has := range map[string][]string{
+		"training-pod.yaml":           {ends, back, "--exit-code-policy=reason"},
+		"jobset.yaml":                 {ends, back, "--exit-code-policy=reason"},
+		"trainjob.yaml":               {ends, back, "--exit-code-policy=reason"},
+		"volcano-job.yaml":            {volcano.String(), back, "--exit-code-policy=reason"},
+		"leaderworkerset.yaml":        {"0|" + joined(endsJob, "|") + ") sleep infinity", "--exit-code-policy=reason"},
+		"pytorchjob.yaml":             {"restartPolicy: ExitCode", "--exit-code-policy=dlrover"},
+		"../tasks/kubernetes-jobs.md": {"| " + joined(endsJob, ", ") + " |", "| " + joined(comesBack, ", ") + " |"},
+	} {
+		text := regexp.MustCompile(" +").ReplaceAllString(manifest(t, name), " ")
+		for _, part := range has {
+			require.Contains(t, text, strings.ReplaceAll(part, "  ", " "), name)
+		}
+	}
 }
