@@ -189,7 +189,7 @@ $(ETCDS)/%/etcd:
 
 APISERVER = $(KUBE)/kube-apiserver-v$(KUBE_VERSION)
 
-e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes, and masters that elect one, in a real kube-apiserver, built below KUBE; KUBE_VERSION=1.34.4 is the oldest
+e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes, masters that elect one, all manifests and the Helm chart in a real kube-apiserver, built below KUBE; KUBE_VERSION=1.34.4 is the oldest
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) $(GOTEST) -- -count=1 -timeout 10m -run TestKubernetes \
 	  -skip TestKubernetes/Masters ./internal/app/kube
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) go test -count=1 -timeout 10m -v -run TestKubernetes/Masters ./internal/app/kube

@@ -18,7 +18,17 @@ import (
 // unvalidated kinds have no definition that we could get. A page says so of each.
 var unvalidated = []string{"ElasticJob", "PyTorchTrainingJob", "DeepSpeedJob", "MSJob", "etjob", "ExternalFault"}
 
-const fragment = "FRAGMENT"
+const (
+	fragment    = "FRAGMENT"
+	podTemplate = `
+apiVersion: v1
+kind: PodTemplate
+metadata: {name: train}
+template:
+  spec:
+    FRAGMENT
+`
+)
 
 // Blocks of docs that are a part of a manifest, by page and heading: manifests to put them into.
 var fragments = map[string][]string{
@@ -83,14 +93,8 @@ spec:
       - name: main
         FRAGMENT
 `},
-	"tls.md: cert-manager": {`
-apiVersion: v1
-kind: PodTemplate
-metadata: {name: train}
-template:
-  spec:
-    FRAGMENT
-`},
+	"helm.md: The topology": {podTemplate},
+	"tls.md: cert-manager":  {podTemplate},
 }
 
 // block is a block of YAML of a page.

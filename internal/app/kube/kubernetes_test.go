@@ -25,6 +25,7 @@ func TestKubernetes(t *testing.T) {
 	t.Run("Masters", k.testMasters)
 	k.define(t)
 	t.Run("Docs", k.testDocs)
+	t.Run("Chart", k.testChart)
 }
 
 type real struct{ *kubernetes }
