@@ -178,7 +178,8 @@ func (c chart) testRefused(t *testing.T) {
 
 // testRights: what a level needs it may, as with the manifests, and nothing else.
 func (c chart) testRights(t *testing.T) {
-	for _, l := range []kube.Level{kube.Event, kube.Condition, kube.Taint, kube.Cordon} {
+	c.k.AddFaults(t)
+	for _, l := range []kube.Level{kube.Event, kube.Condition, kube.Taint, kube.Cordon, kube.ExternalFault} {
 		docs := c.rendered(t, "nodeAction: "+string(l))
 		rights := granted(t, l)
 		var given []string
@@ -202,6 +203,10 @@ func (c chart) testRights(t *testing.T) {
 		c.k.AddNode(t, "chart."+string(l))
 		require.NoError(t, story(t, l, "chart."+string(l), client(t, account)))
 	}
+	before, after := c.rendered(t, ""), c.rendered(t, "podLookup: true")
+	require.Len(t, after, len(before)+2)
+	roles := of(t, after, "Role")
+	require.Equal(t, []string{"get pods"}, rules(t, decoded(t, []byte(roles[len(roles)-1]))[0]))
 }
 
 func (c chart) testSecret(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"dlrover-run/internal/app/kube"
 )
 
-// devices looks up the broken devices of a launcher: those of the pod that has its name. One call is under way at a time.
+// devices looks up the broken devices of a launcher: those of the pod with its name. One call is under way at a time.
 func devices(find func(context.Context, string) (kube.Place, error), log *slog.Logger) func(context.Context,
 	string) []string {
 	denied := false
