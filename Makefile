@@ -118,11 +118,12 @@ e2e-gpu: ## what touches a GPU, on a machine with an NVIDIA GPU and PyTorch for 
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
 	TORCH_PYTHON=$(TORCH2)/bin/python $(GOTEST) -- -count=1 -timeout 30m -run 'Torch|Linearizable' ./internal/app/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
+	cd tools/dist && TORCH_PYTHON=$(TORCH2)/bin/python go test -count=1 -run TestLaunch .
 	TORCH_PYTHON=$(TORCH2)/bin/python $(MAKE) demo DEMOFLAGS=--fast
 
 $(TORCH2)/bin/python:
 	python3 -m venv $(TORCH2)
-	$(TORCH2)/bin/pip install --progress-bar off torch numpy safetensors transformers accelerate || { rm -rf $(TORCH2); exit 1; }
+	$(TORCH2)/bin/pip install --progress-bar off torch numpy safetensors transformers accelerate ipykernel cloudpickle || { rm -rf $(TORCH2); exit 1; }
 
 e2e-frameworks: $(patsubst %,$(FRAMEWORKS)/%/ready,torch mindspore jax tensorflow paddle) ## jobs of the newest DeepSpeed, MindSpore, JAX, TensorFlow and Paddle, in virtual environments below FRAMEWORKS
 	DLROVER_FRAMEWORKS=$(FRAMEWORKS) $(GOTEST) -- -count=1 -timeout 120m -run 'TestFrameworks|TestTorchft' ./internal/app/run
@@ -216,12 +217,12 @@ $(KUBE)/etcd:
 	mv $(KUBE)/package/etcd $@
 	rm -rf $(KUBE)/package
 
-torch: # PyTorch for /usr/bin/python3, ip and nft for tests in network namespaces, tmux, sshd for those that start hosts, etcd and promtool
-	@{ /usr/bin/python3 -c 'import torch' 2>/dev/null && command -v ip && command -v nft && command -v tmux; } >/dev/null || { \
+torch: # PyTorch and a kernel of Jupyter for /usr/bin/python3, ip and nft for tests in network namespaces, tmux, sshd for those that start hosts, etcd and promtool
+	@{ /usr/bin/python3 -c 'import torch, ipykernel, cloudpickle' 2>/dev/null && command -v ip && command -v nft && command -v tmux; } >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { \
-	    echo "PyTorch for /usr/bin/python3 is missing; or ip, nft or tmux; as root: apt-get install python3-torch python3-etcd iproute2 nftables tmux. Tests that need it will be skipped, loudly."; exit 0; }; \
-	  echo "installing python3-torch, python3-etcd, iproute2, nftables and tmux from the distribution's packages"; \
-	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-torch python3-etcd iproute2 nftables tmux; }
+	    echo "PyTorch for /usr/bin/python3 is missing; or ipykernel, cloudpickle, ip, nft or tmux; as root: apt-get install python3-torch python3-etcd python3-ipykernel python3-cloudpickle iproute2 nftables tmux. Tests that need it will be skipped, loudly."; exit 0; }; \
+	  echo "installing python3-torch, python3-etcd, python3-ipykernel, python3-cloudpickle, iproute2, nftables and tmux from the distribution's packages"; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-torch python3-etcd python3-ipykernel python3-cloudpickle iproute2 nftables tmux; }
 	@{ test -x /usr/sbin/sshd && command -v ssh && command -v etcd && command -v promtool; } >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && ! test -d /run/systemd/system || { \
 	    echo "ssh, sshd, etcd or promtool is missing. Their packages start services on this machine, so install them yourself: apt-get install openssh-server openssh-client etcd-server prometheus. Tests that need it will be skipped, loudly."; exit 0; }; \

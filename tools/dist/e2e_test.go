@@ -91,11 +91,18 @@ func TestE2EWheel(t *testing.T) {
 python3 -m venv --system-site-packages /venv # which sees Debian's PyTorch
 /venv/bin/pip install --no-index *.whl
 /venv/bin/python -m dlrover_run.demo
+cat >/job.py <<'end'
+import os, dlrover_run
+def rank(): return int(os.environ["RANK"])
+if __name__ == "__main__": print("launched", dlrover_run.launch(rank, nproc_per_node=2))
+end
+PATH=/usr/bin:/bin /venv/bin/python /job.py
 /venv/bin/dlrover-run --version
 for program in dlrover-master checkpointd dlroverctl gpucheck; do /venv/bin/$program --version; done
 /venv/bin/pip uninstall -qy dlrover-run-go dlrover-run-go-master dlrover-run-go-gpucheck
 ls /venv/bin | grep dlrover || echo nothing is left`)
 	trained(t, out)
+	require.Contains(t, out, "launched {0: 0, 1: 1}\n")
 	require.Contains(t, out, "/venv/bin/dlrover-run is of dlrover-run-go, not of the Python package dlrover\n")
 	require.Contains(t, out, "\nnothing is left\n")
 }

@@ -191,6 +191,7 @@ const aboutMain = `
     dlrover-run --nproc-per-node=auto train.py     # as torchrun
     python -m dlrover_run.demo                     # trains on this machine, and loses a worker
     python -m dlrover_run --help                   # the same program as dlrover-run
+    from dlrover_run import launch                 # launch(fn, args, nproc_per_node=2): a function, in a notebook too
 
 The Python package dlrover has a script of the same name, dlrover-run. The one that is installed last wins, and
 uninstalling either package removes the file: dlrover-run --version and dlroverctl install-names say whose it is.

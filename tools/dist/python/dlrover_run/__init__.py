@@ -1,7 +1,12 @@
-"""The programs of the distribution dlrover-run-go: where they are, and whose the name dlrover-run is."""
+"""The distribution dlrover-run-go: where its programs are, whose the name dlrover-run is, and functions as jobs."""
 import importlib.metadata
 import os
 import shutil
+
+from dlrover_run.functions import ChildFailedError, Failure, elastic_launch, launch
+from dlrover_run.worker import Unsendable
+
+__all__ = ["ChildFailedError", "Failure", "Unsendable", "elastic_launch", "find_program", "launch"]
 
 DISTRIBUTION = "dlrover-run-go"
 RESTORE = "pip install --force-reinstall --no-deps dlrover_run_go-*.whl"
