@@ -30,6 +30,7 @@ type Agent struct {
 
 	checks   checks  // before this node gets workers
 	worlds   worlds  // before their start
+	hooks    hooks   // around them
 	starter  starter // of workers
 	holder   holder  // in place of workers
 	reporter reporter
@@ -69,6 +70,7 @@ func New(cfg Config) (*Agent, error) {
 	c, bg := &a.cfg, a.bg
 	a.checks = checks{cfg: c, bg: bg, done: make(chan *check)}
 	a.worlds = worlds{cfg: c, bg: bg, fetched: make(chan *fetch)}
+	a.hooks = hooks{c, bg, make(chan *group), make(chan struct{})}
 	a.starter = starter{c, bg, a.exits, a.sideExits}
 	a.holder = holder{cfg: c, bg: bg}
 	a.reporter = reporter{c, bg, newFailures(c)}
@@ -129,21 +131,18 @@ func (a *Agent) next() {
 		a.onChecked(c)
 	case f := <-a.worlds.fetched:
 		a.onWorld(f)
+	case g := <-a.hooks.passed:
+		a.start(g)
+	case <-a.hooks.ended:
+		a.ended()
 	case n, ok := <-a.notices:
-		a.onNotice(n, ok)
+		if !ok { // it closes with the directives
+			a.notices = nil
+			return
+		}
+		a.cfg.notify(n)
 	case err := <-a.bg.errs:
 		a.expelled(err)
-	}
-}
-
-// onNotice passes a notice on; the channel closes with the directives'.
-func (a *Agent) onNotice(n job.Notice, ok bool) {
-	if !ok {
-		a.notices = nil
-		return
-	}
-	for _, notify := range a.cfg.OnNotice {
-		notify(n.Topic, n.Body)
 	}
 }
 
@@ -194,7 +193,7 @@ func (a *Agent) stopFor(g *group, d Directive) {
 		return
 	}
 	if d.Cause.Kind == job.CauseLeave && !g.stopping { // all nodes save in one step
-		a.cfg.stopParts(a.stopRequest(g, true))
+		a.cfg.stopParts(g, a.stopRequest(g, true))
 	}
 	if a.leaver.leaving() {
 		a.stop(g, a.leaver.signal)
@@ -249,17 +248,27 @@ func (a *Agent) onStopped(s stopResult) {
 		a.onExit(<-a.exits) // all have ended; the news is on its way
 	}
 	a.fails = s.g.failures
-	a.group = nil
 	a.kept.list = s.g.sides
 	if s.g.attempt != nil {
 		s.g.attempt.Close()
 	}
-	a.cfg.stopParts(a.stopRequest(s.g, false))
+	a.cfg.stopParts(s.g, a.stopRequest(s.g, false))
 	if s.err != nil {
+		a.group = nil
 		a.unusable(fmt.Errorf("stop the workers: %w", s.err))
 		return
 	}
-	a.cfg.observe(StopInfo{Epoch: s.g.epoch})
+	if s.g.begun {
+		a.cfg.observe(StopInfo{Epoch: s.g.epoch})
+	}
+	if !a.hooks.after(s.g, a.stopRequest(s.g, false), a.success || a.letRun != nil, &a.leaver) {
+		a.ended()
+	}
+}
+
+// ended goes on when nothing of the group is left to do.
+func (a *Agent) ended() {
+	a.group = nil
 	if a.leaver.leaving() && a.letRun == nil {
 		a.endLeft()
 		return
@@ -418,14 +427,32 @@ func (a *Agent) onWorld(f *fetch) {
 	a.fails = append(a.fails, a.reporter.noWorld(f.epoch, f.err))
 }
 
-// begin starts the workers of an epoch.
+// begin starts the workers of an epoch, once Config.Before has passed.
 func (a *Agent) begin(e Epoch) {
 	if e.Hold {
 		a.hold(e)
 		return
 	}
-	g, err := a.starter.group(e, a.cfg.startParts(e))
-	a.group = g
+	a.group = &group{epoch: e}
+	if a.cfg.Before == nil {
+		a.start(a.group)
+		return
+	}
+	a.cfg.Rendezvous.Running(&e.Directive)
+	a.hooks.before(a.group)
+}
+
+// start is begin for a group without Before, or one that has passed or failed by now.
+func (a *Agent) start(g *group) {
+	if g.stopping {
+		return
+	}
+	if g.before != nil && g.before.failed != nil {
+		a.follow(g, a.reporter.notBegun(g, *g.before.failed))
+		return
+	}
+	g.begun = true
+	err := a.starter.group(g, a.cfg.startParts(g.epoch))
 	if outOfFiles(err) {
 		a.expelled(noFiles(err))
 		return
@@ -437,8 +464,8 @@ func (a *Agent) begin(e Epoch) {
 		a.stop(g, syscall.SIGTERM)
 		return
 	}
-	a.cfg.Rendezvous.Running(&e.Directive)
-	a.cfg.observe(StartInfo{Epoch: e, PIDs: g.pids(), Env: g.env})
+	a.cfg.Rendezvous.Running(&g.epoch.Directive)
+	a.cfg.observe(StartInfo{Epoch: g.epoch, PIDs: g.pids(), Env: g.env})
 	g.env = nil
 	a.starter.log(g)
 	a.starter.runParts(g)
@@ -554,6 +581,8 @@ func (a *Agent) expelled(err error) {
 			a.onAnnounced(err)
 		case <-a.group.alarm():
 			a.group.timers.onAlarm(&a.cfg)
+		case <-a.hooks.ended:
+			a.ended()
 		}
 	}
 	a.result = &res

@@ -19,6 +19,12 @@ func (c *Config) observe(e Event) {
 	}
 }
 
+func (c *Config) notify(n job.Notice) {
+	for _, notify := range c.OnNotice {
+		notify(n.Topic, n.Body)
+	}
+}
+
 // StartInfo reports that all workers of an epoch have been started.
 type StartInfo struct {
 	Epoch Epoch

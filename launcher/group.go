@@ -38,6 +38,11 @@ type group struct {
 	faults   chan fault  // from the parts' Run
 	again    atomic.Bool // workers are to follow these, as far as it is known
 	fault    string      // why a part has ended the epoch
+
+	before    *before            // nil without one
+	begun     bool               // the parts know of its start
+	hadFailed bool               // when it was stopped
+	endAfter  context.CancelFunc // ends a Config.After under way; nil without one
 }
 
 type worker struct {

@@ -54,7 +54,7 @@ func (h *holder) close() {
 // meantime.
 func (a *Agent) hold(e Epoch) {
 	env := a.cfg.startParts(e)
-	g := &group{epoch: e}
+	g := &group{epoch: e, begun: true}
 	a.group = g
 	a.cfg.Rendezvous.Running(&e.Directive)
 	envs, err := a.holder.writeEnvs(e, env)

@@ -174,6 +174,11 @@ type Config struct {
 	// Sides returns the side processes of an epoch apart from the preset's, before its workers are started. An error holds
 	// why they cannot be started. Nil: there are none.
 	Sides func(Epoch) ([]Side, error)
+	// Before runs before the workers of an epoch are started, and After when they have ended, unless Before has failed. A
+	// failure of Before is that of the epoch, as a worker's is. Both have a goroutine of their own, and return soon after
+	// ctx ends. Nil has nothing to do.
+	Before func(ctx context.Context, e Epoch) *verdict.Failure
+	After  func(ctx context.Context, r AfterRequest)
 	// Spawn starts a worker in place of Processes, which can stop the process; nil: Processes does.
 	Spawn func(s proc.Spec, id logs.WorkerID) (*proc.Process, error)
 	// Excuse returns in one line why the end of a worker is not the job's fault, so that its restart is not charged; "":

@@ -129,6 +129,9 @@ func (a *Agent) leaveFor(s syscall.Signal, why string) {
 	case a.group.stopping:
 		a.leaver.sayGoodbye()
 		a.leaver.hasten()
+		if a.group.endAfter != nil {
+			time.AfterFunc(a.leaver.grace(), a.group.endAfter)
+		}
 	default:
 		a.leaver.announce()
 	}
@@ -149,7 +152,7 @@ func (a *Agent) stopToLeave() {
 	if a.group == nil || a.group.stopping {
 		return
 	}
-	a.cfg.stopParts(a.stopRequest(a.group, true))
+	a.cfg.stopParts(a.group, a.stopRequest(a.group, true))
 	a.stop(a.group, a.leaver.signal)
 }
 

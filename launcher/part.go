@@ -142,7 +142,11 @@ func (c *Config) startParts(e Epoch) (env [][]string) {
 	return r.Env
 }
 
-func (c *Config) stopParts(r StopRequest) {
+// stopParts notifies the parts of the end of g, if they know of its start.
+func (c *Config) stopParts(g *group, r StopRequest) {
+	if !g.begun {
+		return
+	}
 	for _, p := range c.Parts {
 		if p.Stop != nil {
 			p.Stop(r)

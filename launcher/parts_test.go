@@ -280,9 +280,9 @@ func TestObserversHearOfSignals(t *testing.T) {
 
 func TestNobodyToTellCostsNothing(t *testing.T) {
 	st := &starter{cfg: &Config{}}
-	g := &group{epoch: Epoch{Directive: Directive{EpochID: job.EpochID{Round: 1}}}}
+	g := &group{epoch: Epoch{Directive: Directive{EpochID: job.EpochID{Round: 1}}}, begun: true}
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		st.cfg.stopParts(StopRequest{Epoch: g.epoch})
+		st.cfg.stopParts(g, StopRequest{Epoch: g.epoch})
 		st.runParts(g)
 	}))
 	require.Nil(t, g.faults)

@@ -19,25 +19,25 @@ type starter struct {
 	sideExits chan<- sideExit
 }
 
-// group starts the workers of e in rank order. When one cannot be started, the
+// group starts the workers of g in rank order. When one cannot be started, the
 // error names it and the group holds those before it. env is the parts', by local rank.
-func (st *starter) group(e Epoch, env [][]string) (*group, error) {
-	g := &group{epoch: e, oomKills: memory(st.cfg.Memory).kills()}
-	attempt, err := st.cfg.Logs.Begin(e.Place.RestartCount)
+func (st *starter) group(g *group, env [][]string) error {
+	g.oomKills = memory(st.cfg.Memory).kills()
+	attempt, err := st.cfg.Logs.Begin(g.epoch.Place.RestartCount)
 	if err != nil {
-		return g, err
+		return err
 	}
 	g.attempt = attempt
 	patience := now().Add(filesPatience)
 	if err := st.sides(g, patience); err != nil {
-		return g, err
+		return err
 	}
 	for i := range st.cfg.Slots {
 		if err := st.worker(g, i, env[i], patience); err != nil {
-			return g, err
+			return err
 		}
 	}
-	return g, nil
+	return nil
 }
 
 // worker waits until patience for file descriptors.

@@ -29,7 +29,7 @@ func (s *stopper) stop(g *group, o stopOrder) {
 	if g.stopping {
 		return
 	}
-	g.stopping, g.stopSignal = true, o.signal
+	g.stopping, g.stopSignal, g.hadFailed = true, o.signal, len(g.failures) > 0
 	if o.first == nil {
 		g.signaledNow()
 	}
@@ -37,6 +37,7 @@ func (s *stopper) stop(g *group, o stopOrder) {
 	if g.endWatch != nil {
 		g.endWatch()
 	}
+	g.before.end()
 	s.cfg.Rendezvous.Running(nil)
 	ps := make([]*proc.Process, len(g.workers))
 	for i, w := range g.workers {
@@ -46,6 +47,7 @@ func (s *stopper) stop(g *group, o stopOrder) {
 		ps = append(ps, g.meanwhile)
 	}
 	s.bg.Go(func() {
+		g.before.wait()
 		if o.first != nil {
 			o.first()
 			g.signaledNow()

@@ -233,6 +233,13 @@ func budgetOptions() []Option {
 				"must not be forked, such as those that touch a device"}),
 		{Name: "warm-deny", Meta: "MODULE,...", Category: restartSection, Extra: true,
 			Usage: "with --warm: modules that only the workers import"},
+		{Name: "before", Meta: "COMMAND", Category: restartSection, Extra: true,
+			Usage: "shell command that this node runs before every start of its workers, with the reason in its environment; " +
+				"if it fails, a worker has failed"},
+		{Name: "after", Meta: "COMMAND", Category: restartSection, Extra: true,
+			Usage: "shell command that this node runs whenever its workers have ended, with how they did in its environment"},
+		{Name: "hook-timeout", Type: Duration, Default: "300", Meta: "DURATION", Category: restartSection, Extra: true,
+			Usage: "time limit of each run of --before and --after; then the command is killed, and has failed"},
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/filetimer"
 	"dlrover-run/internal/app/run/hangs"
+	"dlrover-run/internal/app/run/hooks"
 	"dlrover-run/internal/app/run/hostfile"
 	"dlrover-run/internal/app/run/logrules"
 	"dlrover-run/internal/app/run/nodechecks"
@@ -74,6 +75,7 @@ func features() []row {
 		of(checkpoints.New()),
 		of(hangs.New()),
 		holdFeature(),
+		of(hooks.New()),
 		of(warm.New()),
 		progressFeature(), // the features before it tell it
 		trainJobFeature(), // and this one

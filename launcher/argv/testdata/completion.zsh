@@ -66,6 +66,9 @@ _arguments -s -S -A '-*' \
   '*--warm=-[keep processes ready that have already imported modules, to restart faster\: auto, or no value, imports those that the workers have imported at their first step; MODULEs imports these (default\: off)]' \
   '*--warm-mode=[with --warm\: fork imports once and forks; standby keeps an interpreter for each worker, for modules that must not be forked, such as those that touch a device (default\: fork)]:fork|standby:(fork standby)' \
   '*--warm-deny=[with --warm\: modules that only the workers import]:MODULE,...: ' \
+  '*--before=[shell command that this node runs before every start of its workers, with the reason in its environment; if it fails, a worker has failed]:COMMAND: ' \
+  '*--after=[shell command that this node runs whenever its workers have ended, with how they did in its environment]:COMMAND: ' \
+  '*--hook-timeout=[time limit of each run of --before and --after; then the command is killed, and has failed (default\: 300)]:DURATION: ' \
   '*--hold=-[meet, but start no workers before dlroverctl start; every node runs COMMAND meanwhile, such as '\''sleep inf'\'']' \
   '*--resume-command=[command that workers execute after a hold or a pause\: a program or a .py file, with arguments if wanted]:COMMAND: ' \
   '*--resume-args=[arguments after a hold or a pause\: of --resume-command, or else of the script]:WORDS: ' \
