@@ -190,7 +190,7 @@ $(ETCDS)/%/etcd:
 
 APISERVER = $(KUBE)/kube-apiserver-v$(KUBE_VERSION)
 
-e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes, masters that elect one, all manifests and the Helm chart in a real kube-apiserver, built below KUBE; KUBE_VERSION=1.34.4 is the oldest
+e2e-kube: $(APISERVER) $(subst apiserver,controller-manager,$(APISERVER)) $(KUBE)/etcd ## marks of nodes, masters that elect one, all manifests and the Helm chart, and lost pods, in a real kube-apiserver, built below KUBE; KUBE_VERSION=1.34.4 is the oldest
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) $(GOTEST) -- -count=1 -timeout 10m -run TestKubernetes \
 	  -skip TestKubernetes/Masters ./internal/app/kube
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) go test -count=1 -timeout 10m -v -run TestKubernetes/Masters ./internal/app/kube
@@ -202,10 +202,12 @@ e2e-page: torch build ## the page of dlrover-master in Debian's Chromium
 	cd internal/app/page/browser && go test -count=1 -timeout 10m ./...
 
 # go.mod is of the newest version, oldest.mod of the oldest that has to pass.
-$(KUBE)/kube-apiserver-v%:
+$(KUBE)/kube-apiserver-v% $(KUBE)/kube-controller-manager-v%:
 	cd internal/app/kube/apiserver && modfile=$$(grep -lFx '	k8s.io/kubernetes v$*' *.mod) || { \
 	  echo "KUBE_VERSION=$*: need a version of which internal/app/kube/apiserver has a module file"; exit 1; } && \
-	  CGO_ENABLED=0 go build -modfile=$$modfile -trimpath -ldflags '-s -w' -o $@ .
+	  build="go build -modfile=$$modfile -trimpath -ldflags=-s" && export CGO_ENABLED=0 && \
+	  $$build -o $(KUBE)/kube-controller-manager-v$* ./manager && \
+	  $$build -o $(KUBE)/kube-apiserver-v$* .
 
 # Unpacked and not installed: the package would start etcd on this machine.
 $(KUBE)/etcd:

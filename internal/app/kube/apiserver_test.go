@@ -72,7 +72,7 @@ func (k *kubernetes) startServer(t *testing.T, program, store, port string) *pro
 		"--authorization-mode=RBAC", "--token-auth-file="+k.file("tokens.csv"),
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
 		"--service-account-key-file="+k.file("server.crt"), "--service-account-signing-key-file="+k.file("server.key"),
-		"--service-cluster-ip-range=10.0.0.0/24",
+		"--service-cluster-ip-range=10.0.0.0/24", "--feature-gates=ContainerRestartRules=true", // the default from 1.35 on
 		"--endpoint-reconciler-type=none") // an endpoint cannot be on loopback
 }
 
@@ -113,6 +113,23 @@ func eventually(so func() bool) bool {
 
 // Admin is an account that may do everything.
 func (k *kubernetes) Admin(*testing.T) kube.Config { return k.root }
+
+// kubeconfig is a file with which other programs may do everything, too.
+func (k *kubernetes) kubeconfig(t *testing.T) string {
+	t.Helper()
+	token, err := os.ReadFile(k.root.TokenFile)
+	check(t, err)
+	config, err := json.Marshal(object{
+		"apiVersion": "v1", "kind": "Config", "current-context": "test",
+		"clusters": []object{{"name": "test", "cluster": object{
+			"server": k.root.Server, "certificate-authority": k.root.CAFile}}},
+		"users":    []object{{"name": "test", "user": object{"token": string(token)}}},
+		"contexts": []object{{"name": "test", "context": object{"cluster": "test", "user": "test"}}},
+	})
+	check(t, err)
+	write(t, k.file("kubeconfig"), string(config))
+	return k.file("kubeconfig")
+}
 
 // AddNode makes a node that is ready, for as long as the test lasts.
 func (k *kubernetes) AddNode(t *testing.T, name string) {

@@ -3,7 +3,6 @@ package kube_test
 import (
 	"bytes"
 	"encoding/base64"
-	"encoding/json"
 	"net/http"
 	"os"
 	"os/exec"
@@ -26,22 +25,11 @@ type chart struct {
 }
 
 func (k real) testChart(t *testing.T) {
-	c := chart{k, filepath.Join(t.TempDir(), "chart"), filepath.Join(t.TempDir(), "config"), "default"}
+	c := chart{k, filepath.Join(t.TempDir(), "chart"), k.kubeconfig(t), "default"}
 	build := exec.Command("go", "build", "-o", c.program, ".")
 	build.Dir = "../../../tools/chart"
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	token, err := os.ReadFile(k.root.TokenFile)
-	require.NoError(t, err)
-	config, err := json.Marshal(object{
-		"apiVersion": "v1", "kind": "Config", "current-context": "test",
-		"clusters": []object{{"name": "test", "cluster": object{
-			"server": k.root.Server, "certificate-authority": k.root.CAFile}}},
-		"users":    []object{{"name": "test", "user": object{"token": string(token)}}},
-		"contexts": []object{{"name": "test", "context": object{"cluster": "test", "user": "test"}}},
-	})
-	require.NoError(t, err)
-	write(t, c.kubeconfig, string(config))
 	t.Run("Valid", c.testValid)
 	t.Run("Refused", c.testRefused)
 	t.Run("Rights", c.testRights)

@@ -26,6 +26,7 @@ func TestKubernetes(t *testing.T) {
 	k.define(t)
 	t.Run("Docs", k.testDocs)
 	t.Run("Chart", k.testChart)
+	t.Run("LostPod", k.testLostPod)
 }
 
 type real struct{ *kubernetes }

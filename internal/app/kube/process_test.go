@@ -21,7 +21,8 @@ const (
 type process struct {
 	name, log string
 	of        *os.Process
-	ended     chan struct{} // closed
+	ended     chan struct{}      // closed
+	wait      syscall.WaitStatus // once it has ended
 }
 
 // spawn starts a program that ends with the test, or with this process.
@@ -44,6 +45,7 @@ func spawn(t *testing.T, dir, program string, args ...string) *process {
 		started <- err
 		if err == nil {
 			_ = cmd.Wait()
+			p.wait = cmd.ProcessState.Sys().(syscall.WaitStatus)
 		}
 	}()
 	check(t, <-started)
