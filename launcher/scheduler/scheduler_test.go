@@ -119,7 +119,10 @@ func TestDetect(t *testing.T) {
 		"MPICH's file": {system("b", 0, mpiWorker, "HYDRA_HOST_FILE=/x", `/x:a:3\nb:5\n`), Facts{Name: "mpi", Nodes: 2,
 			NodeRank: 1, Slots: 5, MasterAddr: "a", MasterPort: 29500, From: vars("/x HYDRA_HOST_FILE K_MPI_JOB_ROLE")}},
 		"an MPI worker without the file": {system("j-worker-1", 0, mpiWorker), Facts{}},
-		"any MPI":                        {system("a", 0, "OMPI_MCA_orte_default_hostfile=/x", `/x:a slots=3`), Facts{}},
+		"Open MPI 5's file": {system("b", 0, mpiWorker, "PRTE_MCA_prte_default_hostfile=/x", `/x:a\nb slots=5\n`),
+			Facts{Name: "mpi", Nodes: 2, NodeRank: 1, Slots: 5, MasterAddr: "a", MasterPort: 29500,
+				From: vars("/x K_MPI_JOB_ROLE PRTE_MCA_prte_default_hostfile")}},
+		"any MPI": {system("a", 0, "OMPI_MCA_orte_default_hostfile=/x", `/x:a slots=3`), Facts{}},
 		"SkyPilot": {system("x", 0, append(vars(sky), `SKYPILOT_NODE_IPS=10.0.0.1\n10.0.0.2\n`)...), Facts{Name: "skypilot",
 			Nodes: 2, NodeRank: 1, Slots: 8, MasterAddr: "10.0.0.1", MasterPort: 29500, RunID: "sky-1",
 			From: vars("SKYPILOT_NODE_IPS SKYPILOT_NODE_RANK SKYPILOT_NUM_GPUS_PER_NODE SKYPILOT_TASK_ID")}},
@@ -193,6 +196,10 @@ func TestDetectRefuses(t *testing.T) {
 			"does not list host j-launcher", "start dlrover-run in the workers"}},
 		"a worker that is not listed": {Auto, system("w9", 0, mpiWorker, mpiHosts), []string{
 			"/etc/mpi/hostfile does not list host w9", `"w9 slots=1"`}},
+		"two launchers on a node": {Auto, system("a", 0, "OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=4",
+			"OMPI_COMM_WORLD_LOCAL_SIZE=2"), []string{"$OMPI_COMM_WORLD_LOCAL_SIZE=2", "ppr:1:node", "--scheduler=none"}},
+		"a rank of mpirun too high": {Auto, system("a", 0, "OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_SIZE=2"), []string{
+			"$OMPI_COMM_WORLD_RANK=2 does not fit $OMPI_COMM_WORLD_SIZE=2"}},
 		"a damaged host file": {Auto, system("w9", 0, mpiWorker, `/etc/mpi/hostfile:a slots=x`), []string{
 			"/etc/mpi/hostfile: line 1"}},
 		"SkyPilot's rank": {Auto, system("h", 0, append(vars(sky), "SKYPILOT_NODE_IPS=10.0.0.1")...), []string{

@@ -20,6 +20,9 @@ const (
 
 // slurm is a step of srun with one task per node. A shell in an allocation, and a batch script, are no step.
 func slurm(r *reader) (f Facts, found bool, err error) {
+	if _, mpirun := r.peek(openMPIRank); mpirun && !r.named { // its daemons are steps of srun, but not on the first node
+		return f, false, nil
+	}
 	_, shell := r.peek("SLURM_PTY_PORT")
 	job, inJob := r.peek("SLURM_JOB_ID", "SLURM_JOBID")
 	step, inStep := r.peek("SLURM_STEP_ID", "SLURM_STEPID")

@@ -193,6 +193,10 @@ func (s *rdzvSettings) pick(o *options, f *scheduler.Facts, nodes int) error {
 // nodes may be replaced.
 func (s *rdzvSettings) pickScheduled(o *options, f *scheduler.Facts) error {
 	host := strings.Trim(f.MasterAddr, "[]")
+	if host == "" {
+		return fmt.Errorf("%s does not say where node 0 is, as mpirun runs on another host: give all nodes --scheduler=%s "+
+			"--master-addr=HOST, where HOST is that of node 0", f.Name, f.Name)
+	}
 	if f.NodeRank == 0 && host == "localhost" { // node 0's name for itself
 		host = o.host.name
 	}
