@@ -7,7 +7,7 @@ LDFLAGS   := -s -w -X dlrover-run/internal/version.Version=$(VERSION)
 # The packages in tools/cold.txt do little, and rarely: without inlining they take 700 kB less of the programs.
 COLD      := $(addprefix -gcflags=,$(addsuffix =-l,$(shell cat tools/cold.txt)))
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
-FOLDERS   := cmd hang internal launcher rendezvous checkpointd netcheck switchbox
+FOLDERS   := cmd hang internal launcher rendezvous checkpointd netcheck switchbox examples
 FUZZTIME  ?= 10s
 CHAOS_ROUNDS ?= 500
 HA_ROUNDS ?= 200
@@ -21,6 +21,7 @@ DISTROOT  ?= $(HOME)/.cache/dlrover-run/debian
 KUBE      ?= $(HOME)/.cache/dlrover-run/kube
 KUBE_VERSION ?= 1.37.2
 OPENMPI5  ?= $(HOME)/.cache/dlrover-run/openmpi5
+SPARK     ?= $(HOME)/.cache/dlrover-run/spark
 ETCDS     ?= $(HOME)/.cache/dlrover-run/etcd
 IMAGE     ?= dlrover-run:$(VERSION)
 # A line for each package; at the end what was skipped and why, and what failed and why.
@@ -30,7 +31,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page e2e-dist dist dist-check image clean torch openmpi FORCE
+.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page e2e-dist e2e-spark dist dist-check image clean torch openmpi FORCE
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -259,6 +260,17 @@ dist-check: dist ## make dist a second time, in another folder: the same bytes
 
 e2e-dist: $(DISTROOT)/dlrover $(if $(wildcard dist/SHA256SUMS),,dist) ## the packages in dist/ installed and used in a small Debian without Go, at DISTROOT; as root
 	cd tools/dist && DIST_ROOT=$(DISTROOT) go test -count=1 -timeout 15m -run TestE2E ./...
+
+e2e-spark: $(SPARK)/ready ## preprocessing by Spark, in local mode and on a cluster, in a virtual environment at SPARK
+	DLROVER_SPARK=$(SPARK) go test -count=1 -timeout 15m -v ./examples/spark
+
+$(SPARK)/ready:
+	@command -v java || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { \
+	  echo "java is missing; as root: apt-get install default-jre-headless"; exit 1; }; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends default-jre-headless; }
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install --progress-bar off pyspark tokenizers transformers ftfy
+	touch $@
 
 # Debian's own PyTorch, and DLRover's package for pip, which has a file of the same name as ours.
 $(DISTROOT)/dlrover:
