@@ -225,8 +225,9 @@ func budgetOptions() []Option {
 			Usage: "when a worker fails: restart-all restarts all workers; tolerate lets the others go on while any is left"}),
 		{Name: "warm", Kind: Optional, Default: "off", Bare: "auto", Meta: "auto|off|MODULE,...", Category: restartSection,
 			Extra: true,
-			Usage: "keep processes ready that have already imported modules, to restart faster: auto, or no value, imports " +
-				"those that the workers have imported at their first step; MODULEs imports these"},
+			Usage: "import once in each node, and fork workers from that, at the first start and at restarts: auto, or no " +
+				"value, imports what the script imports at its top level, and what the workers have imported at their first " +
+				"step; MODULEs imports these"},
 		choice(Option{Name: "warm-mode", Choices: []string{"fork", "standby"}, Default: "fork", Meta: "fork|standby",
 			Category: restartSection, Extra: true,
 			Usage: "with --warm: fork imports once and forks; standby keeps an interpreter for each worker, for modules that " +

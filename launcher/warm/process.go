@@ -21,7 +21,8 @@ const resultPatience = 100 * time.Millisecond
 // parent is an interpreter that imports and forks.
 type parent struct {
 	conn  conn
-	files []file // imported ones; Spawner.mu
+	files []file   // imported ones; Spawner.mu
+	names []string // of the modules; Spawner.mu
 	env   []string
 
 	mu    sync.Mutex
@@ -55,11 +56,13 @@ func (s *Spawner) startParent(a action) {
 	ours, theirs, err := pair()
 	if err != nil {
 		s.later(func(p *pool) []action { return p.ParentGone(a.Generation, err.Error()) })
+		s.awaited()
 		return
 	}
 	p := &parent{conn: ours, env: a.Recipe.Env}
 	s.parent = p
 	s.wg.Go(func() {
+		defer s.awaited()
 		why := s.serveParent(p, theirs, a)
 		_ = p.conn.Close()
 		s.tell(func(pool *pool) []action { return pool.ParentGone(a.Generation, why) })
@@ -76,7 +79,9 @@ func (s *Spawner) serveParent(p *parent, theirs *os.File, a action) (why string)
 		return err.Error()
 	}
 	p.is(started)
-	if err := p.conn.send(s.request(a.Recipe)); err == nil {
+	m := s.request(a.Recipe)
+	m.Urgent = a.Generation == 1
+	if err := p.conn.send(m); err == nil {
 		s.hearParent(p, a)
 	}
 	s.tell(func(pool *pool) []action { return pool.ParentLost(a.Generation) })
@@ -96,9 +101,10 @@ func (s *Spawner) hearParent(p *parent, a action) {
 		case opPrepared:
 			s.prepared(m)
 			s.mu.Lock()
-			p.files = m.Files
+			p.files, p.names = m.Files, m.Names
 			s.do(s.pool.Prepared(a.Generation))
 			s.mu.Unlock()
+			s.awaited()
 		case opUnsafe:
 			s.unsafe(m)
 			return

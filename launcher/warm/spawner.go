@@ -1,6 +1,7 @@
 package warm
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -25,6 +26,8 @@ const (
 	checkPatience = 500 * time.Millisecond
 	// earlyFailure is how soon after a warm start, and before a step, a failure is taken for one of ours.
 	earlyFailure = 10 * time.Second
+	// firstPatience is how long the first workers wait for the imports of their parent.
+	firstPatience = time.Minute
 	// idleAfter is how long a node without workers waits until it is taken for a spare.
 	idleAfter = time.Second
 	// worthImporting is how many modules have to be missing for another import of all: some are always, such as those by
@@ -98,6 +101,10 @@ type Spawner struct {
 	cfg  Config
 	wg   sync.WaitGroup
 	idle *time.Timer
+	// first is closed when the first parent can fork, or has ended; nil: none is waited for.
+	first     chan struct{}
+	firstOnce sync.Once
+	patience  time.Duration // with it
 
 	mu       sync.Mutex // guards the fields below
 	pool     *pool
@@ -133,8 +140,12 @@ func New(cfg Config) *Spawner {
 	if cfg.Started == nil {
 		cfg.Started = func(Start) {}
 	}
-	return &Spawner{cfg: cfg, pool: newPool(cfg.Mode, cfg.Slots), children: make([]*child, cfg.Slots),
-		workers: make([]*worker, cfg.Slots)}
+	s := &Spawner{cfg: cfg, pool: newPool(cfg.Mode, cfg.Slots), children: make([]*child, cfg.Slots),
+		workers: make([]*worker, cfg.Slots), patience: firstPatience}
+	if cfg.Mode == modeFork {
+		s.first = make(chan struct{})
+	}
+	return s
 }
 
 // do carries out the pool's actions. mu is held.
@@ -167,10 +178,11 @@ func (s *Spawner) tell(event func(*pool) []action) {
 	s.do(event(s.pool))
 }
 
-// Joined begins to prepare if the modules are known, and otherwise after a time without other events.
+// Joined begins to prepare: at once for the first workers, or if the modules are known, and otherwise after a time
+// without other events.
 func (s *Spawner) Joined() {
 	after := idleAfter
-	if s.cfg.Modules != nil {
+	if s.cfg.Modules != nil || s.first != nil {
 		after = 0
 	}
 	s.mu.Lock()
@@ -186,6 +198,30 @@ func (s *Spawner) rest() {
 		s.do(s.pool.Want(recipe{Modules: s.cfg.Modules, Env: commonEnv(s.cfg.Env)}))
 	}
 	s.do(s.pool.Calm(true))
+}
+
+// Await waits until the first workers can be forked, or it is known that they cannot. Later workers are not waited for.
+func (s *Spawner) Await(ctx context.Context) {
+	if s.first == nil {
+		return
+	}
+	late := time.NewTimer(s.patience)
+	defer late.Stop()
+	select {
+	case <-s.first:
+	case <-ctx.Done():
+	case <-late.C:
+		s.cfg.Log.Info("warm workers: the imports take too long, and the first workers are started by exec", "waited",
+			s.patience.String())
+	}
+	s.awaited()
+}
+
+// awaited: the first parent is not waited for any more.
+func (s *Spawner) awaited() {
+	if s.first != nil {
+		s.firstOnce.Do(func() { close(s.first) })
+	}
 }
 
 // Starting: workers are going to be started.
@@ -226,12 +262,13 @@ func closes(c <-chan struct{}, patience time.Duration) bool {
 	}
 }
 
-// Running: the first workers have been started. Known modules are prepared at once, next to them; later workers first
-// make their first step.
+// Running: the first workers have been started. If that was by exec, known modules are prepared at once, next to them;
+// others first make their first step.
 func (s *Spawner) Running() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.epoch == 1 && s.cfg.Modules != nil {
+	byExec := slices.ContainsFunc(s.workers, func(w *worker) bool { return w != nil && w.child == nil })
+	if s.epoch == 1 && s.cfg.Modules != nil && byExec {
 		s.do(s.pool.Calm(true))
 	}
 }
@@ -406,11 +443,15 @@ func (s *Spawner) recipe(l learned) *recipe {
 		want.Modules = union(want.Modules, old.Modules)
 	}
 	want.Set = union(want.Set, old.Set)
-	few := old.Modules != nil && len(without(want.Modules, old.Modules)) < worthImporting
+	have := old.Modules
+	if have == nil && s.parent != nil {
+		have = s.parent.names // those of the script
+	}
+	few := have != nil && len(without(want.Modules, have)) < worthImporting
 	if few && contains(old.Set, want.Set) && compatible(old.Env, want.Env) == "" {
 		return nil
 	}
-	s.cfg.Log.Debug("warm workers: more is imported", "modules", without(want.Modules, old.Modules),
+	s.cfg.Log.Debug("warm workers: more is imported", "modules", without(want.Modules, have),
 		"variables", without(want.Set, old.Set), "environment", compatible(old.Env, want.Env))
 	return &want
 }

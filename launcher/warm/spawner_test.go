@@ -1,6 +1,7 @@
 package warm
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -153,6 +154,7 @@ func TestSpawner(t *testing.T) {
 		t.Run(string(want), func(t *testing.T) {
 			r := newRig(t, mode)
 			r.Joined()
+			r.Await(t.Context())
 			r.ready()
 			waiting := r.waiting()
 			hows, pids := r.start()
@@ -170,6 +172,29 @@ func TestSpawner(t *testing.T) {
 			hows, _ = r.start()
 			require.Equal(t, []How{want, want}, hows)
 		})
+	}
+}
+
+// The first workers wait for imports, but not for ever: not for those that take too long, nor when they are stopped.
+func TestSpawnerWhoseFirstImportsTakeTooLong(t *testing.T) {
+	r := newRig(t, modeFork)
+	endless := filepath.Join(r.dir, "tree", "endless.py")
+	require.NoError(t, os.WriteFile(endless, []byte("import time\ntime.sleep(1000)\n"), 0o600))
+	r.cfg.Modules = []string{"endless"}
+	for _, stopped := range []bool{false, true} {
+		s := New(r.cfg)
+		t.Cleanup(s.Close)
+		s.Joined()
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		if s.patience = 100 * time.Millisecond; stopped {
+			s.patience = time.Hour
+			time.AfterFunc(100*time.Millisecond, stop)
+		}
+		s.Await(ctx)
+		began := time.Now()
+		s.Await(t.Context())
+		require.Less(t, time.Since(began), time.Minute, "later workers do not wait")
 	}
 }
 

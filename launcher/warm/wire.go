@@ -48,6 +48,7 @@ type request struct {
 	Deny    []string `json:"deny"`    // is not imported
 	// Env are variables that the script sets for its imports to read.
 	Env      map[string]string `json:"env"`
+	Urgent   bool              `json:"urgent"`   // workers wait for it
 	Count    int               `json:"nproc"`    // of children that are going to be parked
 	Launcher int               `json:"launcher"` // the pid that adopts them
 }
@@ -57,6 +58,7 @@ type answer struct {
 	V       int      `json:"v"`
 	PID     int      `json:"pid"`
 	Modules int      `json:"modules"` // how many there are now
+	Names   []string `json:"names"`   // theirs
 	Failed  []failed `json:"failed"`
 	Files   []file   `json:"files"` // of the modules
 	Threads int      `json:"threads"`

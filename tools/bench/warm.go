@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -28,6 +29,9 @@ const (
 
 func warmRows() []row {
 	return []row{
+		{id: "warm-first", run: warmFirst, torch: true, warm: true, limit: 4 * time.Minute, lines: []line{
+			{what: "exec of the launcher to the first step of all ranks, DDP, 1 node of 2", unit: duration},
+			{what: "the same, 1 node of 8", unit: duration}}},
 		{id: "warm", run: warmRestart, torch: true, warm: true, limit: 4 * time.Minute, lines: []line{
 			{what: "kill -9 of one rank of 2 nodes of 2, DDP, to all past `import torch`", unit: duration, goal: 300 * ms},
 			{what: "and to the next step of all ranks, from a checkpoint in memory", unit: duration, goal: 300 * ms},
@@ -67,13 +71,14 @@ type warmLine struct {
 	at               int64
 }
 
-func (l *lab) train(ctx context.Context, nnodes string) (*training, error) {
+// train starts the first node.
+func (l *lab) train(ctx context.Context, nnodes string, workers int) (*training, error) {
 	t := &training{lab: l, log: filepath.Join(l.dir, "train"), ckpts: filepath.Join(l.dir, "ckpts")}
 	addr, err := freeAddr()
 	if err == nil {
 		err = os.Mkdir(t.ckpts, 0o700)
 	}
-	t.args = append(nodes(addr, nnodes, fmt.Sprintf("--nproc_per_node=%d", warmWorkers), "--max_restarts=100",
+	t.args = append(nodes(addr, nnodes, fmt.Sprintf("--nproc_per_node=%d", workers), "--max_restarts=100",
 		"--rdzv_conf=last_call_timeout=1"), l.bench.warm, t.log, t.ckpts, "1000000", "0.02")
 	if err == nil {
 		err = t.node()
@@ -144,9 +149,29 @@ func (t *training) reached(ctx context.Context, what string, after int64, ranks 
 	return at, pids, err
 }
 
+// warmFirst starts one job after the other.
+func warmFirst(ctx context.Context, l *lab) (took []float64, err error) {
+	for _, workers := range []int{warmWorkers, 4 * warmWorkers} {
+		t, err := l.train(ctx, "1", workers)
+		if err != nil {
+			return nil, err
+		}
+		stepped, _, err := t.reached(ctx, "step", 0, workers)
+		if err != nil {
+			return nil, err
+		}
+		took = append(took, seconds(t.nodes[0].began, stepped))
+		l.kill(t.nodes[0])
+		if err := errors.Join(os.Remove(t.log), os.RemoveAll(t.ckpts)); err != nil {
+			return nil, err
+		}
+	}
+	return took, nil
+}
+
 // warmRestart counts the first steps after all workers have imported; the earlier ones were those under way.
 func warmRestart(ctx context.Context, l *lab) ([]float64, error) {
-	t, err := l.train(ctx, "2")
+	t, err := l.train(ctx, "2", warmWorkers)
 	if err == nil {
 		err = t.node()
 	}
@@ -188,7 +213,7 @@ func warmSpare(ctx context.Context, l *lab) ([]float64, error) {
 
 // warmAfterLoss kills the second node.
 func warmAfterLoss(ctx context.Context, l *lab, nnodes string, nodes, ranks int) ([]float64, error) {
-	t, err := l.train(ctx, nnodes)
+	t, err := l.train(ctx, nnodes, warmWorkers)
 	for i := 1; i < nodes && err == nil; i++ {
 		if i == 2 { // a spare is one because the world is whole
 			_, _, err = t.reached(ctx, "begun", 0, 2*warmWorkers)

@@ -32,9 +32,12 @@ if code == 0 or rank == 1:
 time.sleep(1000)
 `
 
-// warmGate is a module whose import takes until the first workers run.
-const warmGate = `import os, time
-while not os.path.exists(os.environ["DIR"] + "/starts") or len(open(os.environ["DIR"] + "/starts").readlines()) < 2:
+// warmGate is a module that cannot be forked, or imported, before the first workers run: those are started by exec.
+const warmGate = `import os, threading, time
+starts = os.environ["DIR"] + "/starts"
+if "GATE" not in os.environ and not os.path.exists(starts):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+while "GATE" in os.environ and (not os.path.exists(starts) or len(open(starts).readlines()) < 2):
     time.sleep(0.01)
 `
 
@@ -163,6 +166,23 @@ func TestWarmRestart(t *testing.T) {
 	}
 }
 
+// The first workers are forked, too, from one interpreter that imports; all later ones are as well.
+func TestWarmFirstStart(t *testing.T) {
+	t.Parallel()
+	for _, modules := range []string{"--warm=decimal", "--warm"} {
+		j := newWarmJob(t, modules)
+		first := j.starts(0)
+		require.Len(t, j.preparedBy(), 1)
+		for _, w := range first {
+			require.Equal(t, [2]int{j.l.launcher(), 0}, [2]int(w[:2]), "a child of the launcher")
+		}
+		j.end(0, 0)
+		require.Equal(t, 0, j.l.wait())
+		require.Subset(t, []string{"parked", "forked"}, j.hows())
+		require.Len(t, j.hows(), 2)
+	}
+}
+
 // Warm workers tell how far they are, too.
 func TestWarmWorkersHaveTheShim(t *testing.T) {
 	t.Parallel()
@@ -178,7 +198,7 @@ func TestWarmWorkersHaveTheShim(t *testing.T) {
 }
 
 func TestWarmStandby(t *testing.T) {
-	t.Parallel()
+	t.Setenv("GATE", "1")
 	j := newWarmJob(t, "--warm-mode=standby")
 	j.starts(0)
 	eventually(t, "both stand by", func() bool { return len(j.preparedBy()) == 2 })

@@ -63,7 +63,7 @@ _arguments -s -S -A '-*' \
   '*--clean-up=[treatment of workers that still run when the job has succeeded\: none lets them run to their end, and ignores it; unfinished and all stop them; also None (none), Unfinished (unfinished), Running (unfinished), All (all) (default\: unfinished)]:WHAT:(none unfinished all)' \
   '*--on-failure=[when the job would fail because of its workers\: exit, or hold it, paused without workers, for DURATION or until an order (default\: exit)]:exit|hold\[=DURATION\]: ' \
   '*--on-rank-exit=[when a worker fails\: restart-all restarts all workers; tolerate lets the others go on while any is left (default\: restart-all)]:ACTION:(restart-all tolerate)' \
-  '*--warm=-[keep processes ready that have already imported modules, to restart faster\: auto, or no value, imports those that the workers have imported at their first step; MODULEs imports these (default\: off)]' \
+  '*--warm=-[import once in each node, and fork workers from that, at the first start and at restarts\: auto, or no value, imports what the script imports at its top level, and what the workers have imported at their first step; MODULEs imports these (default\: off)]' \
   '*--warm-mode=[with --warm\: fork imports once and forks; standby keeps an interpreter for each worker, for modules that must not be forked, such as those that touch a device (default\: fork)]:fork|standby:(fork standby)' \
   '*--warm-deny=[with --warm\: modules that only the workers import]:MODULE,...: ' \
   '*--before=[shell command that this node runs before every start of its workers, with the reason in its environment; if it fails, a worker has failed]:COMMAND: ' \

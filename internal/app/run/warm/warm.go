@@ -18,6 +18,7 @@ import (
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/pytree"
 	"dlrover-run/launcher"
+	"dlrover-run/launcher/verdict"
 	"dlrover-run/launcher/warm"
 	"dlrover-run/launcher/warm/python"
 )
@@ -179,6 +180,16 @@ func (w *warmWorkers) configure(cfg *launcher.Config) {
 	})
 	w.spawner.Joined()
 	cfg.Spawn, cfg.Excuse = w.spawner.Spawn, w.spawner.Excuse
+	before := cfg.Before
+	cfg.Before = func(ctx context.Context, e launcher.Epoch) *verdict.Failure {
+		if before != nil {
+			if f := before(ctx, e); f != nil {
+				return f
+			}
+		}
+		w.spawner.Await(ctx)
+		return nil
+	}
 }
 
 func (w *warmWorkers) start(r *launcher.StartRequest) {
