@@ -155,9 +155,15 @@ func (p *play) start(c *container) {
 	fields := map[string]string{
 		"metadata.name": c.pod.Metadata.Name, "spec.nodeName": "node-" + c.pod.index(), "status.podIP": "127.0.0.1",
 		"metadata.labels['batch.kubernetes.io/job-completion-index']": c.pod.index(),
+		"metadata.labels['jobset.sigs.k8s.io/jobset-name']":           p.job,
 	}
 	of := c.pod.Spec.Containers[0]
+	// The PET variables are what Kubeflow's Trainer gives its pods.
 	args := []string{"PLAY=" + p.dir}
+	if p.job == "trainjob" {
+		args = append(args, "PET_NNODES=3", "PET_NPROC_PER_NODE=1", "PET_NODE_RANK="+c.pod.index(),
+			"PET_MASTER_ADDR=train-node-0-0.train", "PET_MASTER_PORT=29400")
+	}
 	for _, v := range of.Env {
 		value := v.Value
 		if path := v.ValueFrom.FieldRef.FieldPath; path != "" {
@@ -171,6 +177,9 @@ func (p *play) start(c *container) {
 			value = filepath.Join(p.dir, "token")
 		}
 		args = append(args, v.Name+"="+value)
+	}
+	for i, arg := range of.Args {
+		of.Args[i] = strings.ReplaceAll(arg, "$(JOB_NAME)", p.job)
 	}
 	dir, err := os.MkdirTemp(p.dir, "container")
 	require.NoError(p.t, err)
@@ -254,7 +263,7 @@ func (k real) testLostPod(t *testing.T) {
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	k.startManager(t, dir)
-	for _, name := range []string{"training-pod.yaml", "jobset.yaml"} {
+	for _, name := range []string{"training-pod.yaml", "jobset.yaml", "trainjob.yaml"} {
 		t.Run(name, func(t *testing.T) {
 			p := k.play(t, dir, name, strings.TrimSuffix(name, ".yaml"))
 			p.until("a world of three", func() bool { return p.world(3) })
