@@ -164,9 +164,13 @@ func (l *launches) withoutAFile(t *testing.T) {
 	if exec.Command(l.python, "-c", "import cloudpickle").Run() != nil {
 		t.Skipf("SKIPPED: NO FUNCTION OF A SESSION IS LAUNCHED: %s has no cloudpickle", l.python)
 	}
-	out, err = run("-c", session)
-	require.NoError(t, err, out)
-	require.Contains(t, out, "{0: 5, 1: 5}\n")
+	for _, args := range [][]string{{"-c", session}, nil} {
+		cmd := l.script(t.TempDir(), args...)
+		cmd.Stdin = strings.NewReader(session)
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Contains(t, string(out), "{0: 5, 1: 5}\n")
+	}
 }
 
 // A real kernel of Jupyter.

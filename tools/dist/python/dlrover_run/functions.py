@@ -98,6 +98,8 @@ def packed_call(name, fn, args):
     data = multiprocessing.spawn.get_preparation_data("MainProcess")
     keys = ("sys_path", "sys_argv", "init_main_from_name", "init_main_from_path")
     data = {key: data[key] for key in keys if key in data}
+    if not os.path.isfile(data.get("init_main_from_path", "")):
+        data.pop("init_main_from_path", None)  # such as <stdin>
     importable = "init_main_from_path" in data or not data.get("init_main_from_name", "__main__").endswith("__main__")
     call = worker.pack("%s, or one of its arguments," % name, (fn, args), look_up_main=importable)
     return pickle.dumps(data, pickle.HIGHEST_PROTOCOL) + call
