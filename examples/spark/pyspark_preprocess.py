@@ -50,8 +50,8 @@ def parse(argv):
     p.add_argument("--append-eod", action="store_true", help="append an end-of-document token to each document")
     p.add_argument("--ftfy", action="store_true", help="repair broken Unicode (needs the package ftfy)")
     p.add_argument("--bad-lines", default="fail", choices=["fail", "skip"],
-                   help="what follows lines without a text: fail writes nothing, skip leaves them out; both name the "
-                        "first %d of them (default: fail)" % MOST_NAMED)
+                   help="lines without a text: fail writes nothing, skip leaves them out; both name the first %d of "
+                        "them (default: fail)" % MOST_NAMED)
     p.add_argument("--partitions", type=positive, metavar="N",
                    help="about how many pieces the input is divided into (default: one for each 64 MiB)")
     p.add_argument("--workers", type=positive, metavar="N",

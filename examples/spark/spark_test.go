@@ -31,8 +31,8 @@ def build(args):
 """)
 `
 
-// TestSpark compares what Spark makes with what one process makes: in local mode, by spark-submit, on a cluster with
-// executors of their own. "make e2e-spark".
+// TestSpark compares the data sets of Spark with those of one process: in local mode, by spark-submit, on a cluster of
+// two executors. "make e2e-spark".
 func TestSpark(t *testing.T) {
 	venv := os.Getenv("DLROVER_SPARK")
 	if venv == "" {

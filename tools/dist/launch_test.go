@@ -51,7 +51,7 @@ func (l *launches) script(left string, args ...string) *exec.Cmd {
 
 func (l *launches) functions(t *testing.T) {
 	for part, want := range map[string]string{
-		"values":   "what rank 0 returns cannot be sent to another process",
+		"values":   "the result of rank 0 cannot be sent to another process",
 		"failures": "ValueError: bad batch of rank 1\n",
 		"refused":  "args has to be a tuple, such as args=(5,)\n",
 	} {

@@ -1,4 +1,4 @@
-"""Runs a function of Python in several processes, under the program dlrover-run, and returns what it returns."""
+"""Runs a function of Python in several processes, under the program dlrover-run, and returns the results."""
 import codecs
 import functools
 import json
@@ -41,13 +41,13 @@ class ChildFailedError(Exception):
 
 
 def launch(fn, args=(), **options):
-    """Calls fn(*args) in every worker of a job of dlrover-run, and returns a dict: what fn returned, by rank.
+    """Calls fn(*args) in every worker of a job of dlrover-run, and returns a dict of the results by rank.
 
     options are those of the command line, as --nproc-per-node=2 is nproc_per_node=2. True: the option alone. A list:
     the option for each element. A dict: KEY=VALUE,... None and False: not given. The dict has the ranks of this node.
 
     ChildFailedError: the job has failed. ValueError: dlrover-run refuses the options. Unsendable: the function, an
-    argument or what it returns cannot be pickled. KeyboardInterrupt and other exceptions of this process stop the job.
+    argument or a result cannot be pickled. KeyboardInterrupt and other exceptions of this process stop the job.
     """
     name = name_of(fn)
     if not callable(fn):
@@ -71,7 +71,7 @@ def launch(fn, args=(), **options):
 
 
 def elastic_launch(config, entrypoint):
-    """Returns a function that does what torch.distributed.launcher.api.elastic_launch(config, entrypoint) does.
+    """Returns a function that launches entrypoint, as torch.distributed.launcher.api.elastic_launch does.
 
     config is PyTorch's LaunchConfig, entrypoint a function. PyTorch's ChildFailedError is raised when a worker of this
     node has failed.
@@ -177,7 +177,7 @@ def stop(job, relay, sig):
 
 
 class Relay:
-    """Passes on what comes from pipes to files of Python, such as the output of a notebook's cell."""
+    """Passes the output of pipes on to files of Python, such as that of a notebook's cell."""
 
     def __init__(self, streams):
         self.selector = selectors.DefaultSelector()
@@ -220,7 +220,7 @@ def history(path, begin):
 
 
 def result(name, status, directory, start, exits, end):
-    """Is what the workers have returned, by rank, or raises why there is nothing."""
+    """Returns the results of the workers by rank, or raises ChildFailedError."""
     if status != 0:
         failures = [failure(e, outcome(directory, e["pid"])) for e in exits]
         failures = sorted(filter(None, failures), key=lambda f: f.timestamp)

@@ -1,6 +1,6 @@
 """The script that dlrover-run runs for dlrover_run.launch: it calls the function that lies in a private directory.
 
-What the function returns, or raises, goes to a file of that directory, which has the process id as its name.
+Its result, or its exception, goes to a file of that directory, which has the process id as its name.
 """
 import json
 import multiprocessing.process
@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 
-MOST = 1 << 30  # bytes of a function with its arguments, or of what it returns
+MOST = 1 << 30  # bytes of a function with its arguments, or of a result
 CALL = "call"  # name of the file with the function
 
 
@@ -20,7 +20,7 @@ class Unsendable(Exception):
 
 
 def pack(what, thing, look_up_main=True):
-    """Pickles by name what can be imported, and by value, with cloudpickle, what cannot.
+    """Pickles things by name if they can be imported, and otherwise by value, with cloudpickle.
 
     look_up_main: the reader has the same __main__, so that names in it are names to the reader as well.
     """
@@ -86,7 +86,7 @@ def load(path):
 
 def packed_value(value):
     try:
-        return pack("what rank %s returns" % os.environ["RANK"], {"value": value})
+        return pack("the result of rank %s" % os.environ["RANK"], {"value": value})
     except Unsendable as e:
         return pickle.dumps({"unsendable": str(e)})  # it would fail again after a restart
 

@@ -64,7 +64,7 @@ two = partial(launch, nproc_per_node=2, log_format="text")
 
 
 def values():
-    """Classes of this script, restarts, exits, and what cannot travel."""
+    """Classes of this script, restarts, exits, and a result that cannot travel."""
     found = two(add, (Thing(2), 5))
     assert [type(t) is Thing and t.size for t in found.values()] == [7, 8], found
     assert list(found) == [0, 1]
