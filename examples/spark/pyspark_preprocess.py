@@ -96,6 +96,9 @@ def check(p, args):
             p.error("--input: there is no file %s" % name)
         args.paths += map(os.path.abspath, found)
     args.output_prefix = os.path.abspath(args.output_prefix)
+    for option in ("vocab_file", "merge_file", "tokenizer_model"):
+        if os.path.exists(getattr(args, option) or ""):  # a model can be a name, too
+            setattr(args, option, os.path.abspath(getattr(args, option)))  # executors have other working directories
     if not os.path.isdir(os.path.dirname(args.output_prefix)):
         p.error("--output-prefix: there is no directory %s" % os.path.dirname(args.output_prefix))
     if not os.access(os.path.dirname(args.output_prefix), os.W_OK):

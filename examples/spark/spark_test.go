@@ -43,7 +43,7 @@ func TestSpark(t *testing.T) {
 	c := newCorpus(t)
 	out, err := c.run(t, python, "-c", vocabulary, c.dir)
 	require.NoError(t, err, out)
-	vocab, words := filepath.Join(c.dir, "vocab.json"), filepath.Join(c.dir, "words.py")
+	words := filepath.Join(c.dir, "words.py")
 	t.Setenv("PYTHONPATH", c.dir)
 
 	for name, run := range map[string]struct{ start, args []string }{
@@ -51,8 +51,9 @@ func TestSpark(t *testing.T) {
 		"spark-submit": {[]string{submit, "--master", "local[3]"}, []string{"--partitions=40"}},
 		"tokenizer.json": {[]string{python}, []string{"--tokenizer-type=HFTokenizer", "--partitions=3",
 			"--vocab=" + filepath.Join(c.dir, "tokenizer.json")}},
-		"vocabulary and merges": {[]string{python}, []string{"--tokenizer-type=GPT2BPETokenizer", "--partitions=3",
-			"--vocab-file", vocab, "--merge-file", filepath.Join(c.dir, "merges.txt")}},
+		"a cluster, relative paths": {[]string{submit, "--master", "local-cluster[2,1,1024]"},
+			[]string{"--tokenizer-type=GPT2BPETokenizer", "--partitions=3", "--vocab-file", relative(t, c, "vocab.json"),
+				"--merge-file", relative(t, c, "merges.txt")}},
 		"a model's tokenizer": {[]string{python}, []string{"--tokenizer-type=HuggingFaceTokenizer", "--partitions=3",
 			"--tokenizer-model", filepath.Join(c.dir, "model")}},
 		"a cluster, own tokenizer": {[]string{submit, "--master", "local-cluster[2,1,1024]", "--py-files", words},
@@ -73,4 +74,13 @@ func TestSpark(t *testing.T) {
 	for _, line := range want {
 		require.Contains(t, out, line)
 	}
+}
+
+func relative(t *testing.T, c *corpus, name string) string {
+	t.Helper()
+	here, err := os.Getwd()
+	require.NoError(t, err)
+	path, err := filepath.Rel(here, filepath.Join(c.dir, name))
+	require.NoError(t, err)
+	return path
 }
