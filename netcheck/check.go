@@ -86,6 +86,8 @@ func (c *Check) take(ev Event) {
 		c.roster.isBusy(ev.ID, c.now.Add(c.cfg.Spec.Timeout))
 	case Arrive:
 		c.arrive(ev.Node)
+	case Listens:
+		c.roster.listens(ev, c.now)
 	case Ready:
 		c.ready(ev)
 	case Report:

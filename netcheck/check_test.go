@@ -59,6 +59,36 @@ func TestHealthyNodesPassWithinTenSeconds(t *testing.T) {
 	}
 }
 
+// Nodes that listen before their tests are decided as others are, and most of their tests begin with both ends.
+func TestNodesThatListenBeforeTheirTests(t *testing.T) {
+	s := newSim(2, 100)
+	s.early = true
+	s.nodes[7].dead, s.nodes[50].fails = true, 1
+	s.run()
+	s.states(t, map[int]State{7: StateFaulty, 50: StateFaulty})
+	require.Greater(t, s.told, len(s.work)/2)
+}
+
+// Where a node listened counts for one test, and soon.
+func TestListenersOfOtherTests(t *testing.T) {
+	ago := func(d time.Duration) *member {
+		return &member{n: &node{listens: []string{"10.0.0.1:1"}, heard: simBegin.Add(-d)}}
+	}
+	for name, c := range map[string]struct {
+		test  test
+		early bool
+	}{
+		"both":                {test{ends: [2]*member{ago(0), ago(freshTime)}}, true},
+		"PyTorch":             {test{ends: [2]*member{ago(0), ago(0)}, torch: true}, false},
+		"an old server":       {test{ends: [2]*member{{n: &node{}}, ago(0)}}, false},
+		"an old dialer":       {test{ends: [2]*member{ago(0), {n: &node{}}}}, false},
+		"a server of earlier": {test{ends: [2]*member{ago(freshTime + 1), ago(0)}}, false},
+		"a dialer of earlier": {test{ends: [2]*member{ago(0), ago(freshTime + 1)}}, false},
+	} {
+		require.Equal(t, c.early, c.test.early(simBegin), name)
+	}
+}
+
 func events(notes []job.Note) (names []string) {
 	for _, n := range notes {
 		names = append(names, string(n.Event))

@@ -23,6 +23,12 @@ type (
 	// Arrive: a node begins a check. A node that arrives again has begun anew: its earlier work is void and blames
 	// nobody.
 	Arrive struct{ Node Node }
+	// Listens: the node listens at Addrs, host:port by rail, for the next test in which it serves. Both ends of a test
+	// that have said so lately get their assignments at once: the other end does not wait for Ready.
+	Listens struct {
+		ID    string
+		Addrs []string
+	}
 	// Ready: the serving end of a test listens at Addrs, host:port by rail.
 	Ready struct {
 		ID, Test string
@@ -39,13 +45,14 @@ type (
 	Tick struct{}
 )
 
-func (Expect) event() {}
-func (Busy) event()   {}
-func (Arrive) event() {}
-func (Ready) event()  {}
-func (Report) event() {}
-func (Gone) event()   {}
-func (Tick) event()   {}
+func (Expect) event()  {}
+func (Busy) event()    {}
+func (Arrive) event()  {}
+func (Listens) event() {}
+func (Ready) event()   {}
+func (Report) event()  {}
+func (Gone) event()    {}
+func (Tick) event()    {}
 
 // Action is one request of a Check: exactly one of Assign (for To), Silent (with Verdict) and Note is set.
 type Action struct {

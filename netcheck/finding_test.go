@@ -212,6 +212,7 @@ func TestStrangersAndRepeatedReportsAreDropped(t *testing.T) {
 // The end that dials cannot have measured before it was told to dial, and each end reports once.
 func TestEarlyAndSecondReportsAreDropped(t *testing.T) {
 	s := newSim(1, 4)
+	s.early = false
 	s.began = func(test string, _, b int) {
 		s.at(simLatency/2, Report{s.nodes[b].id, Result{Test: test, Class: Failed}})
 	}

@@ -23,6 +23,7 @@ type watcher struct {
 	seq   map[string]uint64
 	log   []string
 	story *json.Encoder // of all actions and pictures; nil for nobody
+	early bool          // nodes that report listen for their next test
 }
 
 func newWatcher(t testing.TB, cfg Config) *watcher {
@@ -149,6 +150,9 @@ func chance(w *watcher, next func(n int) int) {
 	case 4, 5:
 		w.give(Ready{ID: id, Test: w.tests[id].Test, Addrs: []string{"x:1"}})
 	default:
+		if w.early {
+			w.give(Listens{ID: id, Addrs: []string{"x:1"}})
+		}
 		w.give(Report{ID: id, Result: chanceResult(w.tests[id].Test, next)})
 	}
 }
@@ -187,6 +191,7 @@ func chanceConfig(seed uint64) Config {
 // play gives a Check random events and lets it end.
 func play(t testing.TB, seed uint64, events int) []string {
 	w := newWatcher(t, chanceConfig(seed))
+	w.early = seed%2 == 1
 	w.live(seed, events)
 	return w.log
 }
@@ -242,6 +247,7 @@ func FuzzEvents(f *testing.F) {
 	f.Add(uint64(1), []byte("the events of a check"))
 	f.Fuzz(func(t *testing.T, seed uint64, data []byte) {
 		w := newWatcher(t, chanceConfig(seed))
+		w.early = seed%2 == 1
 		next := func(n int) int {
 			if len(data) == 0 {
 				return 0

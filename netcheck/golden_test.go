@@ -49,6 +49,7 @@ func histories(t *testing.T) (lines []string) {
 	for seed := range uint64(90) {
 		lines = append(lines, history(fmt.Sprintf("faults %d", seed), func(e *json.Encoder) {
 			s := mixed(seed)
+			s.early = false
 			s.story = e
 			s.run()
 			_ = e.Encode(s.check.Picture())

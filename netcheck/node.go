@@ -29,6 +29,8 @@ type node struct {
 	computed Class     // how computing ended
 	why      string    // the same in words
 	torched  bool      // it has passed a test with PyTorch
+	listens  []string  // where, for its next test; nil: nowhere yet
+	heard    time.Time // when it said so
 	slow     Verdict   // as a straggler
 	verdict  Verdict
 }

@@ -131,3 +131,10 @@ func (r *roster) gatherUntil(began time.Time, local time.Duration) time.Time {
 	}
 	return sooner(began.Add(gatherMost), r.changed.Add(wait))
 }
+
+// listens notes where a node listens for its next test.
+func (r *roster) listens(ev Listens, now time.Time) {
+	if n := r.byID[ev.ID]; n != nil && len(ev.Addrs) > 0 {
+		n.listens, n.heard = ev.Addrs, now
+	}
+}

@@ -25,11 +25,8 @@ func (c *Check) ready(ev Ready) {
 	if t == nil || t.id != ev.Test || t.ends[0].n != n || t.ready || t.reported[0] {
 		return
 	}
-	t.ready = true
 	c.timers.set(t, t.start.Add(t.limit()+reportTime))
-	a := t.part(Dial, c.now)
-	a.Peer.Addrs = ev.Addrs[:min(len(ev.Addrs), maxRails)]
-	c.out.assign(t.ends[1].n, a)
+	c.out.assign(t.ends[1].n, t.dial(ev.Addrs, c.now))
 }
 
 // report takes the report of one end about its running test.
@@ -55,7 +52,7 @@ func (c *Check) report(ev Report) {
 	switch {
 	case t.reported[1-end] || !t.ready:
 		c.finish(t)
-	case t.class[end] != OK: // the other end will hardly have a better one
+	case t.class[end] != OK && !(t.told && end == 1): // the other end will hardly have a better one
 		c.timers.set(t, earlier(t.deadline, c.now.Add(reportTime)))
 	}
 }
@@ -91,8 +88,16 @@ func (c *Check) perform(s *pairPhase) {
 	for _, t := range started {
 		t.id, t.start = c.out.testName(), c.now
 		c.round = max(c.round, t.round)
-		c.timers.set(t, c.now.Add(t.readyTime()))
-		c.out.assign(t.ends[0].n, t.part(Serve, c.now)) // the other end gets its order once this one listens
+		t.told = t.early(c.now)
+		server := t.ends[0].n
+		c.out.assign(server, t.part(Serve, c.now))
+		if t.told {
+			c.timers.set(t, c.now.Add(t.limit()+reportTime))
+			c.out.assign(t.ends[1].n, t.dial(server.listens, c.now))
+		} else { // the other end gets its order once this one listens
+			c.timers.set(t, c.now.Add(t.readyTime()))
+		}
+		server.listens = nil // they are for one test
 	}
 	for _, m := range out.released {
 		c.decide(m.n, s.report.fine(m))

@@ -40,6 +40,10 @@ type sim struct {
 	notes []job.Note
 	work  []simWork
 	story *json.Encoder // of all actions; nil for nobody
+
+	early   bool   // nodes listen before their tests
+	arrived string // the last one
+	told    int    // tests that began so
 }
 
 // simWork is one test that was begun.
@@ -100,7 +104,7 @@ func simSpec() Spec { return Spec{Level: LevelHost, TTL: DefaultTTL, Timeout: De
 // newSim is n healthy nodes.
 func newSim(seed uint64, n int) *sim {
 	s := &sim{rng: rand.New(rand.NewPCG(seed, 7)), byID: map[string]*simNode{},
-		now: simBegin, start: simBegin, failTime: 2500 * time.Millisecond, noise: 0.03, commBus: 100}
+		now: simBegin, start: simBegin, early: seed%2 == 1, failTime: 2500 * time.Millisecond, noise: 0.03, commBus: 100}
 	for i := range n {
 		x := &simNode{i: i, id: fmt.Sprintf("n%d", i), tx: 1, rx: 1, class: Unreachable, matmul: 1}
 		x.node = Node{ID: x.id, Name: fmt.Sprintf("node%d", i), NICs: []NIC{{Name: "eth0", Mbps: 1000, MTU: 1500}}}
@@ -177,8 +181,28 @@ func (s *sim) give(ev Event) {
 	if r, ok := ev.(Report); ok && s.ended != nil {
 		s.ended(r.Result.Test)
 	}
+	if s.early {
+		s.listen(ev)
+	}
 	for _, a := range s.check.Step(s.now, ev) {
 		s.act(a)
+	}
+}
+
+// listen has a node that reports listen for its next test. The one that arrives last does not.
+func (s *sim) listen(ev Event) {
+	id := ""
+	switch ev := ev.(type) {
+	case Arrive:
+		id = s.arrived
+		s.arrived = ev.Node.ID
+	case Report:
+		id = ev.ID
+	}
+	if id != "" {
+		for _, a := range s.check.Step(s.now, Listens{ID: id, Addrs: []string{"10.0.0.1:1"}}) {
+			s.act(a)
+		}
 	}
 }
 
@@ -214,6 +238,7 @@ func (s *sim) obey(x *simNode, a Assignment) {
 		x.verdict = a.Verdict
 		x.done = s.took()
 	case Serve:
+		s.told += map[bool]int{true: 1}[a.Told]
 		s.at(simLatency, Ready{ID: x.id, Test: a.Test, Addrs: []string{"10.0.0.1:1"}})
 		peer := s.byID[a.Peer.ID]
 		t := s.check.roster.byID[x.id].test
@@ -235,6 +260,10 @@ func (s *sim) obey(x *simNode, a Assignment) {
 
 // meet is a test of two nodes.
 func (s *sim) meet(x, server *simNode, a Assignment) {
+	if server.dead {
+		s.at(testTime, Report{x.id, Result{Test: a.Test, Class: Unreachable}})
+		return
+	}
 	if s.broken(x, server, a) {
 		class := x.class
 		if x.fails == 0 {

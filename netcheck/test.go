@@ -13,6 +13,7 @@ const (
 	torchTime  = 20 * time.Second
 	reportTime = 2 * time.Second // beyond it, for the report to come; also after the other end's report of a failure
 	readyTime  = 4 * time.Second // from the assignment to Ready
+	freshTime  = 2 * time.Second // a node that was heard so lately is taken to be there still
 	torchReady = 10 * time.Second
 	maxRails   = 64
 )
@@ -47,6 +48,7 @@ type test struct {
 	start    time.Time
 	deadline time.Time
 	ready    bool
+	told     bool // ready at its start: the serving end has not answered to its assignment
 	ended    bool
 	dropped  bool // planned, and will not be made
 	reported [2]bool
@@ -207,7 +209,7 @@ func (t *test) part(duty Duty, now time.Time) Assignment {
 	if duty == Dial {
 		other = t.ends[0].n
 	}
-	return Assignment{Duty: duty, Round: t.round, Test: t.id, Quick: t.quick, Torch: t.torch,
+	return Assignment{Duty: duty, Round: t.round, Test: t.id, Quick: t.quick, Torch: t.torch, Told: t.told,
 		Left: t.start.Add(t.limit()).Sub(now),
 		Peer: Peer{ID: other.ID, Name: other.name(), Addr: other.Addr, NICs: other.NICs}}
 }
@@ -226,6 +228,24 @@ func (t *test) expire(now time.Time) {
 			}
 		}
 	}
+}
+
+// dial is the assignment of the end that connects, once the other one listens.
+func (t *test) dial(addrs []string, now time.Time) Assignment {
+	t.ready = true
+	a := t.part(Dial, now)
+	a.Peer.Addrs = addrs[:min(len(addrs), maxRails)]
+	return a
+}
+
+// early reports whether the serving end listens already. The other end must know of such tests, too.
+func (t *test) early(now time.Time) bool {
+	for _, m := range t.ends {
+		if m.n.listens == nil || now.Sub(m.n.heard) > freshTime {
+			return false
+		}
+	}
+	return !t.torch
 }
 
 // cancel ends a test without a result.

@@ -85,7 +85,7 @@ type Duty string
 // The duties of an Assignment.
 const (
 	Rest    Duty = "rest"    // nothing now; ask again
-	Serve   Duty = "serve"   // open a listener for Peer, send Ready, take part in the test
+	Serve   Duty = "serve"   // open a listener for Peer, send Ready unless Told, take part in the test
 	Dial    Duty = "dial"    // connect to Peer at Addrs and take part in the test
 	Compute Duty = "compute" // measure this node's devices alone with PyTorch
 	Join    Duty = "join"    // take part in a collective of World processes as Rank
@@ -107,6 +107,8 @@ type Assignment struct {
 	Quick bool `json:"quick,omitempty"`
 	// Torch: the test is a collective of two (Serve is rank 0 and has the store), not one of TCP.
 	Torch bool `json:"torch,omitempty"`
+	// Told: the other end was given the addresses at which the serving one listens already, at the same time.
+	Told bool `json:"told,omitempty"`
 	// Of Join: the store is at Addrs[0] of the node with Rank 0, which gets Duty Join with Rank 0 first.
 	Rank  int      `json:"rank,omitempty"`
 	World int      `json:"world,omitempty"`

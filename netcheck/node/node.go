@@ -26,6 +26,11 @@ type Prober interface {
 	Serve(ctx context.Context, a netcheck.Assignment, ready func(addrs []string) error) netcheck.Result
 	// Dial connects to a.Peer.Addrs and takes part in one test.
 	Dial(ctx context.Context, a netcheck.Assignment) netcheck.Result
+	// Listen opens the listeners of the next Serve, if they are not open, and returns their addresses; nil: Serve opens
+	// them itself.
+	Listen(ctx context.Context) (addrs []string)
+	// Close closes the listeners for which no Serve has come.
+	Close()
 }
 
 // Torch measures with the job's PyTorch. Its methods are as a Prober's.
@@ -135,7 +140,7 @@ func Announce(ctx context.Context, run, id string, t serve.Transport) {
 
 // take is the node's one loop.
 func (v *visit) take(ctx context.Context) (netcheck.Verdict, error) {
-	v.introduce()
+	v.introduce(ctx)
 	for {
 		v.ask(ctx)
 		select {
@@ -145,10 +150,12 @@ func (v *visit) take(ctx context.Context) (netcheck.Verdict, error) {
 				return deref(verdict), err
 			}
 		case addrs := <-v.work.listens():
-			v.say = &serve.Request{Ready: &serve.Ready{Test: v.work.a.Test, Addrs: addrs}, NoWait: true}
+			if !v.work.a.Told {
+				v.say = &serve.Request{Ready: &serve.Ready{Test: v.work.a.Test, Addrs: addrs}, NoWait: true}
+			}
 		case res := <-v.work.ended():
 			v.work = nil
-			v.say = &serve.Request{Report: &res}
+			v.say = &serve.Request{Report: &res, Listens: v.listens(ctx)}
 		case <-v.work.lasts():
 			v.work.long = true // ask for a newer assignment meanwhile
 		case <-v.away.over():
@@ -167,10 +174,18 @@ func deref(v *netcheck.Verdict) netcheck.Verdict {
 }
 
 // introduce makes the node begin, or begin anew.
-func (v *visit) introduce() {
+func (v *visit) introduce(ctx context.Context) {
 	n := v.cfg.Node
 	n.Findings = slices.Clone(n.Findings) // Fit cuts them
-	v.seq, v.say = 0, &serve.Request{Arrive: &n}
+	v.seq, v.say = 0, &serve.Request{Arrive: &n, Listens: v.listens(ctx)}
+}
+
+// listens is where the node listens for its next test.
+func (v *visit) listens(ctx context.Context) []string {
+	if v.cfg.Prober == nil {
+		return nil
+	}
+	return v.cfg.Prober.Listen(ctx)
 }
 
 // ask sends the next request if it is time for one. There is one at a time: a request with a message replaces one that
@@ -215,7 +230,7 @@ func (v *visit) follow(ctx context.Context, a netcheck.Assignment) *netcheck.Ver
 	switch {
 	case a.Duty == serve.Introduce:
 		v.drop()
-		v.introduce()
+		v.introduce(ctx)
 		return nil
 	case a.Seq == v.seq:
 		return nil
@@ -247,11 +262,16 @@ func (v *visit) drop() {
 
 // end ends all that is under way, at the same time, and sends Leave if there is no verdict.
 func (v *visit) end(ctx context.Context, err error) {
-	ended := make(chan struct{}, 3)
+	ended := make(chan struct{}, 4)
 	do := func(f func()) {
 		go func() { f(); ended <- struct{}{} }()
 	}
 	do(v.drop)
+	do(func() {
+		if v.cfg.Prober != nil {
+			v.cfg.Prober.Close()
+		}
+	})
 	do(func() {
 		if v.req != nil {
 			v.req.cancel()

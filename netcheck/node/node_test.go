@@ -82,7 +82,12 @@ func answers(as ...netcheck.Assignment) *service {
 type prober struct {
 	serve func(ctx context.Context, a netcheck.Assignment, ready func([]string) error) netcheck.Result
 	dial  func(ctx context.Context, a netcheck.Assignment) netcheck.Result
+	early []string // listeners
 }
+
+func (p prober) Listen(context.Context) []string { return p.early }
+
+func (prober) Close() {}
 
 func (p prober) Serve(ctx context.Context, a netcheck.Assignment, ready func([]string) error) netcheck.Result {
 	return p.serve(ctx, a, ready)
@@ -129,7 +134,7 @@ func TestAServingAndADialingTest(t *testing.T) {
 			func(ctx context.Context, a netcheck.Assignment) netcheck.Result {
 				require.Equal(t, []string{"10.0.0.2:1"}, a.Peer.Addrs)
 				return netcheck.Result{Test: "wrong", Class: netcheck.Refused}
-			},
+			}, nil,
 		}))
 		require.NoError(t, err)
 		require.Equal(t, netcheck.StateOK, v.State)

@@ -403,9 +403,10 @@ func (c *couple) rail(t *testing.T) rail {
 
 // door is the server's.
 func (c *couple) door(t *testing.T, room int) *door {
-	d, err := openDoor(t.Context(), c.rail(t), newTicket(c.serve, 0, "s", serverRole), time.Now().Add(c.serve.Left), room)
+	r := c.rail(t)
+	ln, err := r.out.listen(t.Context())
 	require.NoError(t, err)
-	return d
+	return openDoor(ln, r, newTicket(c.serve, 0, "s", serverRole), time.Now().Add(c.serve.Left), room)
 }
 
 // play lets a Prober's Dial meet a server that has proved itself and then does what script says.

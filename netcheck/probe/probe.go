@@ -39,7 +39,8 @@ type Prober struct {
 	pace    *plan // of tests: in place of the plans
 	limits  limits
 	mu      sync.Mutex
-	used    []string // tests that were begun, the newest last
+	early   []*net.TCPListener // of the next test in which this end serves, by rail
+	used    []string           // tests that were begun, the newest last
 	noticed []netcheck.Finding
 }
 
@@ -81,6 +82,55 @@ type rail struct {
 	mtu    int          // of both interfaces, 0 when it is not known
 	mbps   int          // of the slower, 0 when it is not known
 	limits limits
+}
+
+// Listen opens the listeners of the next Serve, one for each rail, and returns their addresses. They accept nobody
+// before it: a peer that connects waits in the kernel. Nil: there are none, and Serve opens its own.
+func (p *Prober) Listen(ctx context.Context) (addrs []string) {
+	own, f := p.nics(ctx)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := len(p.early); f == nil && i < len(own); i++ {
+		var ln *net.TCPListener
+		o, err := newOutlet(own[i], nil)
+		if err == nil {
+			ln, err = o.listen(ctx)
+		}
+		if err != nil {
+			p.closeLocked()
+			return nil
+		}
+		p.early = append(p.early, ln)
+	}
+	for _, ln := range p.early {
+		addrs = append(addrs, ln.Addr().String())
+	}
+	return addrs
+}
+
+// Close closes the listeners for which no Serve has come.
+func (p *Prober) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closeLocked()
+}
+
+func (p *Prober) closeLocked() {
+	for _, ln := range p.early {
+		_ = ln.Close()
+	}
+	p.early = nil
+}
+
+// listeners takes those of Listen, for the first n rails.
+func (p *Prober) listeners(n int) []*net.TCPListener {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n = min(n, len(p.early))
+	taken := p.early[:n:n]
+	p.early = p.early[n:]
+	p.closeLocked()
+	return taken
 }
 
 // Serve is the serving end of a test. It opens one listener for each rail, passes their addresses, host:port by rail,
@@ -136,6 +186,11 @@ func (p *Prober) Dial(ctx context.Context, a netcheck.Assignment) netcheck.Resul
 		return result(a, nil, faultf(netcheck.Own, "the assignment names no address of %s", a.Peer.Name))
 	}
 	rails = rails[:min(len(rails), len(a.Peer.Addrs))]
+	for i := range rails {
+		if a.Told { // the other end may get its assignment later
+			rails[i].limits.proof = max(rails[i].limits.proof, toldProof)
+		}
+	}
 	return p.test(ctx, a, rails, func(ctx context.Context, i int) (*session, *fault) {
 		conns, key, f := connect(ctx, &rails[i], newTicket(a, rails[i].number, p.cfg.ID, dialerRole), a.Peer.Addrs[i])
 		if f != nil {
@@ -147,6 +202,9 @@ func (p *Prober) Dial(ctx context.Context, a netcheck.Assignment) netcheck.Resul
 		return p.session(a, rails[i], dialerRole, conns, key, limit), nil
 	})
 }
+
+// toldProof is the time of a handshake with an end that listens before it has its assignment.
+const toldProof = 4 * time.Second
 
 // minLeft is the least time for a test, even if its assignment has less.
 const minLeft = 100 * time.Millisecond
@@ -188,14 +246,11 @@ func (p *Prober) use(test string) bool {
 }
 
 func (p *Prober) rails(ctx context.Context, peer netcheck.Peer, allow []netip.Addr) ([]rail, *fault) {
-	own, theirs := p.cfg.NICs, peer.NICs
-	if len(own) == 0 {
-		addrs, err := resolve(ctx, p.cfg.Addr)
-		if err != nil {
-			return nil, faultf(netcheck.Own, "%v", err)
-		}
-		own = []netcheck.NIC{{Addr: addrs[0].String()}}
+	own, f := p.nics(ctx)
+	if f != nil {
+		return nil, f
 	}
+	theirs := peer.NICs
 	if len(theirs) == 0 {
 		theirs = []netcheck.NIC{{}}
 	}
@@ -209,6 +264,18 @@ func (p *Prober) rails(ctx context.Context, peer netcheck.Peer, allow []netip.Ad
 			mbps: smaller(own[i].Mbps, theirs[i].Mbps), limits: p.limits})
 	}
 	return rails, nil
+}
+
+// nics are the interfaces to test.
+func (p *Prober) nics(ctx context.Context) ([]netcheck.NIC, *fault) {
+	if len(p.cfg.NICs) > 0 {
+		return p.cfg.NICs, nil
+	}
+	addrs, err := resolve(ctx, p.cfg.Addr)
+	if err != nil {
+		return nil, faultf(netcheck.Own, "%v", err)
+	}
+	return []netcheck.NIC{{Addr: addrs[0].String()}}, nil
 }
 
 // smaller of two numbers; 0 is unknown.
@@ -260,13 +327,17 @@ func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
 func (p *Prober) openDoors(ctx context.Context, a netcheck.Assignment, rails []rail, limit time.Time) (
 	[]*door, *fault) {
 	var doors []*door
-	for _, r := range rails {
-		d, err := openDoor(ctx, r, newTicket(a, r.number, p.cfg.ID, serverRole), limit,
-			max(maxStrangers/len(rails), fewStrangers))
-		if err != nil {
-			return doors, faultf(netcheck.Own, "listening at %s: %v", r.out.from, err)
+	listeners := p.listeners(len(rails))
+	for i, r := range rails {
+		if i == len(listeners) {
+			ln, err := r.out.listen(ctx)
+			if err != nil {
+				return doors, faultf(netcheck.Own, "listening at %s: %v", r.out.from, err)
+			}
+			listeners = append(listeners, ln)
 		}
-		doors = append(doors, d)
+		doors = append(doors, openDoor(listeners[i], r, newTicket(a, r.number, p.cfg.ID, serverRole), limit,
+			max(maxStrangers/len(rails), fewStrangers)))
 	}
 	return doors, nil
 }

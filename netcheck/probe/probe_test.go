@@ -105,6 +105,36 @@ func TestPair(t *testing.T) {
 	require.Greater(t, c.dialed.Flows[0].P50, 0.0)
 }
 
+// A peer may come before the test is served. What is left open ends with Close.
+func TestListenersThatAreOpenBeforeTheirTest(t *testing.T) {
+	c := newCouple(t)
+	addrs := c.server.Listen(t.Context())
+	require.Len(t, addrs, 1)
+	require.Equal(t, addrs, c.server.Listen(t.Context()))
+	c.dial.Peer.Addrs, c.dial.Told = addrs, true
+	var both sync.WaitGroup
+	both.Go(func() { c.dialed = c.dialer.Dial(c.dialCtx, c.dial) })
+	time.Sleep(50 * time.Millisecond)
+	c.served = c.server.Serve(c.serveCtx, c.serve, func(at []string) error {
+		require.Equal(t, addrs, at)
+		return nil
+	})
+	both.Wait()
+	require.Empty(t, c.served.Class, c.served.Text)
+	require.Empty(t, c.dialed.Class, c.dialed.Text)
+	_, err := net.Dial("tcp", addrs[0])
+	require.Error(t, err, "it is for one test")
+
+	next := c.server.Listen(t.Context())
+	require.Len(t, next, 1)
+	c.server.Close()
+	_, err = net.Dial("tcp", next[0])
+	require.Error(t, err)
+	c.server.cfg.NICs = []netcheck.NIC{loNIC, {Name: "x", Addr: "192.0.2.1"}}
+	require.Empty(t, c.server.Listen(t.Context()), "one address is not this host's")
+	require.Empty(t, c.server.early)
+}
+
 func TestPairIPv6(t *testing.T) {
 	ln, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {

@@ -38,7 +38,7 @@ type member struct {
 	hosts    []string // where it may listen
 	newest   netcheck.Assignment
 	since    time.Time // when that was made
-	readied  bool      // it has sent Ready for it
+	readied  bool      // it has sent Ready for it, or need not
 	reported bool      // it has reported on it
 	waiter   *waiter
 }
@@ -254,6 +254,26 @@ func (r *run) arriveLocked(now time.Time, m *member, req Request) {
 	m.hosts = hosts(n)
 	r.beginLocked(now)
 	r.stepLocked(now, netcheck.Arrive{Node: n})
+	if m.newest.Duty == "" {
+		r.listensLocked(now, m, req)
+	}
+}
+
+// listensLocked steps in where a node listens already. With other addresses than its own it has to send Ready.
+func (r *run) listensLocked(now time.Time, m *member, req Request) {
+	if len(req.Listens) > 0 && m.owns("listens", req.Listens) == nil {
+		r.stepLocked(now, netcheck.Listens{ID: req.ID, Addrs: req.Listens})
+	}
+}
+
+// owns returns an error if an address is not the node's.
+func (m *member) owns(what string, addrs []string) error {
+	for _, addr := range addrs {
+		if host, _, _ := net.SplitHostPort(addr); !slices.Contains(m.hosts, host) {
+			return fmt.Errorf("%w: %s: %q is none of the node's addresses %q", errBadRequest, what, addr, m.hosts)
+		}
+	}
+	return nil
 }
 
 // hosts are the addresses to which a node may have others connect.
@@ -276,15 +296,14 @@ func (r *run) heardLocked(now time.Time, m *member, req Request) error {
 	serves := a.Duty == netcheck.Serve || a.Duty == netcheck.Join
 	switch {
 	case req.Ready != nil && req.Ready.Test == a.Test && serves && !m.readied:
-		for _, addr := range req.Ready.Addrs {
-			if host, _, _ := net.SplitHostPort(addr); !slices.Contains(m.hosts, host) {
-				return fmt.Errorf("%w: ready.addrs: %q is none of the node's addresses %q", errBadRequest, addr, m.hosts)
-			}
+		if err := m.owns("ready.addrs", req.Ready.Addrs); err != nil {
+			return err
 		}
 		m.readied = true
 		r.stepLocked(now, netcheck.Ready{ID: req.ID, Test: req.Ready.Test, Addrs: req.Ready.Addrs})
 	case req.Report != nil && req.Report.Test == tested(a) && !m.reported:
 		m.reported = true
+		r.listensLocked(now, m, req)
 		r.stepLocked(now, netcheck.Report{ID: req.ID, Result: *req.Report})
 	}
 	return nil
@@ -364,7 +383,7 @@ func (r *run) assignLocked(now time.Time, to string, a netcheck.Assignment) {
 	if a.Test != "" {
 		a.Key = r.keyLocked(a.Test)
 	}
-	m.newest, m.since, m.readied, m.reported = a, now, false, false
+	m.newest, m.since, m.readied, m.reported = a, now, a.Told, false
 	if a.Duty == netcheck.Decided {
 		r.decidedLocked(to, m)
 	}

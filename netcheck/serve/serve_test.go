@@ -195,6 +195,38 @@ func TestLostAnswersAreRepeated(t *testing.T) {
 	}, n)
 }
 
+// A node may listen before its tests, at its own addresses; with others it sends Ready as an older one.
+func TestNodesThatListenBeforeTheirTests(t *testing.T) {
+	p := newPlace(t)
+	require.NoError(t, p.Expect("r", []string{"a", "b"}, nil))
+	first := arrive("a")
+	first.Listens = []string{"10.0.0.1:1"}
+	p.next(t, "r", atOnce(first))
+	p.next(t, "r", atOnce(arrive("b")))
+	s := p.next(t, "r", ask("a", 0))
+	p.next(t, "r", atOnce(listens("a", s)))
+	d := p.next(t, "r", ask("b", 0))
+	for id, a := range map[string]netcheck.Assignment{"a": s, "b": d} {
+		q := reports(id, a, netcheck.OK)
+		q.Listens = map[string][]string{"a": {"10.0.0.1:2"}, "b": {"10.0.0.2:2"}}[id]
+		for range 2 {
+			p.next(t, "r", q)
+		}
+	}
+	var said []netcheck.Event
+	for _, ev := range p.checks[0].events {
+		if ev, ok := ev.(netcheck.Listens); ok {
+			said = append(said, ev)
+		}
+	}
+	require.Equal(t, []netcheck.Event{netcheck.Listens{ID: "a", Addrs: []string{"10.0.0.1:1"}},
+		netcheck.Listens{ID: "a", Addrs: []string{"10.0.0.1:2"}}}, said)
+	first.Listens = []string{"10.0.0.1:0"}
+	_, err := p.Next(t.Context(), "r", first)
+	require.ErrorIs(t, err, errBadRequest)
+	require.ErrorContains(t, err, `"10.0.0.1:0": need host:port`)
+}
+
 func TestWhatIsLeftOfEarlierIsVoid(t *testing.T) {
 	p := newPlace(t)
 	s := p.serving(t)

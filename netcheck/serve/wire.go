@@ -27,6 +27,9 @@ type Request struct {
 	Ready  *Ready           `json:"ready,omitempty"`
 	Report *netcheck.Result `json:"report,omitempty"`
 	Leave  bool             `json:"leave,omitempty"`
+	// Listens is where the node listens already for its next test, host:port by rail. It comes with Arrive and Report. An
+	// older node does not send it, and an older service waits for Ready all the same.
+	Listens []string `json:"listens,omitempty"`
 	// NoWait: answer at once.
 	NoWait bool `json:"no_wait,omitempty"`
 }
@@ -121,8 +124,11 @@ func (q *Request) check() error {
 		b.that(q.Arrive.ID == "" || q.Arrive.ID == q.ID, "arrive.id: differs from that of the request")
 	}
 	if q.Ready != nil {
-		b.ready(q.Ready)
+		b.text("ready.test", q.Ready.Test, 1, maxWord)
+		b.that(len(q.Ready.Addrs) > 0, "ready.addrs: is empty")
+		b.listens("ready.addrs", q.Ready.Addrs)
 	}
+	b.listens("listens", q.Listens)
 	if q.Report != nil {
 		b.result(q.Report)
 	}
@@ -201,11 +207,9 @@ func (b *bounds) findings(fs []netcheck.Finding) {
 	}
 }
 
-func (b *bounds) ready(r *Ready) {
-	b.text("ready.test", r.Test, 1, maxWord)
-	b.most("ready.addrs", len(r.Addrs), maxRails)
-	b.that(len(r.Addrs) > 0, "ready.addrs: is empty")
-	for _, a := range r.Addrs {
+func (b *bounds) listens(what string, addrs []string) {
+	b.most(what, len(addrs), maxRails)
+	for _, a := range addrs {
 		b.text("address", a, 1, maxName)
 		_, port, err := net.SplitHostPort(a)
 		n, bad := strconv.ParseUint(port, 10, 16)
