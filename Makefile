@@ -31,7 +31,7 @@ AGAIN     := --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-page e2e-dist e2e-spark dist dist-check image clean torch openmpi FORCE
+.PHONY: help build gpucheck demo demo-ha demo-ui test race lint audit board docs fuzz histories bench chaos ha-chaos simulate soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-etcd e2e-kube e2e-slurm e2e-page e2e-dist e2e-spark dist dist-check image clean torch openmpi FORCE
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -233,6 +233,15 @@ torch: # PyTorch and a kernel of Jupyter for /usr/bin/python3, ip and nft for te
 	  echo "installing openssh-server, openssh-client, etcd-server and prometheus from the distribution's packages; nothing is started"; \
 	  policy=/usr/sbin/policy-rc.d; test -e $$policy || { printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; trap "rm -f $$policy" EXIT; }; \
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends openssh-server openssh-client etcd-server prometheus; }
+
+# The packages start services where an init system is.
+e2e-slurm: ## jobs of Debian's Slurm, three nodes on this machine: a drained and a lost node, requeue, time limit, hand-over; as root
+	@{ command -v munged && command -v slurmctld && command -v slurmd && command -v sbatch; } >/dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && ! test -d /run/systemd/system || { \
+	    echo "Slurm or munge is missing. Their packages start services on this machine, so install them yourself: apt-get install slurmctld slurmd slurm-client munge"; exit 1; }; \
+	  policy=/usr/sbin/policy-rc.d; test -e $$policy || { printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; trap "rm -f $$policy" EXIT; }; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends slurmctld slurmd slurm-client munge; }
+	go test -count=1 -timeout 15m -v -run 'TestSlurm$$' ./internal/app/run
 
 openmpi: $(OPENMPI5)/bin/mpirun ## mpirun of Open MPI 4, from the distribution's packages, and of 5, at OPENMPI5: make e2e then tests jobs that they start
 	@command -v mpirun >/dev/null || { \

@@ -71,6 +71,7 @@ func (k *mpirunKit) job(hosts string, launcher ...string) *launched {
 // Two launchers get nothing but what mpirun sets, and are one job.
 func TestTwoNodesOfMpirun(t *testing.T) {
 	long(t)
+	t.Parallel()
 	host, err := os.Hostname()
 	require.NoError(t, err)
 	for _, path := range mpiruns(t) {
