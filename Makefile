@@ -21,6 +21,7 @@ DISTROOT  ?= $(HOME)/.cache/dlrover-run/debian
 KUBE      ?= $(HOME)/.cache/dlrover-run/kube
 KUBE_VERSION ?= 1.37.2
 OPENMPI5  ?= $(HOME)/.cache/dlrover-run/openmpi5
+ARCHES    ?= amd64 arm64
 SPARK     ?= $(HOME)/.cache/dlrover-run/spark
 ETCDS     ?= $(HOME)/.cache/dlrover-run/etcd
 IMAGE     ?= dlrover-run:$(VERSION)
@@ -255,16 +256,17 @@ $(OPENMPI5)/bin/mpirun:
 # Programs in bin/dist/ARCHITECTURE as in bin/, then packed. No time and no name of a folder gets in: the same commit
 # makes the same bytes.
 dist dist-check: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
-dist: bin/dist/amd64 bin/dist/arm64 ## packages for those who have no Go into dist/, for x86_64 and aarch64: wheels, debs, images, sums
+dist: $(addprefix bin/dist/,$(ARCHES)) ## packages for those who have no Go into dist/, for x86_64 and aarch64 (ARCHES=amd64: one of them): wheels, debs, images, sums
 	rm -rf dist bin/dist/pages
 	go run ./tools/reference -version '$(VERSION)' -pages bin/dist/pages
-	cd tools/dist && go run . -version '$(VERSION)' -programs ../../bin/dist -pages ../../bin/dist/pages -to ../../dist
+	cd tools/dist && go run . -version '$(VERSION)' -programs ../../bin/dist -pages ../../bin/dist/pages -only '$(ARCHES)' -to ../../dist
 
-# The second time in a copy elsewhere, with nothing compiled before.
+# The second time in a copy elsewhere, with nothing compiled before unless CHECK_CACHE is a cache of Go's.
+dist-check: CHECK_CACHE ?= $$copy/cache
 dist-check: dist ## make dist a second time, in another folder: the same bytes
 	copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && mkdir -p $$copy/elsewhere/repo && \
 	git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar xf - -C $$copy/elsewhere/repo && \
-	GOCACHE=$$copy/cache $(MAKE) --no-print-directory -C $$copy/elsewhere/repo dist VERSION='$(VERSION)' && \
+	GOCACHE=$(CHECK_CACHE) $(MAKE) --no-print-directory -C $$copy/elsewhere/repo dist VERSION='$(VERSION)' && \
 	diff dist/SHA256SUMS $$copy/elsewhere/repo/dist/SHA256SUMS && echo "dist/ has the same bytes both times"
 
 e2e-dist: $(DISTROOT)/dlrover $(if $(wildcard dist/SHA256SUMS),,dist) ## the packages in dist/ installed and used in a small Debian without Go, at DISTROOT; as root

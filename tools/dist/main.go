@@ -9,7 +9,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -22,6 +24,7 @@ type release struct {
 	programs                string // a folder with one for each architecture: amd64/dlrover-run
 	pages                   string // man pages and completions
 	out                     string
+	only                    string // architectures, as Go names them
 	notices                 *notices
 }
 
@@ -37,6 +40,7 @@ func main() {
 	flag.StringVar(&r.programs, "programs", "", "`folder` with the programs, below one for each architecture")
 	flag.StringVar(&r.pages, "pages", "", "`folder` with man pages and completions")
 	flag.StringVar(&r.out, "to", "", "`folder` that is filled")
+	flag.StringVar(&r.only, "only", "amd64 arm64", "architectures")
 	flag.Parse()
 	if err := r.pack(); err != nil {
 		fmt.Fprintln(os.Stderr, "dist:", err)
@@ -57,6 +61,9 @@ func (r *release) pack() (err error) {
 	errs := make([]error, len(architectures))
 	var all sync.WaitGroup
 	for i, a := range architectures {
+		if !slices.Contains(strings.Fields(r.only), a.debian) {
+			continue
+		}
 		all.Go(func() { errs[i] = r.packFor(a) })
 	}
 	all.Wait()
