@@ -30,7 +30,7 @@ type Agent struct {
 
 	checks   checks  // before this node gets workers
 	worlds   worlds  // before their start
-	hooks    hooks   // around them
+	around   around  // what precedes and follows them
 	starter  starter // of workers
 	holder   holder  // in place of workers
 	reporter reporter
@@ -70,7 +70,7 @@ func New(cfg Config) (*Agent, error) {
 	c, bg := &a.cfg, a.bg
 	a.checks = checks{cfg: c, bg: bg, done: make(chan *check)}
 	a.worlds = worlds{cfg: c, bg: bg, fetched: make(chan *fetch)}
-	a.hooks = hooks{c, bg, make(chan *group), make(chan struct{})}
+	a.around = around{c, bg, make(chan *group), make(chan struct{})}
 	a.starter = starter{c, bg, a.exits, a.sideExits}
 	a.holder = holder{cfg: c, bg: bg}
 	a.reporter = reporter{c, bg, newFailures(c)}
@@ -131,9 +131,9 @@ func (a *Agent) next() {
 		a.onChecked(c)
 	case f := <-a.worlds.fetched:
 		a.onWorld(f)
-	case g := <-a.hooks.passed:
+	case g := <-a.around.passed:
 		a.start(g)
-	case <-a.hooks.ended:
+	case <-a.around.ended:
 		a.ended()
 	case n, ok := <-a.notices:
 		if !ok { // it closes with the directives
@@ -261,7 +261,7 @@ func (a *Agent) onStopped(s stopResult) {
 	if s.g.begun {
 		a.cfg.observe(StopInfo{Epoch: s.g.epoch})
 	}
-	if !a.hooks.after(s.g, a.stopRequest(s.g, false), a.success || a.letRun != nil, &a.leaver) {
+	if !a.around.after(s.g, a.stopRequest(s.g, false), a.success || a.letRun != nil, &a.leaver) {
 		a.ended()
 	}
 }
@@ -439,7 +439,7 @@ func (a *Agent) begin(e Epoch) {
 		return
 	}
 	a.cfg.Rendezvous.Running(&e.Directive)
-	a.hooks.before(a.group)
+	a.around.before(a.group)
 }
 
 // start is begin for a group without Before, or one that has passed or failed by now.
@@ -581,7 +581,7 @@ func (a *Agent) expelled(err error) {
 			a.onAnnounced(err)
 		case <-a.group.alarm():
 			a.group.timers.onAlarm(&a.cfg)
-		case <-a.hooks.ended:
+		case <-a.around.ended:
 			a.ended()
 		}
 	}

@@ -16,9 +16,9 @@ type AfterRequest struct {
 	Failed    *verdict.Failure
 }
 
-// hooks run what precedes and follows the workers of an epoch. The group exists meanwhile, without workers, so that
+// around runs what precedes and follows the workers of an epoch. The group exists meanwhile, without workers, so that
 // directives and signals stop it as any other.
-type hooks struct {
+type around struct {
 	cfg    *Config
 	bg     *background
 	passed chan *group   // Before has returned
@@ -32,14 +32,14 @@ type before struct {
 	failed *verdict.Failure // known then
 }
 
-func (h *hooks) before(g *group) {
-	ctx, cancel := context.WithCancel(h.bg.ctx)
+func (r *around) before(g *group) {
+	ctx, cancel := context.WithCancel(r.bg.ctx)
 	b := &before{cancel: cancel, done: make(chan struct{})}
 	g.before = b
-	h.bg.Go(func() {
-		b.failed = h.cfg.Before(ctx, g.epoch)
+	r.bg.Go(func() {
+		b.failed = r.cfg.Before(ctx, g.epoch)
 		close(b.done)
-		post(h.bg, h.passed, g)
+		post(r.bg, r.passed, g)
 	})
 }
 
@@ -58,29 +58,29 @@ func (b *before) wait() {
 
 // after runs After for a group that has ended, and reports whether it is to be waited for. It has what is left of the
 // grace if this node leaves, and a second signal ends it.
-func (h *hooks) after(g *group, r StopRequest, succeeded bool, l *leaver) bool {
-	if h.cfg.After == nil || g.epoch.Hold || g.before != nil && g.before.failed != nil {
+func (r *around) after(g *group, stop StopRequest, succeeded bool, l *leaver) bool {
+	if r.cfg.After == nil || g.epoch.Hold || g.before != nil && g.before.failed != nil {
 		return false
 	}
-	req := AfterRequest{StopRequest: r, Succeeded: succeeded}
+	req := AfterRequest{StopRequest: stop, Succeeded: succeeded}
 	if !succeeded && g.hadFailed {
 		req.Failed = &g.failures[0]
 	}
-	ctx, cancel := context.WithCancel(h.bg.ctx)
+	ctx, cancel := context.WithCancel(r.bg.ctx)
 	if g.endAfter = cancel; l.leaving() {
 		time.AfterFunc(l.grace(), cancel)
 	}
-	h.bg.Go(func() {
+	r.bg.Go(func() {
 		select {
-		case <-h.bg.force:
+		case <-r.bg.force:
 			cancel()
 		case <-ctx.Done():
 		}
 	})
-	h.bg.Go(func() {
+	r.bg.Go(func() {
 		defer cancel()
-		h.cfg.After(ctx, req)
-		post(h.bg, h.ended, struct{}{})
+		r.cfg.After(ctx, req)
+		post(r.bg, r.ended, struct{}{})
 	})
 	return true
 }

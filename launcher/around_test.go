@@ -16,8 +16,8 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// around gives r both functions and a part, which write a diary. begin is Before.
-func around(r *rig, begin func(context.Context, Epoch) *verdict.Failure) *diary {
+// surround gives r both functions and a part, which write a diary. begin is Before.
+func surround(r *rig, begin func(context.Context, Epoch) *verdict.Failure) *diary {
 	d := &diary{}
 	r.cfg.Parts = append(r.cfg.Parts, Part{Name: "diary",
 		Start: func(*StartRequest) { d.write("start") },
@@ -48,7 +48,7 @@ func stuck(ctx context.Context, _ Epoch) *verdict.Failure {
 
 func TestBeforeAndAfterEveryStart(t *testing.T) {
 	r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 7`, 1)
-	d := around(r, passes)
+	d := surround(r, passes)
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, []string{
 		"before 0: true", "start", "stop, early false", "after 0: success false, failure 7",
@@ -58,7 +58,7 @@ func TestBeforeAndAfterEveryStart(t *testing.T) {
 
 func TestAFailureBeforeTheStartIsAWorkers(t *testing.T) {
 	r := newRig(t, `: > $DIR/up.$RANK`, 1)
-	d := around(r, func(_ context.Context, e Epoch) *verdict.Failure {
+	d := surround(r, func(_ context.Context, e Epoch) *verdict.Failure {
 		return &verdict.Failure{ExitCode: 3, Message: "no mount", Role: "before"}
 	})
 	res := r.run(t)
@@ -73,7 +73,7 @@ func TestAFailureBeforeTheStartIsAWorkers(t *testing.T) {
 func TestTheFailureBeforeTheStartIsForThePolicy(t *testing.T) {
 	r := newRig(t, "", 5)
 	r.cfg.Policy.Restart = policy.ExitCode
-	around(r, func(context.Context, Epoch) *verdict.Failure {
+	surround(r, func(context.Context, Epoch) *verdict.Failure {
 		return &verdict.Failure{ExitCode: 3, Message: "no mount"}
 	})
 	require.Equal(t, policy.WorkerPermanent, r.run(t).Reason)
@@ -94,7 +94,7 @@ func begun(f func(), then func(context.Context, Epoch) *verdict.Failure) func(co
 
 func TestADirectiveStopsBefore(t *testing.T) {
 	r := newRig(t, "", 0)
-	d := around(r, begun(func() { r.fakeRdzv.order(job.Stop, "the world grows") }, stuck))
+	d := surround(r, begun(func() { r.fakeRdzv.order(job.Stop, "the world grows") }, stuck))
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, []string{"before 0: false", "before 1: true", "start", "stop, early false",
 		"after 1: success true, failure none"}, d.lines)
@@ -103,7 +103,7 @@ func TestADirectiveStopsBefore(t *testing.T) {
 
 func TestASignalStopsBefore(t *testing.T) {
 	r := newRig(t, "", 0)
-	d := around(r, begun(func() { r.signals <- syscall.SIGTERM }, stuck))
+	d := surround(r, begun(func() { r.signals <- syscall.SIGTERM }, stuck))
 	require.Equal(t, policy.Signaled(15), r.run(t).Reason)
 	require.Equal(t, []string{"before 0: false"}, d.lines)
 	require.Contains(t, r.fakeRdzv.said(), "leave: received SIGTERM")
@@ -112,7 +112,7 @@ func TestASignalStopsBefore(t *testing.T) {
 // A Before that passes although it is stopped has an After.
 func TestAfterWithoutWorkers(t *testing.T) {
 	r := newRig(t, "", 0)
-	d := around(r, begun(func() { r.signals <- syscall.SIGTERM }, func(ctx context.Context, _ Epoch) *verdict.Failure {
+	d := surround(r, begun(func() { r.signals <- syscall.SIGTERM }, func(ctx context.Context, _ Epoch) *verdict.Failure {
 		<-ctx.Done()
 		return nil
 	}))
@@ -123,14 +123,14 @@ func TestAfterWithoutWorkers(t *testing.T) {
 func TestALostRendezvousStopsBefore(t *testing.T) {
 	r := newRig(t, "", 0)
 	r.fakeRdzv.err = &ReasonError{policy.MasterUnreachable, context.DeadlineExceeded}
-	d := around(r, begun(func() { r.fakeRdzv.expel() }, stuck))
+	d := surround(r, begun(func() { r.fakeRdzv.expel() }, stuck))
 	require.Equal(t, policy.MasterUnreachable, r.run(t).Reason)
 	require.Equal(t, []string{"before 0: false"}, d.lines)
 }
 
 func TestAfterALeave(t *testing.T) {
 	r := newRig(t, `: > $DIR/up.$RANK; exec sleep 60`, 0)
-	d := around(r, passes)
+	d := surround(r, passes)
 	r.whenUp(t, func() { r.signals <- syscall.SIGTERM })
 	require.Equal(t, policy.Signaled(15), r.run(t).Reason)
 	require.Equal(t, []string{"before 0: true", "start", "stop, early true", "stop, early false",
@@ -160,7 +160,7 @@ func TestAfterHasLittleTimeOnceTheNodeLeaves(t *testing.T) {
 // The next start waits until all is done for the one before.
 func TestTheNextStartWaitsForAfter(t *testing.T) {
 	r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 7`, 1)
-	d := around(r, passes)
+	d := surround(r, passes)
 	end := r.cfg.After
 	r.cfg.After = func(ctx context.Context, a AfterRequest) {
 		require.Eventually(t, func() bool { return len(r.fakeRdzv.said()) >= 2 }, 10*time.Second, time.Millisecond)
@@ -174,7 +174,7 @@ func TestTheNextStartWaitsForAfter(t *testing.T) {
 
 func TestNothingIsRunAroundAHeldRun(t *testing.T) {
 	r := newRig(t, "", 0)
-	d := around(r, passes)
+	d := surround(r, passes)
 	run := <-r.fakeRdzv.dirs
 	run.Kind, run.Hold = job.Run, true
 	r.fakeRdzv.dirs <- run
