@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -94,6 +95,16 @@ func TestTwoNodesOfMpirun(t *testing.T) {
 				"--master-port=" + freePort(t)}, worker...)...)
 			require.Equal(t, 0, l.wait(), l.err.String())
 			require.Contains(t, k.lines("seen"), "node-c:1:3/4")
+
+			// A signal that mpirun passes on leaves time to save.
+			l = k.job(host+",node-b", k.sh(`trap 'sleep 1; : > $DIR/saved.$RANK; exit 0' TERM USR1; : > $DIR/up.$RANK
+while :; do sleep 0.05; done`, "--signals-to-handle=SIGTERM,SIGUSR1")...)
+			eventually(t, "up", func() bool { return k.exists("up.0")() && k.exists("up.1")() })
+			l.signal(syscall.SIGUSR1)
+			l.wait()
+			for _, name := range []string{"saved.0", "saved.1"} {
+				require.FileExists(t, filepath.Join(k.dir, name))
+			}
 
 			l = k.startPath(k.mpirun, nil, append(strings.Fields("--allow-run-as-root -np 2 -H "+host+":2"),
 				append([]string{filepath.Join(binDir, "dlrover-run")}, worker...)...)...)
