@@ -104,11 +104,12 @@ type Spawner struct {
 	// first is closed when the first parent can fork, or has ended; nil: none is waited for.
 	first     chan struct{}
 	firstOnce sync.Once
-	patience  time.Duration // with it
+	patience  time.Duration // with it, from the first Await on
 
 	mu       sync.Mutex // guards the fields below
 	pool     *pool
 	closed   bool
+	until    time.Time // first is waited for until then
 	parent   *parent
 	children []*child // by local rank
 	denied   []string // modules that cannot be forked
@@ -200,16 +201,23 @@ func (s *Spawner) rest() {
 	s.do(s.pool.Calm(true))
 }
 
-// Await waits until the first workers can be forked, or it is known that they cannot. Later workers are not waited for.
+// Await waits until the first workers can be forked, or it is known that they cannot. Later workers do not wait. If ctx
+// ends before the first ones are started, the next ones wait for the rest of the time.
 func (s *Spawner) Await(ctx context.Context) {
 	if s.first == nil {
 		return
 	}
-	late := time.NewTimer(s.patience)
+	s.mu.Lock()
+	if s.until.IsZero() {
+		s.until = time.Now().Add(s.patience)
+	}
+	late := time.NewTimer(time.Until(s.until))
+	s.mu.Unlock()
 	defer late.Stop()
 	select {
 	case <-s.first:
 	case <-ctx.Done():
+		return // those that follow are the first then
 	case <-late.C:
 		s.cfg.Log.Info("warm workers: the imports take too long, and the first workers are started by exec", "waited",
 			s.patience.String())

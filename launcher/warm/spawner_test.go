@@ -175,27 +175,27 @@ func TestSpawner(t *testing.T) {
 	}
 }
 
-// The first workers wait for imports, but not for ever: not for those that take too long, nor when they are stopped.
+// The first workers wait for imports, but not for ever. Those that are stopped meanwhile leave the rest of the time to
+// the next ones, and nobody waits after that.
 func TestSpawnerWhoseFirstImportsTakeTooLong(t *testing.T) {
 	r := newRig(t, modeFork)
 	endless := filepath.Join(r.dir, "tree", "endless.py")
 	require.NoError(t, os.WriteFile(endless, []byte("import time\ntime.sleep(1000)\n"), 0o600))
 	r.cfg.Modules = []string{"endless"}
-	for _, stopped := range []bool{false, true} {
-		s := New(r.cfg)
-		t.Cleanup(s.Close)
-		s.Joined()
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
-		if s.patience = 100 * time.Millisecond; stopped {
-			s.patience = time.Hour
-			time.AfterFunc(100*time.Millisecond, stop)
-		}
-		s.Await(ctx)
-		began := time.Now()
-		s.Await(t.Context())
-		require.Less(t, time.Since(began), time.Minute, "later workers do not wait")
-	}
+	s := New(r.cfg)
+	t.Cleanup(s.Close)
+	s.patience = 500 * time.Millisecond
+	s.Joined()
+	began := time.Now()
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	s.Await(ctx)
+	require.Less(t, time.Since(began), s.patience, "stopped")
+	s.Await(t.Context())
+	require.GreaterOrEqual(t, time.Since(began), s.patience, "the next ones are the first to start")
+	s.until = time.Now().Add(time.Hour)
+	s.Await(t.Context())
+	require.Less(t, time.Since(began), time.Minute, "later workers do not wait")
 }
 
 // Whoever is killed, and when, every start is one; in the end nobody prepares any more.
