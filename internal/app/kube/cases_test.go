@@ -55,6 +55,7 @@ func suite(t *testing.T, start func(*testing.T) apiServer) {
 		{"ATaintListIsReplacedAsAWhole", testTaintList},
 		{"ExternalFaults", testExternalFaults},
 		{"ExternalFaultsAreDone", testExternalFaultsAreDone},
+		{"ExternalFaultsThatLinger", testExternalFaultsThatLinger},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cluster := start(t)

@@ -33,10 +33,16 @@ var ErrNoFaults = errors.New("the cluster has no kind " + faultKind + " of " + f
 
 // fault holds the fields of an ExternalFault that we use.
 type fault struct {
-	Metadata metadata
-	Spec     struct{ HealthEvent struct{ NodeName string } }
-	Status   struct{ CompletionTime string }
+	Metadata struct {
+		metadata
+		DeletionTimestamp string // "": it is not being deleted
+	}
+	Spec   struct{ HealthEvent struct{ NodeName string } }
+	Status struct{ CompletionTime string }
 }
+
+// deleted reports whether f is on its way out, and its finalizers have work to do.
+func (f fault) deleted() bool { return f.Metadata.DeletionTimestamp != "" }
 
 // faults returns all ExternalFaults, or those of one node.
 func (c *Client) faults(ctx context.Context, node string) (faults []fault, err error) {
@@ -52,6 +58,7 @@ func (c *Client) faults(ctx context.Context, node string) (faults []fault, err e
 }
 
 // report creates the ExternalFault of a mark, or renews its entry. Where another's is open for the node, that will do.
+// One that is being deleted is waited for: NVSentinel is about to give the node back.
 func (c *Client) report(ctx context.Context, m Mark) error {
 	faults, err := c.faults(ctx, m.Node)
 	if err != nil {
@@ -63,6 +70,10 @@ func (c *Client) report(ctx context.Context, m Mark) error {
 	}
 	other := ""
 	for _, f := range faults {
+		if f.deleted() {
+			return fmt.Errorf("kube: the %s %s of node %s is being deleted: the next one has to wait for the end of that",
+				faultKind, f.Metadata.Name, m.Node)
+		}
 		r, err := parseRecord(f.Metadata.Annotations[Key])
 		if e, own := r.entries[m.Owner]; err == nil && own && e.Since.Equal(m.Since) {
 			return c.renew(ctx, f, record)
@@ -127,7 +138,7 @@ func (c *Client) Withdraw(ctx context.Context, m Mark) error {
 	errs := []error{err}
 	for _, f := range faults {
 		r, err := parseRecord(f.Metadata.Annotations[Key])
-		if err != nil || !r.held(m.Owner, m.Until) {
+		if err != nil || !r.held(m.Owner, m.Until) || f.deleted() {
 			continue
 		}
 		err = c.rest.do(ctx, request{right: deleteFaults, method: "DELETE", path: faultPath(f)}, nil)
@@ -145,6 +156,9 @@ func (c *Client) Reported(ctx context.Context) (marks []Mark, errs []error) {
 		errs = append(errs, err)
 	}
 	for _, f := range faults {
+		if f.deleted() {
+			continue
+		}
 		r, err := parseRecord(f.Metadata.Annotations[Key])
 		if err != nil {
 			errs = append(errs, fmt.Errorf("kube: %s %s: %w", faultKind, f.Metadata.Name, err))

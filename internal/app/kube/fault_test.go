@@ -120,6 +120,30 @@ func testExternalFaultsAreDone(t *testing.T, f *fixture) {
 	require.Empty(t, f.faultsOf(name))
 }
 
+// NVSentinel gives a node back before its ExternalFault is gone. What is found meanwhile is told afterwards.
+func testExternalFaultsThatLinger(t *testing.T, f *fixture) {
+	f.cluster.AddFaults(t)
+	name, c, m := f.node(), f.client(kube.ExternalFault), markOf("", "job-a")
+	m.Node = name
+	check(t, c.Apply(t.Context(), kube.ExternalFault, m))
+	first := f.faultsOf(name)[0]["name"].(string)
+	finalizers := func(all ...string) {
+		f.admin.want("PATCH", faults+"/"+first, "application/merge-patch+json",
+			object{"metadata": object{"finalizers": all}}, nil)
+	}
+	finalizers("nvsentinel.dgxc.nvidia.com/release")
+	for range 2 {
+		check(t, c.Withdraw(t.Context(), kube.Mark{Node: name, Owner: "job-a"}))
+		require.Len(t, f.faultsOf(name), 1)
+		require.Empty(t, f.reported(c, name), "it is on its way out")
+	}
+	m.Since, m.Until = m.Until, m.Until.Add(m.Until.Sub(m.Since))
+	require.ErrorContains(t, c.Apply(t.Context(), kube.ExternalFault, m), first+" of node "+name+" is being deleted")
+	finalizers()
+	check(t, c.Apply(t.Context(), kube.ExternalFault, m))
+	require.Equal(t, []kube.Mark{m}, f.reported(c, name))
+}
+
 // reported are the marks of level ExternalFault on one node.
 func (f *fixture) reported(c *kube.Client, node string) (marks []kube.Mark) {
 	f.t.Helper()

@@ -41,11 +41,15 @@ func (s *Server) fault(q query, body object) (int, object) {
 		return status(http.StatusNotFound, "NotFound", fmt.Sprintf("externalfaults %q not found", q.name))
 	}
 	if q.verb == "delete" {
-		delete(s.faults, q.name)
-		return status(http.StatusOK, "", "")
+		body = object{"metadata": object{"deletionTimestamp": "2026-03-01T13:00:00Z"}}
 	}
-	s.faults[q.name], _ = merge(copied(f), body).(object)
-	return http.StatusOK, s.faults[q.name]
+	f, _ = merge(copied(f), body).(object)
+	s.faults[q.name] = f
+	_, deleted := field[string](f, "metadata", "deletionTimestamp")
+	if left, _ := field[[]any](f, "metadata", "finalizers"); deleted && len(left) == 0 {
+		delete(s.faults, q.name)
+	}
+	return http.StatusOK, f
 }
 
 // Faults are the nodes of the ExternalFaults, in order.
