@@ -22,7 +22,8 @@ func devices(find func(context.Context, string) (kube.Place, error), log *slog.L
 			denied = true
 			log.Info("nobody looks whether the devices of a node that has failed are healthy: " +
 				"docs/kubernetes/rbac-pods.yaml allows it")
-		case err != nil && !errors.Is(err, kube.ErrNotFound):
+		case errors.Is(err, kube.ErrNotFound), errors.Is(err, context.Canceled): // not a pod, or this master ends
+		case err != nil:
 			log.Warn("the API server does not say whether the devices of a node that has failed are healthy", "node", node,
 				"err", err)
 		}

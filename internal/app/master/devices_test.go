@@ -2,6 +2,7 @@ package master
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -57,6 +58,7 @@ func TestDevicesOfANodeThatFails(t *testing.T) {
 func TestDevicesThatCannotBeLookedUp(t *testing.T) {
 	s := kubetest.Start(t)
 	s.BreakDevice("train", "n1", "nvidia.com/gpu", "GPU-7", "XID 79")
+	var find func(context.Context, string) []string
 	lookup := func(rights ...string) (func(node string) []string, *bytes.Buffer) {
 		cfg := s.Account(t, rights...)
 		cfg.Namespace = "train"
@@ -64,8 +66,8 @@ func TestDevicesThatCannotBeLookedUp(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(client.Close)
 		var out bytes.Buffer
-		ask := devices(client.Find, slog.New(slog.NewTextHandler(&out, nil)))
-		return func(node string) []string { return ask(t.Context(), node) }, &out
+		find = devices(client.Find, slog.New(slog.NewTextHandler(&out, nil)))
+		return func(node string) []string { return find(t.Context(), node) }, &out
 	}
 	ask, out := lookup("get pods")
 	require.Equal(t, []string{broken}, ask("n1"))
@@ -79,6 +81,11 @@ func TestDevicesThatCannotBeLookedUp(t *testing.T) {
 	require.Contains(t, out.String(), "400 Bad Request")
 	s.Intercept(nil)
 	require.Equal(t, []string{broken}, ask("n1"))
+	out.Reset()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.Empty(t, find(ctx, "n1"))
+	require.Empty(t, out.String(), "the end of this master is no news")
 
 	ask, out = lookup("get nodes")
 	s.Requests()
