@@ -225,7 +225,7 @@ func budgetOptions() []Option {
 			Usage: "when a worker fails: restart-all restarts all workers; tolerate lets the others go on while any is left"}),
 		{Name: "warm", Kind: Optional, Default: "off", Bare: "auto", Meta: "auto|off|MODULE,...", Category: restartSection,
 			Extra: true,
-			Usage: "import once in each node, and fork workers from that, at the first start and at restarts: auto, or no " +
+			Usage: "import once on each node, and fork workers from that, at the first start and at restarts: auto, or no " +
 				"value, imports what the script imports at its top level, and what the workers have imported at their first " +
 				"step; MODULEs imports these"},
 		choice(Option{Name: "warm-mode", Choices: []string{"fork", "standby"}, Default: "fork", Meta: "fork|standby",
@@ -235,10 +235,10 @@ func budgetOptions() []Option {
 		{Name: "warm-deny", Meta: "MODULE,...", Category: restartSection, Extra: true,
 			Usage: "with --warm: modules that only the workers import"},
 		{Name: "before", Meta: "COMMAND", Category: restartSection, Extra: true,
-			Usage: "shell command that this node runs before every start of its workers, with the reason in its environment; " +
-				"if it fails, a worker has failed"},
+			Usage: "shell command that this node runs before every start of its workers; its environment says why they start, " +
+				"and its failure counts as that of a worker"},
 		{Name: "after", Meta: "COMMAND", Category: restartSection, Extra: true,
-			Usage: "shell command that this node runs whenever its workers have ended, with how they did in its environment"},
+			Usage: "shell command that this node runs each time its workers have ended; its environment says how"},
 		{Name: "hook-timeout", Type: Duration, Default: "300", Meta: "DURATION", Category: restartSection, Extra: true,
 			Usage: "time limit of each run of --before and --after; then the command is killed, and has failed"},
 	}

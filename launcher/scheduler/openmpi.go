@@ -10,8 +10,8 @@ import (
 // openMPIRank marks a process that Open MPI's mpirun has started.
 const openMPIRank = "OMPI_COMM_WORLD_RANK"
 
-// openMPI is a process of Open MPI's mpirun, 4 or 5, one on each node. Nothing says where rank 0 is; where mpirun is,
-// rank 0 can tell whether that is its own host.
+// openMPI is a process of Open MPI's mpirun, 4 or 5, one on each node. Nothing says where rank 0 is. The host of mpirun
+// is known, and rank 0 can tell whether that is its own.
 func (r *reader) openMPI() (f Facts, found bool, err error) {
 	nodes, rank := variable{}, variable{}
 	if f.Nodes, nodes, err = r.number(1, maxNodes, "OMPI_COMM_WORLD_SIZE"); err != nil {

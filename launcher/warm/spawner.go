@@ -101,7 +101,7 @@ type Spawner struct {
 	cfg  Config
 	wg   sync.WaitGroup
 	idle *time.Timer
-	// first is closed when the first parent can fork, or has ended; nil: none is waited for.
+	// first is closed when the first parent can fork, has ended, or has taken too long; nil: no worker waits for it.
 	first     chan struct{}
 	firstOnce sync.Once
 	patience  time.Duration // with it, from the first Await on

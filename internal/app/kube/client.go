@@ -269,7 +269,7 @@ func (c *Client) markedOnce(ctx context.Context) (nodes []metadata, err error) {
 	return nodes, err
 }
 
-// list hands the objects of a list to take, page by page.
+// list reads a list page by page, and calls take with each of its objects.
 func list[T any](ctx context.Context, c *Client, q request, take func(T)) error {
 	q.method, q.query = "GET", url.Values{"limit": {strconv.Itoa(pageSize)}}
 	for {

@@ -95,7 +95,7 @@ func (c *Client) report(ctx context.Context, m Mark) error {
 	return err
 }
 
-// renew has the record of an ExternalFault be that one.
+// renew replaces the record of an ExternalFault, if it is another one.
 func (c *Client) renew(ctx context.Context, f fault, record string) error {
 	if f.Metadata.Annotations[Key] == record {
 		return nil
@@ -123,7 +123,7 @@ func newFault(m Mark, record string) map[string]any {
 	}
 }
 
-// objectName is the name of the object about a mark: another for every beginning.
+// objectName names the object about a mark. A mark that begins once more has another name.
 func objectName(m Mark) string {
 	id := sha256.Sum256([]byte(m.Owner + "\n" + m.Node + "\n" + strconv.FormatInt(m.Since.Unix(), 10)))
 	return "dlrover-faulty." + hex.EncodeToString(id[:16])

@@ -31,7 +31,7 @@ type level struct {
 	// note records in an entry the changes that the node n needs, where before is its record; nil: it leaves nothing to
 	// undo on the node.
 	note func(e *entry, n *node, before record)
-	// apply marks the node, and leaves to Withdraw to undo that; nil: note does, or nothing.
+	// apply marks the node, and Withdraw undoes that; nil: note does it, or nothing is to be done.
 	apply func(*Client, context.Context, Mark) error
 }
 

@@ -50,7 +50,7 @@ type Place struct {
 	Node string   // "": nowhere yet
 	IPs  []string // of the pod and of its node
 	// Unhealthy are the devices of the pod that their plugin has given up, and why, as in "nvidia.com/gpu GPU-7 is
-	// Unhealthy: XID 79". Kubernetes tells of them since 1.36.
+	// Unhealthy: XID 79". Kubernetes has reported them since 1.36.
 	Unhealthy []string
 }
 
@@ -113,7 +113,7 @@ func (c containerStatus) unhealthy() (devices []string) {
 	return devices
 }
 
-// maxUnhealthy bounds the devices of one container that are told.
+// maxUnhealthy bounds the devices of one container that are reported.
 const maxUnhealthy = 16
 
 // avoidText is the value of the annotation, nil for none.

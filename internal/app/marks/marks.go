@@ -33,8 +33,8 @@ type Config struct {
 	Log    *slog.Logger
 	// Annotate adds a line to the timeline of a run, which may be over; nil adds none.
 	Annotate func(run string, event job.Event, node, text string)
-	// Devices looks up the broken devices of a node of a run that was to blame for a failure, within ctx; nil: nobody
-	// knows.
+	// Devices returns the broken devices of a node that was to blame for a failure, before ctx ends; nil: they are not
+	// known.
 	Devices func(ctx context.Context, node string) []string
 	// Settle is how long findings are collected before they are judged together, so that a mass of them is seen to be
 	// one. Default: 1 s.

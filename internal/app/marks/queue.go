@@ -335,7 +335,7 @@ func (l *listener) blame(run string, r *known, e rendezvous.EpochEvidence, v ser
 const deviceTime = 5 * time.Second
 
 // askDevices records the broken devices of a node that was to blame. One lookup is under way at a time: when many nodes
-// fail at once, it is not for their devices.
+// fail at once, their devices are not the cause.
 func (mgr *Manager) askDevices(run, node, machine string) {
 	if !mgr.asking.CompareAndSwap(false, true) {
 		return

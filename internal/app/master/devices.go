@@ -20,7 +20,7 @@ func devices(find func(context.Context, string) (kube.Place, error), log *slog.L
 		switch {
 		case errors.Is(err, kube.ErrForbidden), errors.Is(err, kube.ErrNoPod):
 			denied = true
-			log.Info("nobody looks whether the devices of a node that has failed are healthy: " +
+			log.Info("the devices of a node that has failed are not looked up: " +
 				"docs/kubernetes/rbac-pods.yaml allows it")
 		case errors.Is(err, kube.ErrNotFound), errors.Is(err, context.Canceled): // not a pod, or this master ends
 		case err != nil:

@@ -24,7 +24,7 @@ func trainJobFeature() row {
 				return fmt.Errorf("--total-steps=%s: need at least 1", o.String("total-steps"))
 			}
 			if s, err = trainjob.Read(o.Lookup, int64(steps)); err == nil && s == nil {
-				o.Warn("--total-steps has no effect: no TrainJob wants to know of progress (%s is not set)",
+				o.Warn("--total-steps has no effect: no TrainJob asks for progress (%s is not set)",
 					trainjob.URLVariable)
 			}
 			return err

@@ -63,11 +63,11 @@ _arguments -s -S -A '-*' \
   '*--clean-up=[treatment of workers that still run when the job has succeeded\: none lets them run to their end, and ignores it; unfinished and all stop them; also None (none), Unfinished (unfinished), Running (unfinished), All (all) (default\: unfinished)]:WHAT:(none unfinished all)' \
   '*--on-failure=[when the job would fail because of its workers\: exit, or hold it, paused without workers, for DURATION or until an order (default\: exit)]:exit|hold\[=DURATION\]: ' \
   '*--on-rank-exit=[when a worker fails\: restart-all restarts all workers; tolerate lets the others go on while any is left (default\: restart-all)]:ACTION:(restart-all tolerate)' \
-  '*--warm=-[import once in each node, and fork workers from that, at the first start and at restarts\: auto, or no value, imports what the script imports at its top level, and what the workers have imported at their first step; MODULEs imports these (default\: off)]' \
+  '*--warm=-[import once on each node, and fork workers from that, at the first start and at restarts\: auto, or no value, imports what the script imports at its top level, and what the workers have imported at their first step; MODULEs imports these (default\: off)]' \
   '*--warm-mode=[with --warm\: fork imports once and forks; standby keeps an interpreter for each worker, for modules that must not be forked, such as those that touch a device (default\: fork)]:fork|standby:(fork standby)' \
   '*--warm-deny=[with --warm\: modules that only the workers import]:MODULE,...: ' \
-  '*--before=[shell command that this node runs before every start of its workers, with the reason in its environment; if it fails, a worker has failed]:COMMAND: ' \
-  '*--after=[shell command that this node runs whenever its workers have ended, with how they did in its environment]:COMMAND: ' \
+  '*--before=[shell command that this node runs before every start of its workers; its environment says why they start, and its failure counts as that of a worker]:COMMAND: ' \
+  '*--after=[shell command that this node runs each time its workers have ended; its environment says how]:COMMAND: ' \
   '*--hook-timeout=[time limit of each run of --before and --after; then the command is killed, and has failed (default\: 300)]:DURATION: ' \
   '*--hold=-[meet, but start no workers before dlroverctl start; every node runs COMMAND meanwhile, such as '\''sleep inf'\'']' \
   '*--resume-command=[command that workers execute after a hold or a pause\: a program or a .py file, with arguments if wanted]:COMMAND: ' \

@@ -40,7 +40,7 @@ const (
 	maxFile = 1 << 20          // bytes of certificates, or of a token
 )
 
-// Settings say where to, and how many steps the job has.
+// Settings say where the reports go, and how many steps the job has.
 type Settings struct {
 	URL   string `json:"url"`
 	CA    string `json:"ca"`
@@ -48,7 +48,7 @@ type Settings struct {
 	Steps int64  `json:"steps"`
 }
 
-// Read returns nil where no server of a TrainJob wants to know.
+// Read returns nil where no TrainJob asks for progress.
 func Read(lookup func(variable string) string, steps int64) (*Settings, error) {
 	s := &Settings{URL: lookup(URLVariable), CA: lookup(CAVariable), Token: lookup(TokenVariable), Steps: steps}
 	if s.URL == "" {
@@ -78,7 +78,7 @@ type Reporter struct {
 	warned bool
 }
 
-// New is a Reporter of what measure returns.
+// New returns a Reporter of the progress that measure returns.
 func New(s Settings, measure func() job.Progress, log *slog.Logger) *Reporter {
 	return &Reporter{Settings: s, measure: measure, log: log, send: s.post}
 }
@@ -96,7 +96,7 @@ func (r *Reporter) Run(ctx context.Context, run launcher.RunRequest) {
 	}
 }
 
-// End reports that a job is complete which has succeeded.
+// End reports a job that has succeeded as complete.
 func (r *Reporter) End(e launcher.EndRequest) {
 	res := e.Result
 	if !r.first || res.Reason != policy.Success || res.Err != nil || res.Signal != 0 || res.Left != "" {
@@ -121,7 +121,7 @@ type metric struct {
 	Value string `json:"value"`
 }
 
-// status is the progress p of a job of that many steps. 100 % are for its end.
+// status is the progress p of a job of that many steps. 100 % is left for its end.
 func status(p job.Progress, steps int64, at job.Place) (s trainerStatus) {
 	add := func(name string, value float64) {
 		s.Metrics = append(s.Metrics, metric{name, strconv.FormatFloat(value, 'g', 6, 64)})
