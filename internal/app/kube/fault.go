@@ -71,8 +71,8 @@ func (c *Client) report(ctx context.Context, m Mark) error {
 	other := ""
 	for _, f := range faults {
 		if f.deleted() {
-			return fmt.Errorf("kube: the %s %s of node %s is being deleted: the next one has to wait for the end of that",
-				faultKind, f.Metadata.Name, m.Node)
+			return fmt.Errorf("kube: the %s %s of node %s is being deleted: another has to wait for that", faultKind,
+				f.Metadata.Name, m.Node)
 		}
 		r, err := parseRecord(f.Metadata.Annotations[Key])
 		if e, own := r.entries[m.Owner]; err == nil && own && e.Since.Equal(m.Since) {
