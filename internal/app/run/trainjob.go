@@ -43,7 +43,7 @@ func trainJobFeature() row {
 					"--hang and $DLROVER_HANG out"))
 			}
 			r := trainjob.New(*s, j.progress, j.log)
-			return &feature.Opened{Part: launcher.Part{Run: r.Run, End: r.End}}, nil
+			return &feature.Opened{Part: launcher.Part{Run: r.Run, Stop: r.Stop, End: r.End}}, nil
 		},
 	}
 }

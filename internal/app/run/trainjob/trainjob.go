@@ -96,6 +96,13 @@ func (r *Reporter) Run(ctx context.Context, run launcher.RunRequest) {
 	}
 }
 
+// Stop: a node whose workers were stopped may have none in the next world, and no rank 0.
+func (r *Reporter) Stop(s launcher.StopRequest) {
+	if s.CauseKind != "" {
+		r.first = false
+	}
+}
+
 // End reports a job that has succeeded as complete.
 func (r *Reporter) End(e launcher.EndRequest) {
 	res := e.Result

@@ -151,7 +151,7 @@ func TestOnlySuccessIsComplete(t *testing.T) {
 	} {
 		r.End(launcher.EndRequest{Result: res, Budget: time.Minute})
 	}
-	r.first = false
+	r.Stop(launcher.StopRequest{CauseKind: job.CauseGrowth}) // it is a spare from then on
 	r.End(launcher.EndRequest{Budget: time.Minute})
 	require.Empty(t, s.reports)
 }
