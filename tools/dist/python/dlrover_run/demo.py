@@ -3,8 +3,8 @@
     python -m dlrover_run.demo
 
 It prints the command that it runs, which is dlrover-run with this file as the training script: two workers under
-DistributedDataParallel. Only the marked lines of train() are special to it: it saves its state in memory, and loads it
-again after a restart.
+DistributedDataParallel. Only the marked lines are special to it: it saves its state in memory, and loads it again
+after a restart.
 """
 import argparse
 import importlib.util
@@ -16,6 +16,16 @@ import subprocess
 import sys
 import tempfile
 import time
+
+try:
+    os.environ["RANK"]  # only workers need PyTorch; --warm reads here what to import for them
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType  # special: of dlrover-run
+except KeyError:
+    pass
 
 
 def main():
@@ -78,12 +88,6 @@ def launch(args):
 
 
 def train(steps, path):
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType  # special: of dlrover-run
-
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # special: this machine alone
     dist.init_process_group("gloo")
@@ -105,7 +109,7 @@ def train(steps, path):
         tell_start(step, world, killed)
 
     ddp, loss_of = DistributedDataParallel(model), torch.nn.BCEWithLogitsLoss()
-    points, labels = spirals(torch)
+    points, labels = spirals()
     while step < steps:
         step += 1
         batch = torch.randperm(len(points), generator=torch.Generator().manual_seed(step))[:400][rank::world]
@@ -147,7 +151,7 @@ def die(rank, step, killed):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def spirals(torch):
+def spirals():
     """Two classes of points on two spirals."""
     gen = torch.Generator().manual_seed(7)
     label = (torch.arange(2000) % 2).float()
