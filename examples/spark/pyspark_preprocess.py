@@ -13,7 +13,7 @@ import argparse
 import contextlib
 import glob
 import gzip
-import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -103,6 +103,10 @@ def check(p, args):
         p.error("--output-prefix: there is no directory %s" % os.path.dirname(args.output_prefix))
     if not os.access(os.path.dirname(args.output_prefix), os.W_OK):
         p.error("--output-prefix: %s cannot be written to" % os.path.dirname(args.output_prefix))
+    if not args.single_process and importlib.util.find_spec("pyspark") is None:
+        p.error("pyspark is not installed: pip install pyspark, which needs Java, or use --single-process")
+    if args.single_process and args.workers:
+        print("--workers has no effect with --single-process", file=sys.stderr)
     for key in args.json_keys:
         if os.sep in key or "\0" in key or args.json_keys.count(key) > 1:
             p.error("--json-keys: %r is given twice, or cannot be part of a file's name" % key)
@@ -111,8 +115,10 @@ def check(p, args):
         if args.ftfy:
             importlib.import_module("ftfy")
     except ImportError as e:
-        p.error("%s, which %s needs: install it here, and for the executors" % (
-            e, "--ftfy" if e.name == "ftfy" else "--tokenizer-type=" + args.tokenizer_type))
+        own = e.name == args.tokenizer_type.partition(":")[0]
+        p.error("%s, which %s needs: %s" % (
+            e, "--ftfy" if e.name == "ftfy" else "--tokenizer-type=" + args.tokenizer_type,
+            "put its directory into PYTHONPATH" if own else "install it here, and for the executors"))
     except (ValueError, OSError) as e:
         p.error("--tokenizer-type=%s: %s" % (args.tokenizer_type, e))
     if args.append_eod and tokenizer.eod is None:

@@ -83,4 +83,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, ValueError, IndexError) as e:
+        sys.exit("read_indexed.py: %s" % e)
