@@ -33,6 +33,8 @@ func (b *bench) hooksOf(name string) []string {
 func TestHooksOptions(t *testing.T) {
 	_, err := resolved(t, "--before=true --hook-timeout=0.5 train.py", nil)
 	require.ErrorContains(t, err, "--hook-timeout=0.5s is out of range: want 1s to 24h")
+	_, err = resolved(t, "--hook-timeout=1m train.py", nil)
+	require.ErrorContains(t, err, "--hook-timeout has no effect without --before and --after")
 	s, err := resolved(t, "--before=true train.py", map[string]string{"PET_AFTER": "false", "PET_HOOK_TIMEOUT": "2m"})
 	require.NoError(t, err)
 	p, err := makePlan(&s, testHost())

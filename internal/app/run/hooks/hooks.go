@@ -68,6 +68,9 @@ func (h *hooks) any() bool { return h.Before+h.After != "" }
 
 func read(o feature.Options) (h hooks, err error) {
 	h.Before, h.After = o.String("before"), o.String("after")
+	if !h.any() && o.IsSet("hook-timeout") {
+		return h, errors.New("--hook-timeout has no effect without --before and --after: add one of them, or leave this out")
+	}
 	if h.limit, err = o.Within("hook-timeout", time.Second, maxLimit); err != nil || !h.any() {
 		return h, err
 	}
