@@ -157,7 +157,7 @@ func (s *scenario) judge() error {
 	}
 	s.line("\n%s", table(recs, s.began))
 	s.line("launchers restarted: from the event until every launcher has started new workers.")
-	s.line("training again: until these have done a step; the rest is Python importing torch.\n")
+	s.line("training again: until these have done a step.\n")
 	return s.verdict(checks(s.records, recs, s.plan, leftovers(leftoverLimit, false)))
 }
 

@@ -210,7 +210,7 @@ func (s *scenario) follow(r record) error {
 		}
 	case evPrepared:
 		s.prepared[r.From] = true
-		s.tell(r.Time, "%s: the next workers need not import torch: a process has, and forks them", r.From)
+		s.tell(r.Time, "%s: new workers need not import torch: a process has, and forks them", r.From)
 	case evUp:
 		s.home[r.Rank] = r
 	case evStep:
