@@ -264,7 +264,7 @@ def options_of(config):
     options = dict(vars(config))
     for key in ("metrics_cfg", "log_line_prefix_template"):
         if options.pop(key, None):
-            raise ValueError("LaunchConfig.%s: dlrover-run has nothing like it" % key)
+            raise ValueError("LaunchConfig.%s: dlrover-run has nothing like it; leave it out" % key)
     options.pop("rdzv_timeout", None)  # is in rdzv_configs as well
     conf = dict(options.pop("rdzv_configs"))
     specs, numa = options.pop("logs_specs", None), options.pop("numa_options", None)
