@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 _MOST = 500  # files of the job that are read
 
 # What a module imports when it is used, and every job uses it: optimizers of PyTorch 2 import this.
-_LATER = {"torch": "torch._dynamo"}
+LATER = {"torch": "torch._dynamo"}
 
 
 def imports(script, is_module):
@@ -25,7 +25,7 @@ def imports(script, is_module):
     else:
         reader.read(script)
     names = list(reader.names)
-    return names + [later for name, later in _LATER.items() if name in {n.partition(".")[0] for n in names}]
+    return names + [later for name, later in LATER.items() if name in {n.partition(".")[0] for n in names}]
 
 
 class _Reader:

@@ -173,6 +173,15 @@ class Shared(Case):
         self.assertEqual({"torch", "torch.optim.sgd", "wave", "numpy"} - set(learned["modules"]), set())
 
 
+class Script(Case):
+    def test_what_only_pytorch_2_has(self):
+        """It is told only if somebody has asked for it."""
+        script, later = self.script("import torch"), "torch._dynamo"
+        self.assertEqual(self.start().prepare(script=script)["failed"], [])
+        failed = self.start().prepare(later, script=script)["failed"]
+        self.assertEqual({name for name, _ in failed}, set() if VERSION >= (2, 0) else {later})
+
+
 class Unsafe(Case):
     def test_fatal_imports(self):
         """A parent in which an operation has run in parallel: its forks would hang."""
