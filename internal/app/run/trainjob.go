@@ -21,7 +21,8 @@ func trainJobFeature() row {
 			}
 			steps := o.Int("total-steps")
 			if steps < 1 {
-				return fmt.Errorf("--total-steps=%s: need at least 1; leave it out if the number of steps is not known", o.String("total-steps"))
+				return fmt.Errorf("--total-steps=%s: need at least 1; leave it out if the number of steps is not known",
+					o.String("total-steps"))
 			}
 			if s, err = trainjob.Read(o.Lookup, int64(steps)); err == nil && s == nil {
 				o.Warn("--total-steps has no effect: no TrainJob asks for progress (%s is not set)",
