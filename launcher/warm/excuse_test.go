@@ -24,20 +24,26 @@ func TestEarlyFailuresAreExcusedOnce(t *testing.T) {
 		learned string
 		stepped bool
 		want    bool
+		first   bool // start of the launcher
 	}{
-		"before a step":                  {ended(true, ""), 0, 1, "", false, ours},
-		"the imports are told at an end": {ended(true, ""), 0, 1, `{"why":"exit"}`, false, ours},
-		"after a step, not heard yet":    {ended(true, ""), 0, 1, `{"why":"step"}`, false, theirs},
-		"after a step":                   {ended(true, ""), 0, 1, "", true, theirs},
-		"later":                          {ended(true, ""), time.Minute, 1, "", false, theirs},
-		"a success":                      {ended(true, ""), 0, 0, "", false, theirs},
-		"not begun":                      {ended(false, ""), time.Minute, 0, "", false, ours},
-		"refused":                        {ended(false, "x"), time.Minute, 0, "", false, ours},
-		"by exec":                        {nil, 0, 1, "", false, theirs},
+		"an exception at first":          {ended(true, ""), 0, 1, "", false, theirs, true},
+		"a crash at first":               {ended(true, ""), 0, -11, "", false, ours, true},
+		"not begun at first":             {ended(false, ""), 0, 1, "", false, ours, true},
+		"before a step":                  {ended(true, ""), 0, 1, "", false, ours, false},
+		"the imports are told at an end": {ended(true, ""), 0, 1, `{"why":"exit"}`, false, ours, false},
+		"after a step, not heard yet":    {ended(true, ""), 0, 1, `{"why":"step"}`, false, theirs, false},
+		"after a step":                   {ended(true, ""), 0, 1, "", true, theirs, false},
+		"later":                          {ended(true, ""), time.Minute, 1, "", false, theirs, false},
+		"a success":                      {ended(true, ""), 0, 0, "", false, theirs, false},
+		"not begun":                      {ended(false, ""), time.Minute, 0, "", false, ours, false},
+		"refused":                        {ended(false, "x"), time.Minute, 0, "", false, ours, false},
+		"by exec":                        {nil, 0, 1, "", false, theirs, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := New(Config{Mode: modeFork, Slots: 1, Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
-			s.Starting()
+			if s.Starting(); !c.first {
+				s.Starting()
+			}
 			s.stepped = c.stepped
 			s.workers[0] = &worker{pid: 7, began: time.Now().Add(-c.age), child: c.child}
 			if c.learned != "" {

@@ -500,7 +500,7 @@ func (s *Spawner) Excuse(localRank, pid, code int) string {
 		why = "it could not become the worker: " + refused
 	case !said:
 		why = "it has ended before it ran the script"
-	case code == 0 || !early:
+	case code == 0 || !early || code > 0 && s.epoch == 1: // a script that has never run is more often to blame
 		return ""
 	default:
 		why = fmt.Sprintf("it has ended within %s of a warm start, before the first step", earlyFailure)

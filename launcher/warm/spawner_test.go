@@ -160,7 +160,7 @@ func TestSpawner(t *testing.T) {
 			hows, pids := r.start()
 			require.Equal(t, []How{want, want}, hows)
 			require.ElementsMatch(t, waiting, pids[:])
-			require.Contains(t, r.Excuse(0, pids[0], 7), "before the first step")
+			require.Contains(t, r.Excuse(0, pids[0], -7), "before the first step")
 			r.Stopped()
 			hows, pids = r.start()
 			require.Equal(t, []How{ByExec, ByExec}, hows)

@@ -182,7 +182,7 @@ func TestDurationsOfOptions(t *testing.T) {
 	const line = "--dry-run --deadline=%[1]s --start-deadline=%[1]s --leave-grace=%[1]s " +
 		"--restart-grace=%[1]s --shutdown-timeout=%[1]s --monitor-interval=%[1]s --restart-backoff=%[1]s:%[1]s " +
 		"--restart-window=job=3/%[1]s --on-failure=hold=%[1]s --network-check --check-ttl=%[1]s --check-timeout=%[1]s " +
-		"--rdzv-conf=join_timeout=%[1]s,node_timeout=%[1]s train.py"
+		"--before=true --hook-timeout=%[1]s --rdzv-conf=join_timeout=%[1]s,node_timeout=%[1]s train.py"
 	for _, o := range argv.Options() {
 		if o.Type == argv.Duration || strings.Contains(o.Meta, "DURATION") {
 			require.Contains(t, line, "--"+o.Name+"=", "try it above")
