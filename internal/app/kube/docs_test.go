@@ -233,7 +233,7 @@ func builtin(of any) (made []object) {
 			template, _ := part.(object)
 			spec, _ := template["spec"].(object)
 			switch {
-			case name != "template" || spec == nil:
+			case !strings.HasSuffix(strings.ToLower(name), "template") || spec == nil: // workerTemplate, too
 			case spec["containers"] != nil:
 				made = append(made, object{"apiVersion": "v1", "kind": "PodTemplate", "metadata": object{"name": "train"},
 					"template": template})

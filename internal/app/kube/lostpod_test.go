@@ -35,6 +35,8 @@ type play struct {
 	launch  string // the program
 	master  string // its address
 	kubelet map[string]*container
+	// controller makes the pods; nil: Kubernetes' own does.
+	controller *controller
 }
 
 // container is that of a pod which the kubelet of the test runs.
@@ -52,9 +54,11 @@ type pod struct {
 		Deletion    string `json:"deletionTimestamp"`
 	}
 	Spec struct {
-		Containers []struct {
-			Args []string
-			Env  []struct {
+		RestartPolicy string
+		Containers    []struct {
+			Name          string
+			Command, Args []string
+			Env           []struct {
 				Name, Value string
 				ValueFrom   struct {
 					FieldRef struct{ FieldPath string }
@@ -65,7 +69,14 @@ type pod struct {
 			}
 		}
 	}
-	Status struct{ Phase string }
+	Status struct {
+		Phase             string
+		ContainerStatuses []struct {
+			State struct {
+				Terminated struct{ ExitCode int }
+			}
+		}
+	}
 }
 
 func (p pod) index() string {
@@ -80,6 +91,9 @@ func (p *play) pods() (pods []pod) {
 
 // sync does for all pods of the job what kubelets do.
 func (p *play) sync() {
+	if p.controller != nil {
+		p.controller.sync(p)
+	}
 	seen := map[string]bool{}
 	for _, pod := range p.pods() {
 		uid := pod.Metadata.UID
@@ -123,12 +137,14 @@ func (p *play) look(c *container) {
 	if c.process.wait.Signaled() {
 		code = 128 + int(c.process.wait.Signal())
 	}
+	again := c.pod.Spec.RestartPolicy == "Always"
 	for _, rule := range c.pod.Spec.Containers[0].RestartPolicyRules {
-		if slices.Contains(rule.ExitCodes.Values, code) {
-			c.restarts++
-			p.start(c)
-			return
-		}
+		again = again || slices.Contains(rule.ExitCodes.Values, code)
+	}
+	if again {
+		c.restarts++
+		p.start(c)
+		return
 	}
 	phase := "Failed"
 	if code == 0 {
@@ -146,8 +162,9 @@ func now() string { return time.Now().UTC().Format(time.RFC3339) }
 func (p *play) status(c *container, phase string, state object, conditions ...object) {
 	p.a.want("PATCH", podPath+c.pod.Metadata.Name+"/status", "application/strategic-merge-patch+json",
 		object{"status": object{"phase": phase, "conditions": conditions, "containerStatuses": []object{{
-			"name": "main", "image": "training", "imageID": "", "ready": phase == "Running", "restartCount": c.restarts,
-			"state": state}}}}, nil)
+			"name": c.pod.Spec.Containers[0].Name, "image": "training", "imageID": "", "ready": phase == "Running",
+			"restartCount": c.restarts,
+			"state":        state}}}}, nil)
 }
 
 // start runs a container's program with its arguments and variables.
@@ -159,7 +176,7 @@ func (p *play) start(c *container) {
 	}
 	of := c.pod.Spec.Containers[0]
 	// The PET variables are what Kubeflow's Trainer gives its pods.
-	args := []string{"PLAY=" + p.dir}
+	args := []string{"PLAY=" + p.dir, p.path()}
 	if p.job == "trainjob" {
 		args = append(args, "PET_NNODES=3", "PET_NPROC_PER_NODE=1", "PET_NODE_RANK="+c.pod.index(),
 			"PET_MASTER_ADDR=train-node-0-0.train", "PET_MASTER_PORT=29400")
@@ -183,7 +200,7 @@ func (p *play) start(c *container) {
 	}
 	dir, err := os.MkdirTemp(p.dir, "container")
 	require.NoError(p.t, err)
-	c.process = spawn(p.t, dir, "/usr/bin/env", slices.Concat(args, []string{p.launch}, of.Args)...)
+	c.process = spawn(p.t, dir, "/usr/bin/env", slices.Concat(args, of.Command, of.Args)...)
 	p.status(c, "Running", object{"running": object{"startedAt": now()}})
 }
 
@@ -279,7 +296,7 @@ func (k real) testLostPod(t *testing.T) {
 			require.Len(t, p.kubelet, 4)
 
 			others, first := p.state("1", "2"), p.running()["0"]
-			require.NoError(t, first.process.of.Kill())
+			first.process.kill()
 			p.until("the launcher again", func() bool { return first.restarts == 1 && p.world(3) })
 			require.Equal(t, others, p.state("1", "2"))
 			require.Len(t, p.kubelet, 4, "no new pod")
@@ -290,6 +307,7 @@ func (k real) testLostPod(t *testing.T) {
 			require.Len(t, p.kubelet, 4)
 		})
 	}
+	k.testOtherJobs(t, dir)
 	t.Run("Permanent", func(t *testing.T) {
 		p := k.play(t, dir, "training-pod.yaml", "permanent")
 		p.until("a world of three", func() bool { return p.world(3) })
@@ -300,19 +318,9 @@ func (k real) testLostPod(t *testing.T) {
 	})
 }
 
-// play creates the Job of a manifest, with another name, three nodes and a script of the test.
+// play creates the Job of a manifest.
 func (k real) play(t *testing.T, programs, name, as string) *play {
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "worker.py"), worker)
-	write(t, filepath.Join(dir, "token"), "of-the-job-of-the-job")
-	address := "127.0.0.1:" + freePort(t)
-	master := spawn(t, dir, filepath.Join(programs, "dlrover-master"), "--listen="+address,
-		"--token-file="+filepath.Join(dir, "token"))
-	require.True(t, eventually(func() bool { return strings.Contains(master.tail(), address) }))
-	p := &play{t: t, a: newAdmin(t, k.root), job: as, dir: dir, launch: filepath.Join(programs, "dlrover-run"),
-		master: address, kubelet: map[string]*container{}}
-	doc := strings.NewReplacer("train.py", filepath.Join(dir, "worker.py"), "=gpu", "=1", "--nnodes=2\n", "--nnodes=2:3\n",
-		"--nnodes=3:4", "--nnodes=2:3").Replace(manifest(t, name))
+	p, doc := k.prepare(t, programs, name, as)
 	job := parsed(t, doc)
 	if job["kind"] != "Job" {
 		jobs := slices.DeleteFunc(builtin(job), func(o object) bool { return o["kind"] != "Job" })
@@ -326,10 +334,26 @@ func (k real) play(t *testing.T, programs, name, as string) *play {
 	return p
 }
 
+// prepare starts a master, and returns a manifest for three nodes and a script of the test.
+func (k real) prepare(t *testing.T, programs, name, as string) (*play, string) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "worker.py"), worker)
+	write(t, filepath.Join(dir, "token"), "of-the-job-of-the-job")
+	address := "127.0.0.1:" + freePort(t)
+	master := spawn(t, dir, filepath.Join(programs, "dlrover-master"), "--listen="+address,
+		"--token-file="+filepath.Join(dir, "token"))
+	require.True(t, eventually(func() bool { return strings.Contains(master.tail(), address) }))
+	p := &play{t: t, a: newAdmin(t, k.root), job: as, dir: dir, launch: filepath.Join(programs, "dlrover-run"),
+		master: address, kubelet: map[string]*container{}}
+	doc := strings.NewReplacer("train.py", filepath.Join(dir, "worker.py"), "=gpu", "=1", "--nnodes=2\n", "--nnodes=2:3\n",
+		"--nnodes=3:4", "--nnodes=2:3").Replace(manifest(t, name))
+	return p, doc
+}
+
 // lose is the end of a pod's node: its processes are gone, and Kubernetes declares the pod failed.
 func (p *play) lose(index string) {
 	c := p.running()[index]
-	require.NoError(p.t, c.process.of.Kill())
+	c.process.kill()
 	<-c.process.ended
 	p.status(c, "Failed", terminated(137),
 		object{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"})

@@ -35,7 +35,7 @@ func spawn(t *testing.T, dir, program string, args ...string) *process {
 	defer out.Close()
 	cmd := exec.Command(program, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, out, out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // at whose end the program would be killed
@@ -62,7 +62,11 @@ func (p *process) end() {
 		_ = p.of.Kill()
 		<-p.ended
 	}
+	p.kill()
 }
+
+// kill kills the program and what a shell has started, as the end of a container does.
+func (p *process) kill() { _ = syscall.Kill(-p.of.Pid, syscall.SIGKILL) }
 
 // tail is the end of what it has printed.
 func (p *process) tail() string {

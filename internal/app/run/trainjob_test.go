@@ -40,6 +40,6 @@ func TestTotalSteps(t *testing.T) {
 		"--total-steps=-5 train.py": "--total-steps=-5: need at least 1",
 	} {
 		_, err := resolved(t, "--standalone "+line, pod)
-		require.EqualError(t, err, want)
+		require.ErrorContains(t, err, want)
 	}
 }
