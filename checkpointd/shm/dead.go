@@ -17,7 +17,7 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// justMade is how long a directory without a lock file may wait for its owner.
+// justMade is how long a directory that nobody has signed may wait for its owner.
 const justMade = time.Minute
 
 // foreignAge is how long a plain run of another PID namespace may be without a worker: its processes cannot be seen
@@ -66,10 +66,17 @@ func (d *Dir) dead() bool {
 		if startTime(pid) == started {
 			return false
 		}
-	} else if _, err := os.Lstat(filepath.Join(d.path, ownerFile)); errors.Is(err, fs.ErrNotExist) {
-		return d.Age() > justMade
+	} else if !d.signed() && d.Age() <= justMade {
+		return false
 	}
 	return d.unowned()
+}
+
+// signed reports whether the directory has had an owner. One that is just made gets its lock file a moment before the
+// lock.
+func (d *Dir) signed() bool {
+	fi, err := os.Lstat(filepath.Join(d.path, ownerFile))
+	return err == nil && fi.Size() > 0
 }
 
 // startTime is the start time of a process in clock ticks, "" if there is none.

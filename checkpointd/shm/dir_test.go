@@ -190,7 +190,12 @@ func TestDead(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, ended())
 	create("just-made")
+	about := create("about-to-be-owned") // its owner is between open and lock
+	require.NoError(t, os.WriteFile(filepath.Join(about.Path(), "owner"), nil, 0o600))
 	age(create("never-owned"))
+	never := create("never-signed")
+	require.NoError(t, os.WriteFile(filepath.Join(never.Path(), "owner"), nil, 0o600))
+	age(never)
 
 	gone := exec.Command("true")
 	require.NoError(t, gone.Run())
@@ -218,8 +223,8 @@ func TestDead(t *testing.T) {
 	for _, d := range dead {
 		keys = append(keys, filepath.Base(d.Path()))
 	}
-	require.ElementsMatch(t, []string{"ended", "never-owned", fmt.Sprintf("t%d-1-%d", gone.Process.Pid, ns.Ino),
-		fmt.Sprintf("t%d-1-%d", os.Getpid(), ns.Ino), "t2-1-7"}, keys)
+	require.ElementsMatch(t, []string{"ended", "never-owned", "never-signed",
+		fmt.Sprintf("t%d-1-%d", gone.Process.Pid, ns.Ino), fmt.Sprintf("t%d-1-%d", os.Getpid(), ns.Ino), "t2-1-7"}, keys)
 
 	t.Run("age", func(t *testing.T) {
 		d := create("aged")
