@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import re
 import shutil
 import socket
@@ -97,9 +98,14 @@ def _end(p: subprocess.Popen) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port below those that the kernel gives to connections of other tests."""
+    while True:
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", random.randrange(15000, 30000)))
+                return s.getsockname()[1]
+            except OSError:
+                pass
 
 
 def render(image) -> bytearray:
