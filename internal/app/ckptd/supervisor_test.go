@@ -523,7 +523,7 @@ func TestMemoryOfDeadJobsIsRemoved(t *testing.T) {
 		for _, d := range []string{dir, filepath.Join(dir, "seg"), filepath.Join(dir, "peer")} {
 			require.NoError(t, os.Mkdir(d, 0o700))
 		}
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "owner"), nil, 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "owner"), []byte("1 7\n"), 0o600))
 		if saved {
 			segment(t, dir)
 		}
