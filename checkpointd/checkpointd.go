@@ -40,7 +40,8 @@ type Config struct {
 	// Remote connects to the daemons of the other nodes through a master. Default: marks on the storage that the nodes
 	// share.
 	Remote coordinator.Coordinator
-	// Writers is how many files are written at a time. Default 2.
+	// Writers is how many shards are written to one local file system at a time. Default 2. It is one on NFS, SMB, 9P and
+	// FUSE.
 	Writers int
 	// Replicas is the number of nodes that hold each shard, this one included; 0 and 1 are no copies unless a
 	// checkpoint asks for them. Copies need Remote.
@@ -197,7 +198,7 @@ func assemble(cfg Config) *Daemon {
 	locks := &dirLocks{life: life, log: log, path: path, held: map[string]*sync.Mutex{}}
 	d.flusher = &flusher{life: life, log: log, count: count, saves: d.saves, storage: d.storage, mounts: d.mounts,
 		records: preparedRecords{log, filepath.Join(path, preparedName)}, retries: d.retries, coords: d.coords,
-		writer:    &writer{make(chan struct{}, cfg.Writers), count, d.saves, d.storage, d.mounts},
+		writer:    &writer{newLanes(cfg.Writers), count, d.saves, d.storage, d.mounts},
 		committer: &committer{log, d.storage, d.retries, locks, d.coords}}
 	d.breakpoints = &breakpoints{life: life, log: log, count: count, segs: d.segs, saves: d.saves, storage: d.storage,
 		flusher: d.flusher, coords: d.coords, master: cfg.Remote != nil}

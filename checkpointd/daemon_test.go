@@ -416,6 +416,26 @@ func TestHangingStorage(t *testing.T) {
 	close(disk.free)
 }
 
+// A save does not wait for a writer that another mount keeps, not even before that one's save is given up.
+func TestMountsHaveWritersOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	stuck, good := t.TempDir(), t.TempDir()
+	memory, err := os.MkdirTemp("/dev/shm", "TestMounts")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(memory)) })
+	disk := &hanging{FS: fsx.OS{}, dir: stuck, hit: make(chan struct{}, 4), free: make(chan struct{})}
+	n := newNode(t, withFS(disk), func(c *checkpointd.Config) { c.Writers = 1 })
+	n.put(single(stuck, 10), "seg/l0-0.seg")
+	<-disk.hit
+	n.put(single(good, 20), "seg/l0-1.seg")
+	n.put(single(filepath.Join(memory, "not", "yet"), 30), "seg/l0-2.seg")
+	require.Equal(t, true, n.wait(filepath.Join(memory, "not", "yet"), 30)["ok"])
+	require.NoFileExists(t, filepath.Join(good, "dlrover_latest.txt"), "its mount has one writer, which hangs")
+	close(disk.free)
+	require.Equal(t, true, n.wait(stuck, 10)["ok"])
+	require.Equal(t, true, n.wait(good, 20)["ok"])
+}
+
 func TestForbiddenDirectoryFailsAtOnce(t *testing.T) {
 	disk := &faulty{FS: fsx.OS{}, err: syscall.EACCES, hit: make(chan struct{}, 1)}
 	n, dir := newNode(t, withFS(disk)), t.TempDir()

@@ -1,10 +1,12 @@
 package checkpointd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"dlrover-run/checkpointd/commit"
@@ -208,11 +210,20 @@ func (f *flusher) progress(j *save) (stop func()) {
 	return func() { cancel(); <-gone }
 }
 
+// logProgress logs how far the shards of j's save on this node have come, if j is the first that is under way.
 func (f *flusher) logProgress(j *save) (done int64) {
-	ph, _ := f.saves.state(j)
-	done = j.done.Load()
-	took := time.Since(j.begun)
-	f.log.Info("checkpoint under way", "step", j.meta.Step, "shard", j.meta.Shard, "phase", string(ph), "percent",
-		100*done/max(j.bytes, 1), "bytes", done, "of", j.bytes, "for", took.Round(time.Second).String())
+	shards := f.saves.shardsUnderWay(j.meta.Save)
+	all := int64(0)
+	for _, o := range shards {
+		done += o.done.Load()
+		all += o.bytes
+	}
+	if len(shards) == 0 || shards[0] != j {
+		return done
+	}
+	last := slices.MinFunc(shards, func(a, b *save) int { return cmp.Compare(a.done.Load(), b.done.Load()) })
+	ph, _ := f.saves.state(last)
+	f.log.Info("checkpoint under way", "step", j.meta.Step, "shards", len(shards), "phase", string(ph), "percent",
+		100*done/max(all, 1), "bytes", done, "of", all, "for", time.Since(j.begun).Round(time.Second).String())
 	return done
 }

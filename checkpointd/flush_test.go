@@ -18,8 +18,13 @@ func TestProgressIsLoggedEverMoreSeldom(t *testing.T) {
 		f := &flusher{log: slog.New(log), saves: newSaves(newLifetime())}
 		j := madeAt(0, "s", "1.0.0", 1, "/ckpt")
 		j.ctx = t.Context()
+		other := madeAt(0, "s", "1.0.0", 1, "/ckpt")
+		other.meta.Shard, other.ctx = j.meta.Shard+1, t.Context()
+		require.Nil(t, f.saves.add(j))
+		require.Nil(t, f.saves.add(other))
 		begin := time.Now()
 		stop := f.progress(j)
+		defer f.progress(other)()
 		time.Sleep(41 * time.Second)
 		j.done.Add(1)
 		time.Sleep(50 * time.Second)
@@ -28,7 +33,7 @@ func TestProgressIsLoggedEverMoreSeldom(t *testing.T) {
 		for _, t := range log.times {
 			at = append(at, int(t.Sub(begin).Seconds()))
 		}
-		require.Equal(t, []int{5, 10, 20, 40, 80, 85}, at, "every 5 s while something moves, else after twice as long")
+		require.Equal(t, []int{5, 10, 20, 40, 80, 85}, at, "every 5 s while something moves, else after twice as long, one line for both shards")
 	})
 }
 

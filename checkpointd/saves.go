@@ -68,6 +68,11 @@ func (s *saves) inFlight(dir string) []*save {
 	return s.inFlightLocked(dir)
 }
 
+// shardsUnderWay lists the shards of a save that are on their way to the disk.
+func (s *saves) shardsUnderWay(id string) []*save {
+	return slices.DeleteFunc(s.inFlight(""), func(j *save) bool { return j.meta.Save != id })
+}
+
 // quiet reports that no save is on its way to the disk, nor about to be.
 func (s *saves) quiet() bool {
 	s.mu.Lock()

@@ -13,7 +13,7 @@ import (
 
 // writer writes the files of shards, a few shards at a time.
 type writer struct {
-	slots   chan struct{} // one for each shard that may be written now
+	lanes   *lanes
 	count   *counters
 	saves   *saves
 	storage *storage
@@ -27,13 +27,12 @@ func (w *writer) prepare(ctx context.Context, j *save) (entry commit.Entry, rele
 	if err != nil {
 		return entry, nil, err
 	}
-	select {
-	case w.slots <- struct{}{}:
-		defer func() { <-w.slots }()
-	case <-ctx.Done():
+	leave, err := w.enter(ctx, j)
+	if err != nil {
 		p.Release()
-		return entry, nil, ctx.Err()
+		return entry, nil, err
 	}
+	defer leave()
 	w.saves.setPhase(j, writing)
 	release = p.Hold()
 	entry, err = bounded(ctx, func() (commit.Entry, error) {
@@ -45,6 +44,26 @@ func (w *writer) prepare(ctx context.Context, j *save) (entry commit.Entry, rele
 		return entry, nil, err
 	}
 	return entry, release, nil
+}
+
+// enter waits until the mount of j's directory takes one more shard.
+func (w *writer) enter(ctx context.Context, j *save) (leave func(), err error) {
+	free, err := bounded(ctx, func() (chan struct{}, error) {
+		root, err := w.storage.fs.Resolve(j.meta.Dir)
+		if err != nil {
+			return nil, err
+		}
+		return w.lanes.of(root)
+	})
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case free <- struct{}{}:
+		return func() { <-free }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // write writes the files of p and marks the shard as prepared. It may continue after its ctx has ended: see bounded.
