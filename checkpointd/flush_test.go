@@ -33,7 +33,8 @@ func TestProgressIsLoggedEverMoreSeldom(t *testing.T) {
 		for _, t := range log.times {
 			at = append(at, int(t.Sub(begin).Seconds()))
 		}
-		require.Equal(t, []int{5, 10, 20, 40, 80, 85}, at, "every 5 s while something moves, else after twice as long, one line for both shards")
+		require.Equal(t, []int{5, 10, 20, 40, 80, 85}, at,
+			"every 5 s while something moves, else after twice as long, one line for both shards")
 	})
 }
 
