@@ -6,8 +6,8 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Event is something that happened to a run. The events are Join, Attach, Detach, Silence, HungUp, Refused, Ready,
-// Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire, OtherRun and Tick.
+// Event is something that happened to a run. The events are Join, Attach, Detach, Silence, Unreachable, HungUp, Refused,
+// Ready, Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire, OtherRun and Tick.
 type Event interface{ event() }
 
 // Join: a launcher has no workers and wants to be part of the next world. A member that got a Stop joins again with the
@@ -52,6 +52,10 @@ type Detach struct {
 
 // Silence: the connection of the node's last request has broken as in Detach, while no request was open.
 type Silence struct{ ID string }
+
+// Unreachable: the host of the node, which is silent, has answered no new connection either since then, although it had
+// answered before at the same address.
+type Unreachable struct{ ID string }
 
 // HungUp: the connection of the node's last request has closed while no request was open. It dials again if it lives.
 type HungUp struct{ ID string }
@@ -201,25 +205,26 @@ type OtherRun struct{ ID string }
 // Tick: time has passed; due at Round.Next.
 type Tick struct{}
 
-func (Join) event()     {}
-func (Attach) event()   {}
-func (Detach) event()   {}
-func (Silence) event()  {}
-func (HungUp) event()   {}
-func (Refused) event()  {}
-func (Ready) event()    {}
-func (Failing) event()  {}
-func (Success) event()  {}
-func (Stepped) event()  {}
-func (Leave) event()    {}
-func (Cleared) event()  {}
-func (Barred) event()   {}
-func (Doubt) event()    {}
-func (Leaving) event()  {}
-func (Order) event()    {}
-func (Rewire) event()   {}
-func (OtherRun) event() {}
-func (Tick) event()     {}
+func (Join) event()        {}
+func (Attach) event()      {}
+func (Detach) event()      {}
+func (Silence) event()     {}
+func (HungUp) event()      {}
+func (Unreachable) event() {}
+func (Refused) event()     {}
+func (Ready) event()       {}
+func (Failing) event()     {}
+func (Success) event()     {}
+func (Stepped) event()     {}
+func (Leave) event()       {}
+func (Cleared) event()     {}
+func (Barred) event()      {}
+func (Doubt) event()       {}
+func (Leaving) event()     {}
+func (Order) event()       {}
+func (Rewire) event()      {}
+func (OtherRun) event()    {}
+func (Tick) event()        {}
 
 // Action is a task for the shell around a Round: a new Directive for a node, a Note for the log, nodes to be checked,
 // or the evidence about an ended epoch.

@@ -492,21 +492,27 @@ func TestElectedServerKnowsWhoIsMissing(t *testing.T) {
 	require.Len(t, v.runs, 7)
 }
 
-// Nobody waits for the node of a server that is dead. One that is silent may come back, and so may other members.
+// Nobody waits for the node of a server that is dead, or for that of a silent one alone. Other members may come back, and
+// so may a silent server where the run has a time for that.
 func TestDeadServerIsNotAwaited(t *testing.T) {
 	for name, c := range map[string]struct {
-		ofDead bool
-		back   []string
-		waits  time.Duration
-		cause  string
+		ofDead  bool
+		timeout time.Duration
+		back    []string
+		waits   time.Duration
+		cause   string
 	}{
-		"dead": {true, []string{"b", "c", "d"}, 0,
+		"dead": {true, 0, []string{"b", "c", "d"}, 0,
 			"node 0 (a) is gone: its launcher, which served the rendezvous, has died"},
-		"silent":                        {false, []string{"b", "c", "d"}, resumeWindow, "1 of 4 nodes did not come back"},
-		"dead, and another one is away": {true, []string{"b", "c"}, resumeWindow, "2 of 4 nodes did not come back"},
+		"silent": {false, 0, []string{"b", "c", "d"}, 0,
+			"node 0 (a) is gone: its host, where the rendezvous was served, is silent"},
+		"silent, for a time":              {false, time.Minute, []string{"b", "c", "d"}, resumeWindow, "1 of 4 nodes did not"},
+		"dead, and another one is away":   {true, 0, []string{"b", "c"}, resumeWindow, "2 of 4 nodes did not come back"},
+		"silent, and another one is away": {false, 0, []string{"b", "c"}, resumeWindow, "2 of 4 nodes did not come back"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := elected(servedBy(t, "b", "c", "d"), c.ofDead)
+			v.p.NodeTimeout = c.timeout
 			v.comeBack(c.back...)
 			if c.waits > 0 {
 				v.pass(c.waits - 1)

@@ -19,11 +19,17 @@ const (
 	// survivors' workers have failed, so nothing is gained by waiting longer.
 	brokenGraceFailing = 250 * time.Millisecond
 	// SuspectAfter is how long a host may give no sign of life, not even its kernel's answer to a probe, until it is
-	// suspect. It is lost at once then if the world is broken anyway, else after Params.NodeTimeout.
-	SuspectAfter = 5 * time.Second
+	// suspect. It is lost at once then if the world is broken anyway.
+	SuspectAfter = 3 * time.Second
+	// UnreachableAfter is how long a host may give no sign of life that answers no new connection either.
+	// Params.NodeTimeout replaces it. A link that was down for 3 s has more than half a second left for an answer: the
+	// last one may have come a second before.
+	UnreachableAfter = 4600 * time.Millisecond
+	// hungUpGrace is how long a launcher may stay away that has closed its connection between two requests.
+	hungUpGrace = 5 * time.Second
 	// silentGrace is the default of Params.NodeTimeout: how long a node may have no request open without its connection
-	// having broken, or may be silent. It also replaces BrokenGrace when most nodes are suspect at once: then it is the
-	// daemon's own network that is in doubt.
+	// having broken, or its host may be silent that nobody could examine. It also replaces BrokenGrace when most nodes
+	// are suspect at once: then it is the daemon's own network that is in doubt.
 	silentGrace = 15 * time.Second
 	// attributionWindow is how long a failure that would end the run waits for the
 	// news that a node has died: workers notice a dead peer as fast as we do.
@@ -40,8 +46,7 @@ type liveness struct {
 	at time.Time // earliest deadline, never too late
 }
 
-// nodeTimeout is how long a node may be silent; an older launcher sends no NodeTimeout.
-func (p Params) nodeTimeout() time.Duration { return cmp.Or(p.NodeTimeout, defaultNodeTimeout) }
+func (p Params) nodeTimeout() time.Duration { return cmp.Or(p.NodeTimeout, silentGrace) }
 
 // apply books a change of a node's connection, and returns the node if that makes it a lost one, and why.
 func (l *liveness) apply(now time.Time, ev Event) (lost *node, why string) {
@@ -52,6 +57,8 @@ func (l *liveness) apply(now time.Time, ev Event) (lost *node, why string) {
 		return l.refused(e)
 	case Silence:
 		l.silence(e)
+	case Unreachable:
+		l.unreachable(e)
 	case HungUp:
 		l.hungUp(now, e)
 	}
@@ -69,7 +76,7 @@ func (l *liveness) attach(id string) (back bool, err error) {
 	}
 	n.attached++
 	back = n.broken
-	n.broken, n.silent = false, false
+	n.broken, n.silent, n.unreachable = false, false, false
 	return back, nil
 }
 
@@ -104,6 +111,16 @@ func (l *liveness) silence(e Silence) {
 	}
 }
 
+// unreachable shortens the wait for a silent host. Where more than half of the nodes are suspect, that says nothing of
+// this one: they may all have been cut off from here together.
+func (l *liveness) unreachable(e Unreachable) {
+	n := l.members.nodes[e.ID]
+	if n != nil && n.silent && 2*l.members.suspects() <= len(l.members.nodes) {
+		n.unreachable = true
+		l.expect(n)
+	}
+}
+
 // hungUp makes n suspect, but does not lose it: a launcher that lives may have closed one connection of several. On a
 // busy machine it is not back in a second. A launcher that ends its workers keeps its connection, and dials again at
 // once if that closes: it has the grace of a broken request.
@@ -124,7 +141,7 @@ func (l *liveness) refused(e Refused) (lost *node, why string) {
 }
 
 func (l *liveness) fallSilent(n *node) {
-	n.silent = true
+	n.silent, n.unreachable = true, false
 	l.out.note(job.EventSuspect, n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
 }
 
@@ -132,8 +149,12 @@ func (l *liveness) fallSilent(n *node) {
 func (l *liveness) grace(n *node) time.Duration {
 	failing := l.epoch.phase == forming && !l.epoch.fresh()
 	switch {
-	case n.hungUp, n.silent && failing:
+	case n.hungUp:
+		return hungUpGrace
+	case n.silent && failing:
 		return SuspectAfter
+	case n.unreachable:
+		return cmp.Or(l.params.NodeTimeout, UnreachableAfter)
 	case !n.broken, n.silent:
 		return l.params.nodeTimeout()
 	case failing:

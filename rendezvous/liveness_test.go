@@ -1,6 +1,8 @@
 package rendezvous
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -143,6 +145,57 @@ func TestSilentHostComesBack(t *testing.T) {
 	require.Equal(t, 1, s.runs["b"].Round)
 }
 
+// A silent host that answers no new connection either is lost soon, unless the run has a time of its own, more than half
+// of the nodes are silent, or it is back.
+func TestUnreachableHost(t *testing.T) {
+	const rest = UnreachableAfter - SuspectAfter
+	back := func(s *sim) { s.must(Attach{ID: "b"}) }
+	for name, c := range map[string]struct {
+		timeout       time.Duration
+		nodes, silent []string
+		before, after func(*sim)
+		lostAfter     time.Duration // since it was noticed; 0: never
+	}{
+		"one of two":                   {0, nodes(1), nil, nil, nil, rest},
+		"two of four":                  {0, nodes(3), nodes(1), nil, nil, rest},
+		"two of three":                 {0, nodes(2), nodes(1), nil, nil, silentGrace - SuspectAfter},
+		"all":                          {0, nodes(1), nodes(1), nil, nil, silentGrace - SuspectAfter},
+		"the run's own time is longer": {20 * time.Second, nodes(1), nil, nil, nil, 20*time.Second - SuspectAfter},
+		"back before that is known":    {0, nodes(1), nil, back, nil, 0},
+		"back":                         {0, nodes(1), nil, nil, back, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := world(t, Params{Min: 1, Max: 1 + len(c.nodes), NodeTimeout: c.timeout}, append(c.nodes, "b")...)
+			for _, id := range append(c.silent, "b") {
+				s.must(Detach{ID: id, Broken: true, Silent: true})
+			}
+			noticed := s.now
+			s.pass(rest - 1)
+			if c.before != nil {
+				c.before(s)
+			}
+			for _, id := range append(c.silent, "b", "nobody") {
+				s.must(Unreachable{ID: id})
+			}
+			if c.after != nil {
+				c.after(s)
+			}
+			require.Empty(t, s.r.Evidence().Losses)
+			if c.lostAfter == 0 {
+				s.pass(time.Minute)
+				require.Empty(t, s.r.Evidence().Losses)
+				return
+			}
+			s.pass(noticed.Add(c.lostAfter - 1).Sub(s.now))
+			require.NotContains(t, eventsOf(s), "node-loss")
+			s.pass(1)
+			at := slices.Index(eventsOf(s), "node-loss")
+			require.Positive(t, at)
+			require.Equal(t, fmt.Sprintf("silent for %s", c.lostAfter+SuspectAfter), s.log[at].Text)
+		})
+	}
+}
+
 func eventsOf(s *sim) (names []string) {
 	for _, n := range s.log {
 		names = append(names, string(n.Event))
@@ -168,17 +221,17 @@ func TestHungUp(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 2, MaxRestarts: 3}, "a", "b")
 	s.must(HungUp{ID: "nobody"})
 	s.must(HungUp{ID: "b"}) // its request is open
-	s.pass(defaultNodeTimeout)
+	s.pass(silentGrace)
 	s.must(Detach{ID: "b"})
 	s.must(HungUp{ID: "b"})
 	s.must(Attach{ID: "b"})
-	s.pass(defaultNodeTimeout)
+	s.pass(silentGrace)
 	require.Empty(t, s.r.Evidence().Losses)
 	s.must(Detach{ID: "b"})
 	s.pass(time.Second)
 	s.must(HungUp{ID: "b"})
 	at := s.now
-	s.pass(SuspectAfter - time.Millisecond)
+	s.pass(hungUpGrace - time.Millisecond)
 	s.must(HungUp{ID: "b"})
 	require.Empty(t, s.r.Evidence().Losses)
 	s.pass(time.Millisecond)
@@ -211,7 +264,7 @@ func TestNewcomerThatHangsUp(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})
 	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p})
 	s.must(HungUp{ID: "a"})
-	s.pass(SuspectAfter - time.Millisecond)
+	s.pass(hungUpGrace - time.Millisecond)
 	require.Equal(t, 1, s.r.Size())
 	s.pass(time.Millisecond)
 	require.Zero(t, s.r.Size())

@@ -166,14 +166,15 @@ func (m *members) gaters() (sum int) {
 }
 
 // inDoubt: most nodes are suspect at once.
-func (m *members) inDoubt() bool {
-	broken := 0
+func (m *members) inDoubt() bool { return len(m.nodes) >= 4 && 2*m.suspects() > len(m.nodes) }
+
+func (m *members) suspects() (count int) {
 	for _, n := range m.nodes {
 		if n.suspect() {
-			broken++
+			count++
 		}
 	}
-	return len(m.nodes) >= 4 && 2*broken > len(m.nodes)
+	return count
 }
 
 // named are the nodes of one name.

@@ -326,14 +326,17 @@ func (m *memory) loseServer(now time.Time) {
 	if s == nil || !s.OfDead || !s.World.of(s.Epoch, m.epoch) {
 		return
 	}
-	seat, name := s.World.Seat, s.World.name(s.World.Seat)
-	if seat < 0 || seat >= len(w.world) {
-		return
+	if seat := s.World.Seat; seat >= 0 && seat < len(w.world) {
+		m.bookServer(now, "its launcher, which served the rendezvous, has died")
 	}
+}
+
+// bookServer books the node of the server that was replaced as lost.
+func (m *memory) bookServer(now time.Time, reason string) {
+	seat, name := m.cfg.Server.World.Seat, m.cfg.Server.World.name(m.cfg.Server.World.Seat)
 	who := fmt.Sprintf("node %d (%s)", seat, cmp.Or(name, "whose name is not known"))
-	const reason = "its launcher, which served the rendezvous, has died"
 	m.out.note(job.EventNodeLoss, name, reason)
-	w.broken = KeptBreak{
+	m.rebuild.broken = KeptBreak{
 		Cause:  job.Cause{Kind: job.CauseLoss, Node: name, Text: who + " is gone: " + reason},
 		Losses: []job.Loss{{Node: name, GroupRank: seat, Reason: reason, At: now, Silent: true}},
 	}
@@ -383,6 +386,9 @@ func (m *memory) catchUp(n *node, e *Resume) {
 // rebuilt ends the rebuilding when everyone is back, or when waiting is useless, and returns the world; nil: not yet.
 func (m *memory) rebuilt(now time.Time) *rebuild {
 	w := m.rebuild
+	if m.serverIsMissing() {
+		m.bookServer(now, "its host, where the rendezvous was served, is silent")
+	}
 	if w.missing > len(w.broken.Losses) && now.Before(w.until) && !m.allBack() {
 		return nil
 	}
@@ -412,6 +418,13 @@ func (m *memory) abandoned(now time.Time) bool {
 // allBack: of the world that is being rebuilt, only nodes are missing that an earlier daemon had given up.
 func (m *memory) allBack() bool {
 	return m.recalls() && m.kept.World.complete(m.members)
+}
+
+// serverIsMissing: the others are all back, and have replaced the missing one because its host is silent.
+func (m *memory) serverIsMissing() bool {
+	s, w := m.cfg.Server, m.rebuild
+	return s != nil && s.Elected && w.missing == 1 && len(w.broken.Losses) == 0 && m.params.NodeTimeout == 0 && s.World.of(s.Epoch, m.epoch) &&
+		s.World.Seat >= 0 && s.World.Seat < len(w.world) && w.world[s.World.Seat] == nil
 }
 
 // cause is why the world cannot go on: nodes are missing.

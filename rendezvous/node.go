@@ -25,22 +25,23 @@ const (
 // node is a launcher that is here.
 type node struct {
 	Node
-	state    nodeState
-	rank     int       // group rank in the newest world it was in, or -1
-	arrival  int       // order of first arrival
-	since    time.Time // start of the launcher
-	starts   int       // worlds that were sealed with it
-	rankBase int
-	leaf     string // its switch when its world was sealed, see Topology.leafOf
-	attached int    // requests held open
-	detached time.Time
-	broken   bool
-	silent   bool // it broke because the host had given no sign of life
-	hungUp   bool // it was closed while no request was open
-	dir      Directive
-	known    uint64 // the directive before, if dir tells its launcher nothing new; or 0
-	differs  bool   // its Params are not the run's
-	failed   bool   // workers of it have, which the others outlive
+	state       nodeState
+	rank        int       // group rank in the newest world it was in, or -1
+	arrival     int       // order of first arrival
+	since       time.Time // start of the launcher
+	starts      int       // worlds that were sealed with it
+	rankBase    int
+	leaf        string // its switch when its world was sealed, see Topology.leafOf
+	attached    int    // requests held open
+	detached    time.Time
+	broken      bool
+	silent      bool // it broke because the host had given no sign of life
+	unreachable bool // and it answers no new connection either
+	hungUp      bool // it was closed while no request was open
+	dir         Directive
+	known       uint64 // the directive before, if dir tells its launcher nothing new; or 0
+	differs     bool   // its Params are not the run's
+	failed      bool   // workers of it have, which the others outlive
 
 	cleared  bool       // its newest check has passed
 	until    time.Time  // and counts until then; zero: for good

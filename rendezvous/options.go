@@ -28,7 +28,7 @@ func (p Params) options() []option {
 		{text: fmt.Sprintf("join_timeout=%v", p.JoinTimeout.Seconds())},
 		{text: p.lastCall()},
 		{text: fmt.Sprintf("growth_delay=%v", p.GrowthDelay.Seconds())},
-		{text: fmt.Sprintf("node_timeout=%v", p.NodeTimeout.Seconds())},
+		{text: p.silence()},
 		{text: fmt.Sprintf("gate=%v", p.Gate)},
 		{text: fmt.Sprintf("gate_timeout=%v", p.GateTimeout.Seconds())},
 		{p.checks(), true, checks},
@@ -46,6 +46,13 @@ func (p Params) lastCall() string {
 		text += fmt.Sprintf(" (promised: %d)", p.Promised)
 	}
 	return text
+}
+
+func (p Params) silence() string {
+	if p.NodeTimeout == 0 {
+		return "no node_timeout"
+	}
+	return fmt.Sprintf("node_timeout=%v", p.NodeTimeout.Seconds())
 }
 
 func (p Params) restarts() string {

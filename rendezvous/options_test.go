@@ -47,7 +47,7 @@ func TestEveryFieldOfParamsIsNamed(t *testing.T) {
 func TestParamsAreWrittenAsTheyAreTyped(t *testing.T) {
 	p := Params{Min: 1, Max: 4, MaxRestarts: 3, Gate: true}
 	require.Equal(t, "--nnodes=1:4 --node-unit=1 the dynamic rendezvous --max-restarts=3 --restart-policy=Always: false "+
-		"join_timeout=600 last_call_timeout=30 growth_delay=1 node_timeout=15 gate=true gate_timeout=300 no checks of nodes "+
+		"join_timeout=600 last_call_timeout=30 growth_delay=1 no node_timeout gate=true gate_timeout=300 no checks of nodes "+
 		"no hang detection not held --backoff-limit=100 --restart-backoff=10ms:30s --restart-window= --same-failures=5 "+
 		"--no-progress=0 --deadline=0s --start-deadline=0s --success-rule=all --clean-up=unfinished --on-failure=exit "+
 		"--on-rank-exit=restart-all", p.String())
@@ -60,7 +60,7 @@ func TestParamsAreWrittenAsTheyAreTyped(t *testing.T) {
 func TestParamsValidate(t *testing.T) {
 	good := Params{Min: 2, Max: 4, Check: strings.Repeat("x", maxCheck), Hang: strings.Repeat("x", maxHang)}
 	for want, change := range map[string]func(*Params){
-		"node timeout 4s: need at least 5s": func(p *Params) { p.NodeTimeout = 4 * time.Second },
+		"node timeout 2s: need at least 3s": func(p *Params) { p.NodeTimeout = 2 * time.Second },
 		"nnodes 0:4":                        func(p *Params) { p.Min = 0 },
 		"nnodes 2:1":                        func(p *Params) { p.Max = 1 },
 		"nnodes 2:100001":                   func(p *Params) { p.Max = MaxNodes + 1 },

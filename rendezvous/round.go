@@ -192,7 +192,7 @@ func (r *Round) apply(now time.Time, ev Event) error {
 			r.account.cameBack()
 		}
 		return err
-	case Detach, Refused, Silence, HungUp:
+	case Detach, Refused, Silence, Unreachable, HungUp:
 		if n, why := r.liveness.apply(now, ev); n != nil {
 			r.depart(now, n, job.CauseLoss, why, true)
 		}

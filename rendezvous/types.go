@@ -13,7 +13,6 @@ const (
 	DefaultJoinTimeout = 600 * time.Second
 	defaultGrowthDelay = time.Second
 	defaultGateTimeout = 5 * time.Minute
-	defaultNodeTimeout = silentGrace
 )
 
 // MaxNodes bounds the world of one run.
@@ -41,7 +40,8 @@ type Params struct {
 	// GrowthDelay collects newcomers before a running world is restarted for them.
 	// A world that reaches Max restarts at once.
 	GrowthDelay time.Duration `json:"growth_delay,omitempty"`
-	// NodeTimeout is how long a node may give no sign of life; at least SuspectAfter.
+	// NodeTimeout is how long a node may give no sign of life, at least SuspectAfter. 0: UnreachableAfter if its host
+	// answers no new connection either, else 15 s.
 	NodeTimeout time.Duration `json:"node_timeout,omitempty"`
 	// MaxRestarts is how many worker failures the whole run may spend. Unlimited gives way to the first node's that has
 	// another value.
@@ -87,9 +87,6 @@ func (p Params) WithDefaults() Params {
 	if p.GrowthDelay == 0 {
 		p.GrowthDelay = defaultGrowthDelay
 	}
-	if p.NodeTimeout == 0 {
-		p.NodeTimeout = defaultNodeTimeout
-	}
 	if p.Gate && p.GateTimeout == 0 {
 		p.GateTimeout = defaultGateTimeout
 	}
@@ -112,7 +109,7 @@ func (p Params) Validate() error {
 		return fmt.Errorf("rendezvous timeouts must be positive "+
 			"(last call %s, join timeout %s, growth delay %s, gate timeout %s, quiet %s for %d nodes)",
 			p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout, p.Quiet, p.Promised)
-	case p.NodeTimeout < SuspectAfter:
+	case p.NodeTimeout != 0 && p.NodeTimeout < SuspectAfter:
 		return fmt.Errorf("node timeout %s: need at least %s, after which a host that is silent is noticed",
 			p.NodeTimeout, SuspectAfter)
 	case len(p.Check) > maxCheck || !text.Printable(p.Check):

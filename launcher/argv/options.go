@@ -71,9 +71,9 @@ func rendezvousOptions() []Option {
 		{Name: "rdzv-conf", Meta: "KEY=VALUE,...", Category: rdzvSection,
 			Usage: "rendezvous settings; times are seconds or have a unit: join_timeout (default: 600), last_call_timeout (2 " +
 				"after the newest node, 30 in all; 30 while nodes are missing that a scheduler has promised), growth_delay (1), " +
-				"node_timeout (15), read_timeout (60), is_host=true|false, alone=true|false (a node on a silent host is " +
-				"taken for dead, so that a minority serves itself); with etcd protocol=http|https, ca_cert, ssl_cert, " +
-				"ssl_cert_key, user, password_file, etcd_prefix"},
+				"node_timeout (4.6, or 15 where a host cannot be examined), read_timeout (60), is_host=true|false, " +
+				"alone=true|false (a node on a silent host is taken for dead, so that a minority serves itself); with etcd " +
+				"protocol=http|https, ca_cert, ssl_cert, ssl_cert_key, user, password_file, etcd_prefix"},
 		{Name: "standalone", Kind: Flag, Category: rdzvSection,
 			Usage: "run a one-node job with its own rendezvous on a free port; --rdzv-backend, " +
 				"--rdzv-endpoint and --rdzv-id are ignored"},

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -74,6 +75,9 @@ const (
 	lifePause   = 25 * time.Millisecond // between two refusals: a launcher that lives has dialed again by then
 	lifeProvers = 16                    // that ask new launchers
 	lifeLooks   = 64                    // at launchers after their connection has broken; more break for another reason
+	lifeExams   = 256                   // of silent hosts; of more than that it is another network that is silent
+	examTime    = rendezvous.UnreachableAfter - rendezvous.SuspectAfter
+	examPause   = 200 * time.Millisecond // between two new connections: a lost one is tried again only after a second
 )
 
 // home is where a launcher has answered with its key: the address from which its connection comes.
@@ -92,6 +96,7 @@ type lives struct {
 	unasked []func() // launchers to be asked
 	provers int
 	looks   int
+	exams   int
 }
 
 func newLives() *lives {
@@ -203,6 +208,58 @@ func (l *lives) isClosed(addr, key string) bool {
 		l.pause()
 	}
 	return false
+}
+
+// examine calls unreachable if the host at addr answers no connection for examTime, neither with a process nor with a
+// refusal. It drops the request if too many examinations are under way.
+func (l *lives) examine(addr string, unreachable func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx.Err() != nil || l.exams >= lifeExams {
+		return
+	}
+	l.exams++
+	l.wg.Go(func() {
+		for began, late := time.Now(), true; late; began = time.Now() {
+			if l.reaches(addr) || l.ctx.Err() != nil {
+				break
+			}
+			// Where this process did not run meanwhile, an answer may have come and not have been seen.
+			if late = time.Since(began) > examTime+2*examPause; !late {
+				unreachable()
+			}
+		}
+		l.mu.Lock()
+		l.exams--
+		l.mu.Unlock()
+	})
+}
+
+// reaches reports whether a kernel answers at addr within examTime.
+func (l *lives) reaches(addr string) bool {
+	ctx, cancel := context.WithTimeout(l.ctx, examTime)
+	defer cancel()
+	var wg sync.WaitGroup
+	var reached atomic.Bool
+	for again := time.Tick(examPause); ctx.Err() == nil; {
+		wg.Go(func() {
+			var d net.Dialer
+			nc, err := d.DialContext(ctx, "tcp", addr)
+			if err == nil {
+				_ = nc.Close()
+			}
+			if err == nil || errors.Is(err, syscall.ECONNREFUSED) {
+				reached.Store(true)
+				cancel()
+			}
+		})
+		select {
+		case <-again:
+		case <-ctx.Done():
+		}
+	}
+	wg.Wait()
+	return reached.Load()
 }
 
 func (l *lives) pause() {

@@ -2,8 +2,10 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
+	"syscall"
 	"testing"
 	"time"
 
@@ -73,7 +75,7 @@ func (l *lives) settled(t *testing.T) {
 	require.Eventually(t, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.provers+l.looks+len(l.unasked) == 0
+		return l.provers+l.looks+l.exams+len(l.unasked) == 0
 	}, 20*time.Second, time.Millisecond)
 }
 
@@ -203,6 +205,40 @@ func TestLives(t *testing.T) {
 	ls.close()
 	ls.look(addr, key, func() { t.Error("closed") })
 	require.False(t, ls.isClosed(addr, key), "nobody was asked")
+}
+
+// A kernel that answers lives, also if it refuses; one that answers nothing is unreachable.
+func TestExam(t *testing.T) {
+	ls := newLives()
+	defer ls.close()
+	l, _ := lifeline(t)
+	addr := l.l.Addr().String()
+	require.True(t, ls.reaches(addr))
+	require.NoError(t, l.Close())
+	require.True(t, ls.reaches(addr), "refused")
+
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	require.NoError(t, err)
+	defer syscall.Close(fd)
+	require.NoError(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	require.NoError(t, syscall.Listen(fd, 0))
+	bound, err := syscall.Getsockname(fd)
+	require.NoError(t, err)
+	addr = fmt.Sprintf("127.0.0.1:%d", bound.(*syscall.SockaddrInet4).Port)
+	first, err := net.Dial("tcp", addr) // the kernel drops what comes now: its queue is full
+	require.NoError(t, err)
+	defer first.Close()
+	unreachable := make(chan time.Time, 1)
+	began := time.Now()
+	ls.examine(addr, func() { unreachable <- time.Now() })
+	require.GreaterOrEqual(t, (<-unreachable).Sub(began), examTime)
+
+	ls.settled(t)
+	ls.exams = lifeExams
+	ls.examine(addr, func() { t.Error("too many at once") })
+	ls.exams = 0
+	ls.close()
+	ls.examine(addr, func() { t.Error("closed") })
 }
 
 // Nobody waits for a request that a launcher has not come to make.

@@ -16,7 +16,7 @@ import (
 
 // watchAlive is for connections that carry a Watch, at both ends. With the bound below the kernel gives up a host after
 // rendezvous.SuspectAfter without a sign of life, even if nothing was sent to it.
-var watchAlive = net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second, Count: 3}
+var watchAlive = net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 3}
 
 // tcpUserTimeout is the socket option TCP_USER_TIMEOUT of Linux, in milliseconds.
 const tcpUserTimeout = 18
@@ -184,7 +184,7 @@ func (c *line) Read(b []byte) (int, error) {
 	s := c.last.Load()
 	switch {
 	case IsSilence(err) && !c.fallen.Swap(true) && s != nil:
-		s.hub.silent(s.run, s.node)
+		s.hub.silent(c, s)
 	case isHangUp(err) && !c.closed.Swap(true) && s != nil:
 		s.hub.hungUp(c, s)
 	}
@@ -213,10 +213,16 @@ func (c *line) Unread(b []byte) { c.unread = append(b, c.unread...) }
 // NetConn is the connection below.
 func (c *line) NetConn() net.Conn { return c.Conn }
 
-// silent reports to the run that a node's host no longer answers. A run, or a node, that is gone ignores it.
-func (h *Hub) silent(id, node string) {
-	if r, err := h.member(id); err == nil {
-		_ = r.step(rendezvous.Silence{ID: node})
+// silent reports to the run that a node's host no longer answers, and finds out whether it answers a new connection. A
+// run, or a node, that is gone ignores it.
+func (h *Hub) silent(c *line, s *lineWatcher) {
+	r, err := h.member(s.run)
+	if err != nil {
+		return
+	}
+	_ = r.step(rendezvous.Silence{ID: s.node})
+	if at := c.home.Load(); at != nil && at.node == s.node {
+		h.lives.examine(at.addr, func() { _ = r.step(rendezvous.Unreachable{ID: s.node}) })
 	}
 }
 

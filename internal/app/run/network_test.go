@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/freeports"
+	"dlrover-run/rendezvous"
 )
 
 // hosts are two network namespaces joined by a cable: two machines, as far as the
@@ -252,28 +253,29 @@ func TestTheMasterDecidesAboutTheToken(t *testing.T) {
 	})
 }
 
-// The cable is cut: no FIN, no RST. The kernel notices after 5 s of silence. The node is lost then if workers of others
-// fail as well, also when they failed before, so that what its kernel does not take is this news; and else after
-// node_timeout.
+// The cable is cut: no FIN, no RST. The kernel notices after 3 s of silence. The node is lost then if workers of others
+// fail as well, also when they failed before, so that what its kernel does not take is this news. Else it is lost after
+// node_timeout or, without one, as soon as its host has answered no new connection either.
 func TestSilentHostIsLost(t *testing.T) {
 	long(t)
 	t.Parallel()
 	for name, c := range map[string]struct {
-		fail    bool
-		timeout string
-		reason  string
+		fail   bool
+		conf   []string
+		reason string
+		within time.Duration // from the cut to the workers of the others
 	}{
-		"the others work": {false, "7", "silent for 7s"},
-		"a worker fails":  {true, "60", "silent for 5s"},
+		"the others work":   {false, nil, "silent for 4.6s", 5 * time.Second},
+		"a time of its own": {false, []string{"--rdzv-conf=node_timeout=7"}, "silent for 7s", 8 * time.Second},
+		"a worker fails":    {true, []string{"--rdzv-conf=node_timeout=60"}, "silent for 3s", 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHosts(t)
 			env := []string{"DLROVER_TOKEN=" + testToken}
 			script := `[ -e $DIR/fail ] && [ $WORLD_SIZE = 2 ] && exit 1; ` + hold
 			script = strings.Replace(script, "do sleep", "do [ -e $DIR/fail -a $WORLD_SIZE = 2 ] && exit 1; sleep", 1)
-			timeout := "--rdzv-conf=node_timeout=" + c.timeout
-			l0, l1 := h.on(0, env, h.sh(script, h.job(timeout, "--max-restarts=1", "--event-log=events.json")...)...),
-				h.on(1, env, h.sh(script, h.job(timeout, "--max-restarts=1")...)...)
+			l0, l1 := h.on(0, env, h.sh(script, h.job(append(c.conf, "--max-restarts=1", "--event-log=events.json")...)...)...),
+				h.on(1, env, h.sh(script, h.job(append(c.conf, "--max-restarts=1")...)...)...)
 			eventually(t, "together", func() bool { return h.exists("up.2.0")() && h.exists("up.2.1")() })
 			cut := time.Now()
 			h.ip("-n", h.names[1], "link", "set", "veth1", "down")
@@ -281,7 +283,9 @@ func TestSilentHostIsLost(t *testing.T) {
 				require.NoError(t, os.WriteFile(filepath.Join(h.dir, "fail"), nil, 0o600))
 			}
 			eventually(t, "alone", h.exists("up.1.0"))
-			t.Logf("alone after %v", time.Since(cut))
+			took := time.Since(cut)
+			t.Logf("alone after %v", took)
+			require.Less(t, took, c.within)
 			h.release()
 			require.Equal(t, 0, l0.wait())
 			require.Len(t, h.events("rendezvous-suspect"), 1)
@@ -293,24 +297,48 @@ func TestSilentHostIsLost(t *testing.T) {
 	}
 }
 
-// A host that is silent for less than node_timeout keeps its workers.
+// A host keeps its workers that is silent for a moment, or for less than node_timeout, and so does one that answers while
+// its launcher does not run.
 func TestSilentHostComesBack(t *testing.T) {
 	long(t)
 	t.Parallel()
-	h := newHosts(t)
-	env := []string{"DLROVER_TOKEN=" + testToken}
-	l0, l1 := h.on(0, env, h.sh(hold, h.job("--event-log=events.json")...)...), h.on(1, env, h.sh(hold, h.job()...)...)
-	eventually(t, "together", func() bool { return h.exists("up.2.0")() && h.exists("up.2.1")() })
-	h.ip("-n", h.names[1], "link", "set", "veth1", "down")
-	eventually(t, "suspect", func() bool { return len(h.events("rendezvous-suspect")) > 0 })
-	time.Sleep(2 * time.Second) // both ends have given the connection up
-	h.ip("-n", h.names[1], "link", "set", "veth1", "up")
-	time.Sleep(12 * time.Second) // longer than the node would have had
-	h.release()
-	require.Equal(t, 0, l0.wait())
-	require.Equal(t, 0, l1.wait())
-	require.Empty(t, h.events("rendezvous-node-loss"))
-	require.Len(t, h.lines("starts"), 2)
+	cable := func(h *hosts, state string) { h.ip("-n", h.names[1], "link", "set", "veth1", state) }
+	for name, c := range map[string]struct {
+		conf     []string
+		silent   time.Duration
+		times    int
+		off, on  func(*hosts, *launched)
+		suspects int
+	}{
+		"three seconds": {nil, 3 * time.Second, 4, func(h *hosts, _ *launched) { cable(h, "down") },
+			func(h *hosts, _ *launched) { cable(h, "up") }, 4},
+		"less than it may be": {[]string{"--rdzv-conf=node_timeout=15"}, 7 * time.Second, 1,
+			func(h *hosts, _ *launched) { cable(h, "down") }, func(h *hosts, _ *launched) { cable(h, "up") }, 1},
+		"a stopped launcher": {nil, 10 * time.Second, 1, func(_ *hosts, l *launched) { l.freeze() },
+			func(_ *hosts, l *launched) { require.NoError(t, syscall.Kill(l.launcher(), syscall.SIGCONT)) }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHosts(t)
+			env := []string{"DLROVER_TOKEN=" + testToken}
+			l0, l1 := h.on(0, env, h.sh(hold, h.job(append(c.conf, "--event-log=events.json")...)...)...),
+				h.on(1, env, h.sh(hold, h.job(c.conf...)...)...)
+			eventually(t, "together", func() bool { return h.exists("up.2.0")() && h.exists("up.2.1")() })
+			for i := range c.times {
+				time.Sleep(time.Duration(i) * 270 * time.Millisecond) // to another moment between two probes
+				c.off(h, l1)
+				time.Sleep(c.silent)
+				c.on(h, l1)
+				time.Sleep(rendezvous.UnreachableAfter) // longer than the node would have had
+			}
+			h.release()
+			require.Equal(t, 0, l0.wait())
+			require.Equal(t, 0, l1.wait())
+			require.Empty(t, h.events("rendezvous-node-loss"))
+			require.LessOrEqual(t, len(h.events("rendezvous-suspect")), c.suspects)
+			require.Len(t, h.lines("starts"), 2)
+		})
+	}
 }
 
 func TestEndpointsThatCannotBeReached(t *testing.T) {
