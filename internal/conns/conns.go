@@ -219,6 +219,17 @@ func (c *Conn) queueLocked() {
 // NetConn is the connection below.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
+// Detach makes the connection below the caller's, which closes it: c only counts it from then on, until its Close. It
+// reports false if c is closed. The peer must be proven, and nothing else may use c.
+func (c *Conn) Detach() bool {
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	if !c.gone {
+		c.Conn = nil
+	}
+	return !c.gone
+}
+
 // Close ends the connection and makes way for another.
 func (c *Conn) Close() error {
 	c.l.mu.Lock()
@@ -234,6 +245,9 @@ func (c *Conn) closeLocked() error {
 			less(c.l.known, c.from)
 		}
 		c.forgetLocked()
+	}
+	if c.Conn == nil {
+		return nil
 	}
 	return c.Conn.Close()
 }

@@ -199,3 +199,25 @@ func TestCloseWhileAConnectionWaits(t *testing.T) {
 		require.True(t, closed(waiting))
 	})
 }
+
+func TestADetachedConnectionIsCountedUntilItsClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, p, taken, _ := listen(t, Limits{Total: 10, Unproven: 2})
+		theirs, ours := dial(t, p, taken)
+		ours.Prove(true)
+		below := ours.NetConn()
+		require.True(t, ours.Detach())
+		open, unproven := l.Counts()
+		require.Equal(t, []int{1, 0}, []int{open, unproven})
+		require.NoError(t, ours.Close())
+		require.NoError(t, ours.Close())
+		open, _ = l.Counts()
+		require.Zero(t, open)
+		require.False(t, closed(theirs), "it is the caller's")
+		require.NoError(t, below.Close())
+		require.True(t, closed(theirs))
+		_, other := dial(t, p, taken)
+		require.NoError(t, other.Close())
+		require.False(t, other.Detach(), "it is closed")
+	})
+}

@@ -5,24 +5,28 @@ import (
 	"cmp"
 	"fmt"
 	"net"
+	"net/netip"
+	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// conn is one client connection. The goroutine that reads from it, if there is one, owns dec, added, resume and turn.
+// conn is one client connection. The goroutine that reads from it, if there is one, owns dec and turn.
 type conn struct {
-	nc     net.Conn
-	raw    syscall.RawConn // of its socket; nil: a goroutine reads from it all the time
+	nc     net.Conn       // once there is a socket, only for its Close
+	tcp    *net.TCPConn   // the one below nc; nil: there is none, or there is a socket
+	sock   *socket        // which took its place, under the lock of space; see shed
+	peer   netip.AddrPort // IPv4 is never mapped to IPv6; the zero value if it has no address of IP
 	id     connID
 	space  *space
 	poller *poller
 	dec    decoder // its reader is borrowed
-	resume func(*conn)
-	added  bool // to the epoll of poller
 	turn   turn
+
+	resume func(*conn)   // waits until c can be read; this and room are guarded by poller.mu
+	room   chan struct{} // waits until c takes bytes
 
 	writing bool // a goroutine writes the queue; this and the rest are guarded by mu
 	mu      sync.Mutex
@@ -54,6 +58,15 @@ func (c *conn) rest() {
 
 // Read reads from the client. Only at the first time its bytes are known to be there.
 func (c *conn) Read(b []byte) (int, error) {
+	if c.sock != nil {
+		for {
+			n, err := c.sock.read(b)
+			if err == unix.EAGAIN && c.poller.await(c) {
+				continue
+			}
+			return n, err
+		}
+	}
 	if c.turn == used {
 		c.yield()
 	} else if c.turn == fresh {
@@ -70,10 +83,73 @@ func (c *conn) yield() {
 	}
 }
 
+// control calls f with the descriptor of the connection.
+func (c *conn) control(f func(fd int) error) error {
+	if c.sock != nil {
+		return c.sock.control(f)
+	}
+	return control(c.tcp, f)
+}
+
+// shed has a socket take the place of the connection of package net. Where that cannot be, everything stays as it is.
+func (c *conn) shed() {
+	detach := detacher(c.nc, c.tcp)
+	if detach == nil {
+		return
+	}
+	sock := socketOf(c.tcp)
+	if sock == nil {
+		return
+	}
+	if !c.poller.replace(c, sock) || !c.take(sock, detach) {
+		sock.close()
+		return
+	}
+	_ = c.tcp.Close()
+	c.tcp = nil
+}
+
+// detacher returns what takes tcp out of nc, which is that or counts it; nil: that cannot be.
+func detacher(nc net.Conn, tcp *net.TCPConn) func() bool {
+	if tcp == nil {
+		return nil
+	}
+	if nc == net.Conn(tcp) {
+		return func() bool { return true }
+	}
+	d, ok := nc.(interface {
+		NetConn() net.Conn
+		Detach() bool
+	})
+	if !ok || d.NetConn() != net.Conn(tcp) {
+		return nil
+	}
+	return d.Detach
+}
+
+// take is the part of shed that does not run beside the end of the space.
+func (c *conn) take(sock *socket, detach func() bool) bool {
+	c.space.mu.Lock()
+	defer c.space.mu.Unlock()
+	if c.space.ended || !detach() {
+		return false
+	}
+	c.sock = sock
+	return true
+}
+
+// end closes the connection.
+func (c *conn) end() {
+	if c.sock != nil {
+		c.sock.close()
+	}
+	c.nc.Close()
+}
+
 // close closes the connection, and has it go on to its end.
 func (c *conn) close() {
-	c.nc.Close()
-	c.poller.wake(c.id)
+	c.end()
+	c.poller.wake(c)
 }
 
 // push queues an answer. The caller must see to flush, and then write, when it returns true.
@@ -132,15 +208,15 @@ func (c *conn) wrote(n int) {
 // time runs flush and write: the one for which push returned true.
 func (c *conn) flush() bool {
 	for b := c.next(); b != nil; b = c.next() {
-		n := 0
-		if c.raw != nil {
-			_ = c.raw.Control(func(fd uintptr) { n, _ = unix.Write(int(fd), b) })
+		if c.sock == nil {
+			return false
 		}
-		if n = max(n, 0); n > 0 {
-			c.wrote(n)
-		}
-		if n < len(b) {
-			return false // write meets the error, if there is one
+		n, err := c.sock.write(b)
+		c.wrote(n)
+		if err != nil && err != unix.EAGAIN {
+			c.giveUp(fmt.Errorf("tcpstore: write an answer: %w", os.NewSyscallError("write", err)))
+		} else if n < len(b) {
+			return false
 		}
 	}
 	return true
@@ -149,20 +225,32 @@ func (c *conn) flush() bool {
 // write sends the queue until it is empty.
 func (c *conn) write(timeout time.Duration) {
 	for !c.flush() {
-		b := c.next()
-		if b == nil {
-			return
-		}
-		err := c.nc.SetWriteDeadline(time.Now().Add(timeout))
-		n := 0
-		if err == nil {
-			n, err = c.nc.Write(b)
-		}
-		c.wrote(n)
+		err := c.writeSome(timeout)
 		if err != nil {
-			c.mu.Lock()
-			c.giveUpLocked(fmt.Errorf("tcpstore: write an answer (nothing was read for %s): %w", timeout, err))
-			c.mu.Unlock()
+			c.giveUp(fmt.Errorf("tcpstore: write an answer (nothing was read for %s): %w", timeout, err))
 		}
 	}
+}
+
+// writeSome waits until the client takes more of the queue.
+func (c *conn) writeSome(timeout time.Duration) error {
+	if c.sock != nil {
+		return c.poller.awaitRoom(c, timeout)
+	}
+	b := c.next()
+	if b == nil {
+		return nil
+	}
+	if err := c.nc.SetWriteDeadline(time.Now().Add(timeout)); err != nil {
+		return err
+	}
+	n, err := c.nc.Write(b)
+	c.wrote(n)
+	return err
+}
+
+func (c *conn) giveUp(cause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.giveUpLocked(cause)
 }

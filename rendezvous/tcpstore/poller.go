@@ -1,9 +1,11 @@
 package tcpstore
 
 import (
+	"net"
 	"os"
 	"runtime"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,8 +20,8 @@ type poller struct {
 	epoll  *os.File // nil before the first connection
 	fd     int      // of epoll
 	closed bool
-	parked map[connID]*conn
-	turns  chan struct{} // holds one for each goroutine that has its turn
+	conns  map[connID]*conn // all that are in the epoll, waiting or not
+	turns  chan struct{}    // holds one for each goroutine that has its turn
 	done   sync.WaitGroup
 }
 
@@ -35,26 +37,88 @@ const (
 // park has f called in a goroutine once c can be read, or is closed by its method. It reports false if that cannot be.
 // Otherwise c is no longer the caller's.
 func (p *poller) park(c *conn, f func(*conn)) bool {
-	if c.raw == nil {
+	if c.tcp == nil && c.sock == nil {
 		return false
 	}
 	c.yield()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	c.resume = f
+	if p.armLocked(c) != nil { // it is closed, or the kernel is out of memory
+		c.resume = nil
+		return false
+	}
+	return true
+}
+
+// await waits until c can be read. It reports false if it never can.
+func (p *poller) await(c *conn) bool {
+	readable := make(chan struct{})
+	if !p.park(c, func(*conn) { close(readable) }) {
+		return false
+	}
+	<-readable
+	return true
+}
+
+// awaitRoom waits until c takes bytes, or is closed.
+func (p *poller) awaitRoom(c *conn, timeout time.Duration) error {
+	room := make(chan struct{})
+	p.mu.Lock()
+	c.room = room
+	err := p.armLocked(c)
+	p.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-room:
+		return nil
+	case <-timer.C:
+		return os.ErrDeadlineExceeded
+	}
+}
+
+// armLocked has the epoll report once what c waits for.
+func (p *poller) armLocked(c *conn) error {
+	if p.closed || p.epoll == nil && !p.openLocked() {
+		return net.ErrClosed
+	}
+	events := 0
+	if c.resume != nil {
+		events |= unix.EPOLLIN
+	}
+	if c.room != nil {
+		events |= unix.EPOLLOUT
+	}
+	event, op := c.event(events), unix.EPOLL_CTL_MOD
+	if p.conns[c.id] == nil {
+		op = unix.EPOLL_CTL_ADD
+	}
+	err := c.control(func(fd int) error { return unix.EpollCtl(p.fd, op, fd, &event) })
+	if err == nil {
+		p.conns[c.id] = c
+	}
+	return err
+}
+
+// replace has the epoll watch s in place of c's connection of package net. It reports false if that cannot be.
+func (p *poller) replace(c *conn, s *socket) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.closed || p.epoll == nil && !p.openLocked() {
 		return false
 	}
-	op := unix.EPOLL_CTL_MOD
-	if !c.added {
-		op = unix.EPOLL_CTL_ADD
-	}
-	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(c.id), Pad: int32(c.id >> 32)}
-	var failed error
-	err := c.raw.Control(func(fd uintptr) { failed = unix.EpollCtl(p.fd, op, int(fd), &event) })
-	if err != nil || failed != nil { // it is closed, or the kernel is out of memory
+	event := c.event(0)
+	if s.control(func(fd int) error { return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &event) }) != nil {
 		return false
 	}
-	c.added, c.resume, p.parked[c.id] = true, f, c
+	if p.conns[c.id] != nil { // closing would not do: the socket stays open
+		_ = control(c.tcp, func(fd int) error { return unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil) })
+	}
+	p.conns[c.id] = c
 	return true
 }
 
@@ -64,10 +128,15 @@ func (p *poller) openLocked() bool {
 		return false
 	}
 	_ = unix.SetNonblock(fd, true) // which has the runtime poll it
-	p.epoll, p.fd, p.parked = os.NewFile(uintptr(fd), "epoll"), fd, map[connID]*conn{}
+	p.epoll, p.fd, p.conns = os.NewFile(uintptr(fd), "epoll"), fd, map[connID]*conn{}
 	p.turns = make(chan struct{}, 16*runtime.GOMAXPROCS(0))
 	p.done.Go(func() { p.run(p.epoll) })
 	return true
+}
+
+// event is what the epoll is to report once of c, besides its end.
+func (c *conn) event(events int) unix.EpollEvent {
+	return unix.EpollEvent{Events: uint32(events) | unix.EPOLLONESHOT, Fd: int32(c.id), Pad: int32(c.id >> 32)}
 }
 
 // run starts goroutines until close.
@@ -89,43 +158,81 @@ func (p *poller) run(epoll *os.File) {
 			return
 		}
 		for _, e := range events[:max(n, 0)] {
-			if c := p.take(connID(uint32(e.Fd)) | connID(uint32(e.Pad))<<32); c != nil {
+			if c, resume := p.happened(e); resume != nil {
 				p.turns <- struct{}{}
 				c.turn = fresh
-				go c.resume(c)
+				go resume(c)
 			}
 		}
 	}
 }
 
-// take ends the wait of a connection; nil: it does not wait.
-func (p *poller) take(id connID) *conn {
+// happened ends the waits for what the epoll reports, and returns what is to be called then.
+func (p *poller) happened(e unix.EpollEvent) (*conn, func(*conn)) {
+	const end = unix.EPOLLERR | unix.EPOLLHUP
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := p.parked[id]
-	delete(p.parked, id)
-	return c
+	c := p.conns[connID(uint32(e.Fd))|connID(uint32(e.Pad))<<32]
+	if c == nil {
+		return nil, nil
+	}
+	if e.Events&(unix.EPOLLOUT|end) != 0 {
+		c.roomLocked()
+	}
+	var resume func(*conn)
+	if e.Events&(unix.EPOLLIN|end) != 0 {
+		resume, c.resume = c.resume, nil
+	}
+	if c.resume != nil || c.room != nil {
+		_ = p.armLocked(c)
+	}
+	return c, resume
+}
+
+// roomLocked ends awaitRoom.
+func (c *conn) roomLocked() {
+	if c.room != nil {
+		close(c.room)
+		c.room = nil
+	}
+}
+
+// take ends what c waits for, and returns what was to be called then; nil: nothing.
+func (p *poller) take(c *conn) func(*conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.roomLocked()
+	resume := c.resume
+	c.resume = nil
+	return resume
 }
 
 // wake has a connection go on that has no bytes.
-func (p *poller) wake(id connID) {
-	if c := p.take(id); c != nil {
-		go c.resume(c)
+func (p *poller) wake(c *conn) {
+	if resume := p.take(c); resume != nil {
+		go resume(c)
 	}
+}
+
+// forget is for a connection that will not wait again.
+func (p *poller) forget(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.conns, c.id)
 }
 
 // close has all that wait go on, each in a goroutine that waits by itself.
 func (p *poller) close() {
 	p.mu.Lock()
 	p.closed = true
-	parked := p.parked
-	p.parked = nil
+	conns := p.conns
+	p.conns = nil
 	if p.epoll != nil {
 		_ = p.epoll.Close()
 	}
 	p.mu.Unlock()
-	for _, c := range parked {
-		go c.resume(c)
+	for _, c := range conns {
+		p.wake(c)
 	}
 	p.done.Wait()
 }

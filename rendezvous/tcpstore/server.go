@@ -2,10 +2,10 @@
 // find each other: generation A (PyTorch 1.8 to 2.0) and generation B (2.1 and later) on one port, distinguished by the
 // first bytes of a connection.
 //
-// store.go is the data and wire.go the format, both without sockets; server.go, conn.go, poller.go and split.go are the
-// connections. The package must not import other packages of this module: it knows nothing of rounds or ranks. A Server
-// runs a goroutine for a connection while bytes of it are under way, and one that waits for all others; Close waits for
-// all of them.
+// store.go is the data and wire.go the format, both without sockets; server.go, conn.go, socket.go, poller.go and
+// split.go are the connections. The package must not import other packages of this module: it knows nothing of rounds
+// or ranks. A Server runs a goroutine for a connection while bytes of it are under way, and one that waits for all
+// others; Close waits for all of them.
 package tcpstore
 
 import (
@@ -250,9 +250,9 @@ func (s *Server) end(sp *space) *store {
 	sp.ended, sp.conns, sp.store = true, nil, nil
 	sp.mu.Unlock()
 	for _, c := range conns {
-		c.nc.Close()
-		if c := s.poller.take(c.id); c != nil {
-			c.resume(c) // to its end, which needs no goroutine
+		c.end()
+		if resume := s.poller.take(c); resume != nil {
+			resume(c) // to its end, which needs no goroutine
 		}
 	}
 	return store
@@ -260,12 +260,12 @@ func (s *Server) end(sp *space) *store {
 
 // newConn binds a connection to the present namespace without touching it.
 func (s *Server) newConn(nc net.Conn) *conn {
-	c := &conn{nc: nc, poller: &s.poller, dec: decoder{cfg: &s.cfg, receiving: &s.receiving}}
+	c := &conn{nc: nc, peer: peerOf(nc), poller: &s.poller, dec: decoder{cfg: &s.cfg, receiving: &s.receiving}}
 	for u, ok := nc.(interface{ NetConn() net.Conn }); ok; u, ok = nc.(interface{ NetConn() net.Conn }) {
 		nc = u.NetConn()
 	}
 	if t, ok := nc.(*net.TCPConn); ok {
-		c.raw, _ = t.SyscallConn()
+		c.tcp = t
 		// A lost node's connections would stay for ever: generation A's callback connection never carries a byte.
 		_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4})
 		_ = t.SetNoDelay(true)
@@ -279,9 +279,9 @@ func (s *Server) newConn(nc net.Conn) *conn {
 
 // admit makes c a connection of its namespace, or closes it: serve must follow when it returns true.
 func (s *Server) admit(c *conn) bool {
-	if !s.allowed(c.nc.RemoteAddr()) {
+	if !s.allowed(c.peer) {
 		c.yield() // a log may block
-		s.refuse(c.nc, "peer is not allowed")
+		s.refuse(c, "peer is not allowed")
 		return false
 	}
 	if !s.join(c) {
@@ -292,32 +292,28 @@ func (s *Server) admit(c *conn) bool {
 	return true
 }
 
-func (s *Server) allowed(addr net.Addr) bool {
-	if s.cfg.Allow == nil {
-		return true
-	}
-	peer, ok := address(addr)
-	return ok && s.cfg.Allow(peer)
+func (s *Server) allowed(peer netip.AddrPort) bool {
+	return s.cfg.Allow == nil || peer.IsValid() && s.cfg.Allow(peer.Addr())
 }
 
-func address(addr net.Addr) (netip.Addr, bool) {
-	a, ok := addr.(*net.TCPAddr)
+func peerOf(nc net.Conn) netip.AddrPort {
+	a, ok := nc.RemoteAddr().(*net.TCPAddr)
 	if !ok {
-		return netip.Addr{}, false
+		return netip.AddrPort{}
 	}
-	peer := a.AddrPort().Addr()
-	return peer.Unmap().WithZone(""), peer.IsValid()
+	peer := a.AddrPort()
+	return netip.AddrPortFrom(peer.Addr().Unmap().WithZone(""), peer.Port())
 }
 
 // refuse closes a connection that may not use the store. Such a client tries again and again: the log gets one line.
-func (s *Server) refuse(nc net.Conn, reason string, args ...any) {
+func (s *Server) refuse(c *conn, reason string, args ...any) {
 	level := slog.LevelDebug
 	if s.refused.Add(1) == 1 {
 		level = slog.LevelWarn
 	}
-	args = append(args, "peer", nc.RemoteAddr().String(), "reason", reason)
+	args = append(args, "peer", c.peer.String(), "reason", reason)
 	s.cfg.Logger.Log(context.Background(), level, "store refused a connection; further ones are only counted", args...)
-	nc.Close()
+	c.nc.Close()
 }
 
 func (s *Server) join(c *conn) bool {
@@ -344,6 +340,7 @@ func (s *Server) greet(c *conn) {
 		s.finish(c, err)
 		return
 	}
+	c.shed()
 	s.serve(c)
 }
 
@@ -374,7 +371,8 @@ func (s *Server) finish(c *conn, err error) {
 	defer s.wg.Done()
 	c.rest()
 	s.leave(c)
-	c.nc.Close()
+	c.close()
+	s.poller.forget(c)
 	c.mu.Lock()
 	err = cmp.Or(c.cause, err)
 	c.mu.Unlock()
@@ -393,7 +391,7 @@ func (s *Server) logEnd(c *conn, err error) {
 	case errors.As(err, &limit):
 		s.warn(c, "store closed a connection over a limit", "what", limit.What, "value", limit.Value, "max", limit.Max)
 	case err == io.ErrUnexpectedEOF || errors.As(err, &network) && !network.Timeout():
-		s.cfg.Logger.Debug("store connection broke", "peer", c.nc.RemoteAddr().String(), "err", err)
+		s.cfg.Logger.Debug("store connection broke", "peer", c.peer.String(), "err", err)
 	default:
 		s.warn(c, "store closed a connection", "err", err)
 	}
@@ -407,7 +405,7 @@ func (s *Server) warn(c *conn, text string, args ...any) {
 	case n == maxEndLines:
 		level, text = slog.LevelWarn, text+"; the next ones are not reported"
 	}
-	s.cfg.Logger.Log(context.Background(), level, text, append(args, "peer", c.nc.RemoteAddr().String())...)
+	s.cfg.Logger.Log(context.Background(), level, text, append(args, "peer", c.peer.String())...)
 }
 
 var errEnded = errors.New("tcpstore: namespace ended")

@@ -32,7 +32,7 @@ func (s *Server) firstByte(c *conn) (byte, error) {
 	c.borrow()
 	head, err := c.dec.r.Peek(1)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		s.refuse(c.nc, "nothing was sent", "within", s.cfg.FirstByte.String())
+		s.refuse(c, "nothing was sent", "within", s.cfg.FirstByte.String())
 		return 0, errSilent
 	}
 	if err != nil {
@@ -49,8 +49,8 @@ func (q *silent) enter(c *conn, cfg *Config) (limited bool) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	peer, ok := address(c.nc.RemoteAddr())
-	if !ok || q.taken[peer] >= cfg.Silent(peer) {
+	peer := c.peer.Addr()
+	if !peer.IsValid() || q.taken[peer] >= cfg.Silent(peer) {
 		_ = c.nc.SetReadDeadline(time.Now().Add(cfg.FirstByte))
 		return true
 	}
@@ -83,7 +83,7 @@ func (q *silent) evict(rest time.Duration) {
 	for c := range q.conns {
 		_ = c.nc.SetReadDeadline(time.Now().Add(rest))
 		prove(c.nc, false)
-		c.poller.wake(c.id)
+		c.poller.wake(c)
 	}
 	clear(q.conns)
 	clear(q.taken)

@@ -14,6 +14,7 @@ import (
 // Config.Silent and Config.FirstByte bound connections that send nothing. Store traffic on a connection accepted before
 // a Reset is closed at its first byte. If the connections of l have a method Prove(bool), it is called with whether the
 // peer is known: by an allowed address, or a place for a silent one. Connections that are handed on are unknown.
+// Connections with a method Detach as that of conns.Conn cost less memory once they are the store's.
 //
 // Closing the returned listener closes l and the undecided connections and waits for the goroutines. Store connections
 // last until Close or Reset of s.
@@ -87,11 +88,13 @@ func (sp *splitter) take(nc net.Conn) {
 func (sp *splitter) decide(c *conn) {
 	isStore := sp.sort(c) && sp.s.admit(c)
 	sp.wg.Done()
-	if isStore {
-		sp.s.serve(c)
-	} else {
+	if !isStore {
 		c.rest()
+		sp.s.poller.forget(c)
+		return
 	}
+	c.shed()
+	sp.s.serve(c)
 }
 
 // add notes c for stop, or closes it.

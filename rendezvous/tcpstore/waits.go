@@ -92,6 +92,5 @@ func (sp *space) peerLocked(id connID) (netip.AddrPort, bool) {
 	if c == nil {
 		return netip.AddrPort{}, false
 	}
-	peer, err := netip.ParseAddrPort(c.nc.RemoteAddr().String())
-	return netip.AddrPortFrom(peer.Addr().Unmap().WithZone(""), peer.Port()), err == nil
+	return c.peer, c.peer.IsValid()
 }
