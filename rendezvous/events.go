@@ -6,8 +6,8 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Event is something that happened to a run. The events are Join, Attach, Detach, Silence, Unreachable, HungUp, Refused,
-// Ready, Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire, OtherRun and Tick.
+// Event is something that happened to a run. The events are Join, Attach, Detach, Silence, Unreachable, HungUp,
+// Refused, Ready, Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire, OtherRun and Tick.
 type Event interface{ event() }
 
 // Join: a launcher has no workers and wants to be part of the next world. A member that got a Stop joins again with the

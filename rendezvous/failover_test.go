@@ -492,8 +492,8 @@ func TestElectedServerKnowsWhoIsMissing(t *testing.T) {
 	require.Len(t, v.runs, 7)
 }
 
-// Nobody waits for the node of a server that is dead, or for that of a silent one alone. Other members may come back, and
-// so may a silent server where the run has a time for that.
+// Nobody waits for the node of a server that is dead, or for that of a silent one alone. Other members may come back,
+// and so may a silent server where the run has a time for that.
 func TestDeadServerIsNotAwaited(t *testing.T) {
 	for name, c := range map[string]struct {
 		ofDead  bool
@@ -506,7 +506,7 @@ func TestDeadServerIsNotAwaited(t *testing.T) {
 			"node 0 (a) is gone: its launcher, which served the rendezvous, has died"},
 		"silent": {false, 0, []string{"b", "c", "d"}, 0,
 			"node 0 (a) is gone: its host, where the rendezvous was served, is silent"},
-		"silent, for a time":              {false, time.Minute, []string{"b", "c", "d"}, resumeWindow, "1 of 4 nodes did not"},
+		"silent, for a time":              {false, time.Minute, []string{"b", "c", "d"}, resumeWindow, "1 of 4 nodes did"},
 		"dead, and another one is away":   {true, 0, []string{"b", "c"}, resumeWindow, "2 of 4 nodes did not come back"},
 		"silent, and another one is away": {false, 0, []string{"b", "c"}, resumeWindow, "2 of 4 nodes did not come back"},
 	} {

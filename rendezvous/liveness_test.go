@@ -145,8 +145,8 @@ func TestSilentHostComesBack(t *testing.T) {
 	require.Equal(t, 1, s.runs["b"].Round)
 }
 
-// A silent host that answers no new connection either is lost soon, unless the run has a time of its own, more than half
-// of the nodes are silent, or it is back.
+// A silent host that answers no new connection either is lost soon, unless the run has a time of its own, more than
+// half of the nodes are silent, or it is back.
 func TestUnreachableHost(t *testing.T) {
 	const rest = UnreachableAfter - SuspectAfter
 	back := func(s *sim) { s.must(Attach{ID: "b"}) }

@@ -423,8 +423,8 @@ func (m *memory) allBack() bool {
 // serverIsMissing: the others are all back, and have replaced the missing one because its host is silent.
 func (m *memory) serverIsMissing() bool {
 	s, w := m.cfg.Server, m.rebuild
-	return s != nil && s.Elected && w.missing == 1 && len(w.broken.Losses) == 0 && m.params.NodeTimeout == 0 && s.World.of(s.Epoch, m.epoch) &&
-		s.World.Seat >= 0 && s.World.Seat < len(w.world) && w.world[s.World.Seat] == nil
+	return s != nil && s.Elected && w.missing == 1 && len(w.broken.Losses) == 0 && m.params.NodeTimeout == 0 &&
+		s.World.of(s.Epoch, m.epoch) && s.World.Seat >= 0 && s.World.Seat < len(w.world) && w.world[s.World.Seat] == nil
 }
 
 // cause is why the world cannot go on: nodes are missing.

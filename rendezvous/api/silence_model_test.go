@@ -127,8 +127,8 @@ func strikes(t *testing.T, r *rendezvous.Round, random *rand.Rand, at time.Time,
 	return true
 }
 
-// In a thousand hours with a trouble every thirty seconds no host is lost that lives: links that are down for up to three
-// seconds, losses of packets, hosts and launchers that are stopped, daemons that are.
+// In a thousand hours with a trouble every thirty seconds no host is lost that lives: links that are down for up to
+// three seconds, losses of packets, hosts and launchers that are stopped, daemons that are.
 func TestNoHostIsLostThatLives(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	upTo := func(d time.Duration) time.Duration { return time.Duration(random.Int64N(int64(d))) }

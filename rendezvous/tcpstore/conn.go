@@ -109,7 +109,7 @@ func (c *conn) shed() {
 	c.tcp = nil
 }
 
-// detacher returns what takes tcp out of nc, which is that or counts it; nil: that cannot be.
+// detacher returns the function that takes tcp out of nc, which is tcp or counts it. It returns nil if there is none.
 func detacher(nc net.Conn, tcp *net.TCPConn) func() bool {
 	if tcp == nil {
 		return nil

@@ -81,7 +81,7 @@ func (p *poller) awaitRoom(c *conn, timeout time.Duration) error {
 	}
 }
 
-// armLocked has the epoll report once what c waits for.
+// armLocked has the epoll report the events for which c waits, once.
 func (p *poller) armLocked(c *conn) error {
 	if p.closed || p.epoll == nil && !p.openLocked() {
 		return net.ErrClosed
@@ -134,7 +134,7 @@ func (p *poller) openLocked() bool {
 	return true
 }
 
-// event is what the epoll is to report once of c, besides its end.
+// event asks the epoll to report events of c once. It always reports the end of c.
 func (c *conn) event(events int) unix.EpollEvent {
 	return unix.EpollEvent{Events: uint32(events) | unix.EPOLLONESHOT, Fd: int32(c.id), Pad: int32(c.id >> 32)}
 }
@@ -167,7 +167,7 @@ func (p *poller) run(epoll *os.File) {
 	}
 }
 
-// happened ends the waits for what the epoll reports, and returns what is to be called then.
+// happened ends the waits for a reported event, and returns the function that was parked for it.
 func (p *poller) happened(e unix.EpollEvent) (*conn, func(*conn)) {
 	const end = unix.EPOLLERR | unix.EPOLLHUP
 	p.mu.Lock()
@@ -197,7 +197,7 @@ func (c *conn) roomLocked() {
 	}
 }
 
-// take ends what c waits for, and returns what was to be called then; nil: nothing.
+// take ends all waits of c, and returns the function that was parked; nil: none was.
 func (p *poller) take(c *conn) func(*conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -297,7 +297,7 @@ func TestSilentHostIsLost(t *testing.T) {
 	}
 }
 
-// A host keeps its workers that is silent for a moment, or for less than node_timeout, and so does one that answers while
+// A host that is silent for a moment, or for less than node_timeout, keeps its workers. So does one that answers while
 // its launcher does not run.
 func TestSilentHostComesBack(t *testing.T) {
 	long(t)
