@@ -531,6 +531,15 @@ func TestDeadServerIsNotAwaited(t *testing.T) {
 	}
 }
 
+// A server that had left the world that it sealed has no place in it: node 0 is another one, and is awaited.
+func TestServerOutsideOfTheWorld(t *testing.T) {
+	v := elected(servedBy(t, "b", "c", "d"), false)
+	v.r.cfg.Server.World.Voters = v.r.cfg.Server.World.Members
+	v.comeBack("b", "c", "d")
+	v.pass(resumeWindow - 1)
+	require.NotEqual(t, job.Stop, v.dirs["b"].Kind)
+}
+
 // Of a large world the names are not known.
 func TestDeadServerOfALargeWorld(t *testing.T) {
 	s := servedBy(t, "b", "c")

@@ -420,11 +420,16 @@ func (m *memory) allBack() bool {
 	return m.recalls() && m.kept.World.complete(m.members)
 }
 
-// serverIsMissing: the others are all back, and have replaced the missing one because its host is silent.
+// serverIsMissing: the others are all back, and have replaced the missing one because its host is silent. A server that
+// had left the world is no member of it.
 func (m *memory) serverIsMissing() bool {
 	s, w := m.cfg.Server, m.rebuild
-	return s != nil && s.Elected && w.missing == 1 && len(w.broken.Losses) == 0 && m.params.NodeTimeout == 0 &&
-		s.World.of(s.Epoch, m.epoch) && s.World.Seat >= 0 && s.World.Seat < len(w.world) && w.world[s.World.Seat] == nil
+	if s == nil || !s.Elected || !s.World.of(s.Epoch, m.epoch) || !s.World.ByMember() {
+		return false
+	}
+	seat := s.World.Seat
+	missing := w.missing == 1 && seat >= 0 && seat < len(w.world) && w.world[seat] == nil
+	return missing && len(w.broken.Losses) == 0 && m.params.NodeTimeout == 0
 }
 
 // cause is why the world cannot go on: nodes are missing.
