@@ -60,8 +60,10 @@ type pool struct {
 	off    string  // why nothing is prepared any more
 	want   *recipe // nil: not known yet
 	calm   bool
-	number int // of the newest process
-	parent process
+	number int     // of the newest process
+	parent process // that forks
+	heir   process // takes its place once it has imported what is wanted by now
+	grown  bool    // no heir is needed
 	deaths int
 	failed int
 	slots  []process
@@ -86,7 +88,40 @@ func (p *pool) Want(r recipe) []action {
 		return nil
 	}
 	p.want = &r
+	if p.parent.ready && !p.parent.stale {
+		p.grown, p.heir.stale = false, true // meanwhile there are forks of what there is
+	} else {
+		p.outdate()
+	}
+	return p.next()
+}
+
+// Settle: what is prepared stays as it is, for no other parent can be forked; false: there is nothing.
+func (p *pool) Settle() (do []action, ok bool) {
+	if p.off != "" || !p.parent.ready || p.parent.stale {
+		return nil, false
+	}
+	p.grown, p.heir.stale = true, true
+	return p.next(), true
+}
+
+// Forget ends everything that is prepared, until something is wanted.
+func (p *pool) Forget() []action {
+	p.want = nil
 	p.outdate()
+	return p.next()
+}
+
+// Unfit: the process must not be forked, and is replaced by one with other imports.
+func (p *pool) Unfit(generation int) []action {
+	switch generation {
+	case p.parent.generation:
+		p.parent.stale = true
+	case p.heir.generation:
+		p.heir.stale = true
+	default:
+		p.outdate()
+	}
 	return p.next()
 }
 
@@ -100,7 +135,7 @@ func (p *pool) Changed() []action {
 }
 
 func (p *pool) outdate() {
-	p.parent.stale = true
+	p.parent.stale, p.heir.stale = true, true
 	for i := range p.slots {
 		p.slots[i].stale = true
 	}
@@ -122,26 +157,45 @@ func (p *pool) Stop(why string) []action {
 
 // Prepared: a parent can fork.
 func (p *pool) Prepared(generation int) []action {
-	if generation != 0 && p.parent.generation == generation {
-		p.parent.ready = true
+	if q := p.parentOf(generation); q != nil {
+		q.ready = true
 	}
 	return p.next()
 }
 
+// Parent is the generation of the parent that forks; 0: there is none.
+func (p *pool) Parent() int { return p.parent.generation }
+
+// parentOf is the parent of that generation; nil: it is not wanted any more.
+func (p *pool) parentOf(generation int) *process {
+	switch {
+	case generation == 0:
+		return nil
+	case p.parent.generation == generation:
+		return &p.parent
+	case p.heir.generation == generation:
+		return &p.heir
+	}
+	return nil
+}
+
 // ParentLost: it does not answer any more, and is about to end.
 func (p *pool) ParentLost(generation int) []action {
-	if p.parent.generation == generation {
-		p.parent.ready = false
+	if q := p.parentOf(generation); q != nil {
+		q.ready = false
 	}
 	return nil
 }
 
 // ParentGone: it has ended, for a reason.
 func (p *pool) ParentGone(generation int, why string) []action {
-	if generation == 0 || p.parent.generation != generation {
+	q := p.parentOf(generation)
+	if q == nil {
 		return nil
 	}
-	p.parent = process{}
+	if *q = (process{}); q == &p.parent { // its forks live on, until the heir has others
+		p.parent, p.heir, p.grown = p.heir, process{}, true
+	}
 	if p.deaths++; p.deaths > maxDeaths && p.off == "" {
 		p.off = why
 	}
@@ -208,9 +262,11 @@ func (p *pool) next() (do []action) {
 		return do
 	}
 	if p.mode == modeFork && p.parent.generation == 0 {
-		p.number++
-		p.parent = process{generation: p.number}
-		return append(do, action{Kind: startParent, Generation: p.number, Recipe: p.want})
+		p.grown = true
+		return append(do, p.start(&p.parent))
+	}
+	if p.mode == modeFork && !p.grown && p.heir.generation == 0 {
+		do = append(do, p.start(&p.heir))
 	}
 	if p.mode == modeFork && !p.parent.ready || slices.ContainsFunc(p.slots, process.coming) {
 		return do // one after the other: none is urgent
@@ -223,10 +279,22 @@ func (p *pool) next() (do []action) {
 	return do
 }
 
+func (p *pool) start(place *process) action {
+	p.number++
+	*place = process{generation: p.number}
+	return action{Kind: startParent, Generation: p.number, Recipe: p.want}
+}
+
 func (c process) coming() bool { return c.generation != 0 && !c.ready }
 
 // clear ends the processes that are of no use any more.
 func (p *pool) clear() (do []action) {
+	if p.heir.ready && !p.heir.stale && p.calm && p.off == "" { // not while workers start
+		do = append(do, action{Kind: endParent, Generation: p.parent.generation})
+		heir := p.heir
+		p.outdate()
+		p.parent, p.heir, p.grown = heir, process{}, true
+	}
 	for i := range p.slots {
 		if c := &p.slots[i]; c.generation != 0 && (c.stale || p.off != "") {
 			do = append(do, action{Kind: discard, Slot: i, Generation: c.generation})
@@ -234,11 +302,13 @@ func (p *pool) clear() (do []action) {
 		}
 		p.slots[i].stale = false
 	}
-	if c := &p.parent; c.generation != 0 && (c.stale || p.off != "") {
-		do = append(do, action{Kind: endParent, Generation: c.generation})
-		*c = process{}
+	for _, c := range []*process{&p.parent, &p.heir} {
+		if c.generation != 0 && (c.stale || p.off != "") {
+			do = append(do, action{Kind: endParent, Generation: c.generation})
+			*c = process{}
+		}
+		c.stale = false
 	}
-	p.parent.stale = false
 	return do
 }
 

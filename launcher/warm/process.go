@@ -60,12 +60,16 @@ func (s *Spawner) startParent(a action) {
 		return
 	}
 	p := &parent{conn: ours, env: a.Recipe.Env}
-	s.parent = p
+	s.parents[a.Generation] = p
 	s.wg.Go(func() {
-		defer s.awaited()
 		why := s.serveParent(p, theirs, a)
 		_ = p.conn.Close()
-		s.tell(func(pool *pool) []action { return pool.ParentGone(a.Generation, why) })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.do(s.pool.ParentGone(a.Generation, why))
+		if delete(s.parents, a.Generation); len(s.parents) == 0 {
+			s.awaited() // no other one tries
+		}
 	})
 }
 
@@ -80,7 +84,7 @@ func (s *Spawner) serveParent(p *parent, theirs *os.File, a action) (why string)
 	}
 	p.is(started)
 	m := s.request(a.Recipe)
-	m.Urgent = a.Generation == 1
+	m.Urgent = s.urgent()
 	if err := p.conn.send(m); err == nil {
 		s.hearParent(p, a)
 	}
@@ -106,7 +110,7 @@ func (s *Spawner) hearParent(p *parent, a action) {
 			s.mu.Unlock()
 			s.awaited()
 		case opUnsafe:
-			s.unsafe(m)
+			s.unsafe(m, a.Generation)
 			return
 		}
 	}
@@ -125,18 +129,26 @@ func (s *Spawner) prepared(m answer) {
 	s.cfg.Prepared(p)
 }
 
-// unsafe leaves the module that is to blame to the workers, if one is; else there are no warm workers.
-func (s *Spawner) unsafe(m answer) {
+// unsafe leaves the module that is to blame to the workers, if one is; else there are no warm workers, or those that
+// there are stay as they are.
+func (s *Spawner) unsafe(m answer, generation int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	why := text.EscapeLine(m.Why)
 	if m.Module == "" || len(s.denied) == maxDenied || slices.Contains(s.denied, m.Module) {
+		if generation != s.pool.Parent() {
+			if do, ok := s.pool.Settle(); ok {
+				s.cfg.Log.Info("warm workers: what the workers have imported since the start cannot be forked", "why", why)
+				s.do(do)
+				return
+			}
+		}
 		s.do(s.pool.Stop("not safe to fork: " + why))
 		return
 	}
 	s.denied = append(s.denied, m.Module)
 	s.cfg.Log.Info("warm workers: a module cannot be forked, and is left to the workers", "module", m.Module, "why", why)
-	s.do(s.pool.Changed())
+	s.do(s.pool.Unfit(generation))
 }
 
 func (s *Spawner) request(r *recipe) request {
@@ -253,8 +265,9 @@ func (s *Spawner) park(a action) {
 		if a.Urgent {
 			c.how = ByFork
 		}
-		c.env, c.files = s.parent.env, s.parent.files
-		from := s.parent.conn
+		p := s.parents[s.pool.Parent()]
+		c.env, c.files = p.env, p.files
+		from := p.conn
 		serve = func() string { return s.serveFork(c, from, theirs, a) }
 	} else {
 		c.how = ByStandby
@@ -327,7 +340,7 @@ func (s *Spawner) hearChild(c *child, a action) {
 				return
 			}
 		case opUnsafe:
-			s.unsafe(m)
+			s.unsafe(m, a.Generation)
 			return
 		case opRunning, opRefused:
 			c.say(m)

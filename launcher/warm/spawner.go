@@ -109,11 +109,11 @@ type Spawner struct {
 	mu       sync.Mutex // guards the fields below
 	pool     *pool
 	closed   bool
-	until    time.Time // first is waited for until then
-	parent   *parent
-	children []*child // by local rank
-	denied   []string // modules that cannot be forked
-	told     string   // why nothing is prepared, as it has been logged
+	until    time.Time       // first is waited for until then
+	parents  map[int]*parent // by generation
+	children []*child        // by local rank
+	denied   []string        // modules that cannot be forked
+	told     string          // why nothing is prepared, as it has been logged
 
 	epoch    int // counts starts
 	workers  []*worker
@@ -142,7 +142,7 @@ func New(cfg Config) *Spawner {
 		cfg.Started = func(Start) {}
 	}
 	s := &Spawner{cfg: cfg, pool: newPool(cfg.Mode, cfg.Slots), children: make([]*child, cfg.Slots),
-		workers: make([]*worker, cfg.Slots), patience: firstPatience}
+		parents: map[int]*parent{}, workers: make([]*worker, cfg.Slots), patience: firstPatience}
 	if cfg.Mode == modeFork {
 		s.first = make(chan struct{})
 	}
@@ -160,9 +160,8 @@ func (s *Spawner) do(actions []action) {
 		case s.closed && (a.Kind == startParent || a.Kind == park):
 		case a.Kind == startParent:
 			s.startParent(a)
-		case a.Kind == endParent && s.parent != nil:
-			s.parent.end()
-			s.parent = nil
+		case a.Kind == endParent && s.parents[a.Generation] != nil:
+			s.parents[a.Generation].end()
 		case a.Kind == park:
 			s.park(a)
 		case a.Kind == discard && s.children[a.Slot] != nil:
@@ -229,6 +228,16 @@ func (s *Spawner) Await(ctx context.Context) {
 func (s *Spawner) awaited() {
 	if s.first != nil {
 		s.firstOnce.Do(func() { close(s.first) })
+	}
+}
+
+// urgent reports whether workers wait for a parent.
+func (s *Spawner) urgent() bool {
+	select {
+	case <-s.first:
+		return false
+	default:
+		return s.first != nil
 	}
 }
 
@@ -367,8 +376,8 @@ func (s *Spawner) Stopping() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var files []file
-	if s.parent != nil {
-		files = s.parent.files
+	if p := s.parents[s.pool.Parent()]; p != nil {
+		files = p.files
 	}
 	for _, c := range s.children {
 		if c != nil && len(files) == 0 {
@@ -452,8 +461,8 @@ func (s *Spawner) recipe(l learned) *recipe {
 	}
 	want.Set = union(want.Set, old.Set)
 	have := old.Modules
-	if have == nil && s.parent != nil {
-		have = s.parent.names // those of the script
+	if p := s.parents[s.pool.Parent()]; have == nil && p != nil {
+		have = p.names // those of the script
 	}
 	few := have != nil && len(without(want.Modules, have)) < worthImporting
 	if few && contains(old.Set, want.Set) && compatible(old.Env, want.Env) == "" {

@@ -225,7 +225,7 @@ func (r *rig) kill(i int) {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 	r.Spawner.mu.Lock()
-	p := r.parent
+	p := r.parents[r.pool.Parent()]
 	r.Spawner.mu.Unlock()
 	if p == nil || i%2 == 0 {
 		return
