@@ -135,6 +135,11 @@ func (s *Spawner) unsafe(m answer, generation int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	why := text.EscapeLine(m.Why)
+	if m.First {
+		s.cfg.Log.Info("warm workers: the first workers are started by exec", "why", why)
+		s.do(s.pool.Forget())
+		return
+	}
 	if m.Module == "" || len(s.denied) == maxDenied || slices.Contains(s.denied, m.Module) {
 		if generation != s.pool.Parent() {
 			if do, ok := s.pool.Settle(); ok {
@@ -155,14 +160,14 @@ func (s *Spawner) request(r *recipe) request {
 	m := request{Op: opPrepare, Python: s.cfg.Command[0], Modules: r.Modules, Env: map[string]string{},
 		Count: s.cfg.Slots, Launcher: os.Getpid(), Standby: s.cfg.Mode == modeStandby}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	m.Deny = slices.Concat([]string{}, s.cfg.Deny, s.denied)
-	s.mu.Unlock()
 	for _, kv := range r.Set {
 		name, value, _ := strings.Cut(kv, "=")
 		m.Env[name] = value
 	}
-	if rest := s.cfg.Command[s.cfg.Flags:]; r.Modules == nil && len(rest) > 0 {
-		m.Modules = []string{}
+	m.Learned, m.Only, m.AtImport, m.Later = s.reported, s.cfg.Modules != nil, readAtImport, readLater
+	if rest := s.cfg.Command[s.cfg.Flags:]; len(rest) > 0 {
 		m.Script = rest[0]
 		switch m.Module = rest[0] == "-m"; {
 		case rest[0] == "-m":

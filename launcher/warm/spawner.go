@@ -113,6 +113,7 @@ type Spawner struct {
 	parents  map[int]*parent // by generation
 	children []*child        // by local rank
 	denied   []string        // modules that cannot be forked
+	reported bool            // a worker has told of itself
 	told     string          // why nothing is prepared, as it has been logged
 
 	epoch    int // counts starts
@@ -434,6 +435,7 @@ func (s *Spawner) began(l learned) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stepped, s.checked = l.Why != atExit, nil
+	s.reported = s.reported || l.Why != ""
 	if want := s.recipe(l); want != nil {
 		s.do(s.pool.Want(*want))
 	}

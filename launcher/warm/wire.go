@@ -41,11 +41,18 @@ type request struct {
 	Op      string   `json:"op"`
 	Python  string   `json:"python,omitempty"` // argv[0] of the workers
 	Modules []string `json:"modules"`
-	// Script, a file or with Module the name of one, stands for its imports at its top level.
-	Script  string   `json:"script,omitempty"`
-	Module  bool     `json:"module,omitempty"`
-	Standby bool     `json:"standby"` // this process will become a worker; it need not fork
-	Deny    []string `json:"deny"`    // is not imported
+	// Script, a file or with Module the name of one, is read for its imports at its top level and the variables that it
+	// sets for them. Only: of these imports those that Modules names.
+	Script string `json:"script,omitempty"`
+	Module bool   `json:"module,omitempty"`
+	Only   bool   `json:"only,omitempty"`
+	// Learned: workers have told which variables the script sets for its imports, so Env has these.
+	Learned bool `json:"learned,omitempty"`
+	// AtImport begin the names of variables that imports read, apart from those that Later begin.
+	AtImport []string `json:"at_import"`
+	Later    []string `json:"later"`
+	Standby  bool     `json:"standby"` // this process will become a worker; it need not fork
+	Deny     []string `json:"deny"`    // is not imported
 	// Env are variables that the script sets for its imports to read.
 	Env      map[string]string `json:"env"`
 	Urgent   bool              `json:"urgent"`   // workers wait for it
@@ -65,6 +72,7 @@ type answer struct {
 	Seconds float64  `json:"seconds"`
 	Why     string   `json:"why"`
 	Module  string   `json:"module"` // that is to blame
+	First   bool     `json:"first"`  // unsafe for the first workers only
 }
 
 // order is the worker that a parked child becomes.

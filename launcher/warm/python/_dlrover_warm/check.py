@@ -20,20 +20,25 @@ _STARVED = 6  # times the deadline that a probe may take if it gets no CPU
 class Unsafe(Exception):
     """Workers must not be forked from this process."""
 
-    def __init__(self, why, module=""):
+    def __init__(self, why, module="", first=False):
         super().__init__(why)
         self.module = module  # whose import is to blame, if that is known
+        self.first = first  # the first workers only
 
 
-def import_all(names, deny, forks):
+def import_all(steps, deny, forks, change):
     """Imports modules, those denied and what is below them excepted. Returns pairs of those that cannot be, and why.
-    forks: this process is going to fork, and what forbids that raises Unsafe at once."""
+    steps are those of script.py, and change does those that change a variable. forks: this process is going to fork,
+    and what forbids that raises Unsafe at once."""
     pid, failed = os.getpid(), []
     real_exit, os._exit = os._exit, _no_exit
     collects = gc.isenabled()
     gc.disable()
     try:
-        for name in names:
+        for name, value in steps:
+            if value is not None:
+                change(name, value)
+                continue
             if name in sys.modules or _denied(name, deny) or script.is_within(name):
                 continue
             try:

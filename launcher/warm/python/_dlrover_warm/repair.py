@@ -27,22 +27,23 @@ def find_pools():
 
 def threads(before):
     """Gives numerical libraries the threads that the environment and the CPU set ask for. before: the variables and
-    the number of CPUs when they were imported."""
+    the number of CPUs when they were imported, and those that the script sets for that."""
     cpus = len(os.sched_getaffinity(0))
+    env = dict(os.environ, **before["set"])
     for get, set in _pools:
-        want = min(_number("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS") or cpus, cpus)
+        want = min(_number(env, "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS") or cpus, cpus)
         if get() != want:
             set(want)
     torch = sys.modules.get("torch")
     was, now = before.get("OMP_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS")
     if torch is not None and (was != now or not now and before["cpus"] != cpus):
-        torch.set_num_threads(_number("OMP_NUM_THREADS") or cpus)
+        torch.set_num_threads(_number(env, "OMP_NUM_THREADS") or cpus)
 
 
-def _number(*names):
+def _number(env, *names):
     """The first of these variables that is a number of threads, or 0."""
     for name in names:
-        value = os.environ.get(name, "").split(",")[0].strip()
+        value = (env.get(name) or "").split(",")[0].strip()
         if value.isdigit() and int(value) > 0:
             return int(value)
     return 0
@@ -87,13 +88,15 @@ class Environment:
 
     def pretend(self, variables):
         """Sets variables for the time of the imports; None: unsets them."""
-        self.pretended = {os.fsencode(k): v if v is None else os.fsencode(v) for k, v in variables.items()}
-        _apply(self.pretended)
+        more = {os.fsencode(k): v if v is None else os.fsencode(v) for k, v in variables.items()}
+        self.pretended.update(more)
+        _apply(more)
 
     def imported(self):
         """Ends what is pretended, and remembers what imports have changed."""
         now = dict(os.environb)
         _apply({k: self.start.get(k) for k, v in self.pretended.items() if now.get(k) == v})
+        self.pretended = {}
         now = dict(os.environb)
         self.changed = {k: now.get(k) for k in set(now) | set(self.start) if now.get(k) != self.start.get(k)}
 

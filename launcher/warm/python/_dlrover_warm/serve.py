@@ -33,7 +33,7 @@ class Parent:
         self.command = command.Command(command.of_this_process())
         self.environment = repair.Environment()
         self.cwd = os.getcwd()
-        self.before = dict(os.environ, cpus=len(os.sched_getaffinity(0)))
+        self.before = dict(os.environ, cpus=len(os.sched_getaffinity(0)), set={})
         self.launcher = os.getppid()
         self.pid = os.getpid()
         atexit.register(gc.unfreeze)  # the last that a fork does: modules are freed as if nothing had been frozen
@@ -60,7 +60,8 @@ class Parent:
             try:
                 answer = self._imported(message)
             except check.Unsafe as e:
-                answer = {"op": "unsafe", "v": wire.VERSION, "why": str(e), "module": e.module}
+                answer = {"op": "unsafe", "v": wire.VERSION, "why": str(e), "module": e.module,
+                          "first": e.first}
         answer["seconds"] = round(time.monotonic() - start, 3)
         files = wire.store({"files": check.files(), "names": list(sys.modules)})
         self.wire.send(answer, files)
@@ -70,17 +71,14 @@ class Parent:
         python = message.get("python", self.command.python)
         if python != self.command.python:  # pyenv's is a script, and sets variables that a fork would not have
             raise check.Unsafe("%s starts another interpreter; set PYTHON_EXEC=%s" % (python, self.command.python))
-        standby = message.get("standby", False)
-        variables = {n: v for n, v in (message.get("env") or {}).items() if n not in _OF_A_RANK}
+        self.standby = standby = message.get("standby", False)
+        variables = {}
         if not standby:
             variables["OPENBLAS_NUM_THREADS"] = "1"  # a fork has none of its threads; see repair.threads
             if "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ:
                 variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # imports that look for a GPU must not initialize it
         self.environment.pretend(variables)
-        names = list(message.get("modules") or [])
-        if message.get("script"):
-            names += script.imports(message["script"], message.get("module", False))
-        failed = check.import_all(names, message.get("deny") or [], not standby)
+        failed = check.import_all(self._steps(message), message.get("deny") or [], not standby, self._change)
         for name in set(script.LATER.values()).difference(message.get("modules") or []):  # older PyTorch has none
             failed = [f for f in failed if f != [name, "ModuleNotFoundError: No module named %r" % name]]
         self.environment.imported()
@@ -92,6 +90,34 @@ class Parent:
             check.probe(lambda: repair.threads(self.before), message.get("deadline", 20))
         return {"op": "prepared", "v": wire.VERSION, "pid": self.pid, "modules": len(sys.modules),
                 "failed": failed[:100], "threads": len(os.listdir("/proc/self/task"))}
+
+    def _steps(self, message):
+        """The steps of script.py: the script's own, and then those modules that workers have imported later, with the
+        variables that their script has set by then. only: of the script's modules those that are named."""
+        names = message.get("modules") or []
+        rest = [(n, script.becomes(v)) for n, v in (message.get("env") or {}).items() if n not in _OF_A_RANK]
+        rest += [(n, None) for n in names]
+        if not message.get("script"):
+            return rest
+        steps = script.steps(message["script"], message.get("module", False))
+        if message.get("only"):
+            wanted = {n.partition(".")[0] for n in names}
+            steps = [(n, c) for n, c in steps if c or n.partition(".")[0] in wanted]
+        read, later = (tuple(message.get(k) or ()) for k in ("at_import", "later"))
+        why = script.needs_execution(steps, lambda n: (n + "=").startswith(read) and not (n + "=").startswith(later),
+                                     os.environ)
+        if why and not message.get("learned"):
+            raise check.Unsafe(why, first=True)
+        return [s for s in rest if why and s[1]] + steps + rest
+
+    def _change(self, name, change):
+        """Does a step that changes a variable."""
+        value = change(os.environ.get(name))
+        if value is script.UNKNOWN or name == script.ANY:
+            return
+        self.before["set"][name] = value
+        if name != "OPENBLAS_NUM_THREADS" or self.standby:
+            self.environment.pretend({name: value})
 
     def _fork(self, fds):
         """In the fork it returns the Child. The process between this one and the fork ends at once: the launcher

@@ -138,6 +138,57 @@ class Parents(Case):
         out = self.run_in(parent, "import reads, os\nprint(reads.found, os.environ['FOR_IMPORTS'])")
         self.assertEqual(out, "('new', None) old\n")
 
+    def test_variables_that_a_script_sets(self):
+        """As it sets them, one import after the other. If only running it tells how, then the first workers run it."""
+        for name in "abcdefg":
+            self.module("read_" + name, "import os\nv = os.environ.get('OMP_X'), os.environ.get('Y')")
+        reads = "def show(): print(*[sys.modules[n].v for n in sorted(sys.modules) if n.startswith('read_')])\n"
+        for text, out in (
+                ("import read_a\nos.environ['OMP_X'] = '1'\nimport read_b\nos.environ.setdefault('OMP_X', '2')\n"
+                 "import read_c\nos.environ.pop('OMP_X')\nif 'OMP_X' not in os.environ:\n    os.environ['OMP_X'] = '3'\n"
+                 "import read_d\nfrom os import environ\nenviron.update({'OMP_X': '4'}, Y='y')\nimport read_e\n"
+                 "del os.environ['OMP_X']\ntry:\n    import read_f\nexcept ImportError: pass\n"
+                 "os.environ['OMP_X'] = str(5)\nimport json",
+                 "(None, None) ('1', None) ('1', None) ('3', None) ('4', 'y') (None, 'y')"),
+                ("os.environ['Z'] = str(1)\nimport read_a", None),
+                ("os.environ['OMP_X'] = str(1)\nimport read_a", "$OMP_X"),
+                ("if sys.argv: os.environ['OMP_X'] = '1'\nimport read_a", "$OMP_X"),
+                ("for v in 'OMP_X': os.environ[v] = '1'\nimport read_a", "variables"),
+                ("def f(): os.environ['OMP_X'] = '1'\nf()\nimport read_a", "$OMP_X"),
+                ("def f(): os.environ['OMP_X'] = '1'\nimport read_a\nf()", None),
+                ("try:\n    from dotenv import load_dotenv\n    load_dotenv()\nexcept ImportError: pass\nimport read_a",
+                 "variables")):
+            text = "import os, sys\n" + reads + text + "\nshow()\n"
+            parent = self.start()
+            answer = parent.prepare(script=self.script(text), at_import=["PYTHON", "OMP_"], later=["OMP_LATER"])
+            if answer["op"] == "unsafe":
+                self.assertIn("the script sets %s before it imports " % out, answer["why"])
+                self.assertTrue(answer["first"])
+                continue
+            forked = self.run_in(parent, text)
+            self.assertEqual(forked, subprocess.run([sys.executable, self.script(text)], env=parent.env, check=True,
+                                                    stdout=subprocess.PIPE).stdout.decode())
+            self.assertIn(out or "", forked)
+
+    def test_places_that_a_script_adds(self):
+        """A module there that has the name of another one is not imported too early."""
+        self.module("twin", "raise SystemExit('the other one')")
+        self.module("single", "")
+        os.mkdir(os.path.join(self.dir, "src"))
+        with open(os.path.join(self.dir, "src", "twin.py"), "w") as f:
+            f.write("import colorsys")
+        for place, names in (("os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'src')", {"colorsys", "single"}),
+                             ("str(Path(__file__).resolve().parent.parent / 'src')", {"colorsys", "single"}),
+                             ("'/'.join(__file__.split('/')[:-2] + ['src'])", {"wave"})):
+            text = "import sys, os\nfrom pathlib import Path\nROOT = %s\nsys.path.insert(0, ROOT)\n" % place
+            parent = self.start()
+            text += "import twin, single, wave\nprint(twin.__file__)"
+            answer = parent.prepare(script=self.script(text))
+            self.assertEqual((answer["op"], answer["failed"]), ("prepared", []))
+            self.assertEqual(names - set(answer["names"]), set())
+            self.assertNotIn("twin", answer["names"])
+            self.assertIn("src/twin.py", self.run_in(parent, text))
+
     def test_what_a_script_imports(self):
         for name, text in {"train.py": "import own, wave, json.tool as t\nfrom colorsys import rgb_to_hsv\n"
                                        "from xml import dom, not_there\nfrom pack.sub import x\nimport not_there\n"
