@@ -135,7 +135,7 @@ $(FRAMEWORKS)/mindspore/ready: PACKAGES := mindspore
 $(FRAMEWORKS)/jax/ready: PACKAGES := 'jax[cpu]'
 $(FRAMEWORKS)/tensorflow/ready: PACKAGES := tensorflow-cpu
 $(FRAMEWORKS)/paddle/ready: PACKAGES := paddlepaddle
-$(FRAMEWORKS)/torch/ready: PACKAGES := --no-build-isolation deepspeed torchft-nightly
+$(FRAMEWORKS)/torch/ready: PACKAGES := --no-build-isolation deepspeed torchft-nightly lightning
 
 $(FRAMEWORKS)/%/ready:
 	python3 -m venv $(@D)

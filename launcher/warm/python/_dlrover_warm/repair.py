@@ -1,5 +1,6 @@
 """What a fork has to make good, so that it is like a process that has just been started."""
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -85,17 +86,41 @@ class Environment:
         self.start = dict(os.environb)
         self.changed = {}
         self.pretended = {}
+        self.written = set()  # names that imports have set
 
     def pretend(self, variables):
         """Sets variables for the time of the imports; None: unsets them."""
         more = {os.fsencode(k): v if v is None else os.fsencode(v) for k, v in variables.items()}
         self.pretended.update(more)
         _apply(more)
+        self.written.difference_update(more)
+
+    @contextlib.contextmanager
+    def observed(self):
+        """Notes which variables imports set, even to what they are."""
+        kind = type(os.environ)
+        set, default = kind.__setitem__, kind.setdefault
+
+        def __setitem__(environ, name, value):
+            set(environ, name, value)
+            self.written.add(os.fsencode(name))
+
+        def setdefault(environ, name, value):
+            key = os.fsencode(name)
+            if key in self.pretended and key not in self.start and key not in self.written:
+                environ[name] = value  # it would not be there
+            return default(environ, name, value)
+
+        kind.__setitem__, kind.setdefault = __setitem__, setdefault
+        try:
+            yield
+        finally:
+            kind.__setitem__, kind.setdefault = set, default
 
     def imported(self):
         """Ends what is pretended, and remembers what imports have changed."""
         now = dict(os.environb)
-        _apply({k: self.start.get(k) for k, v in self.pretended.items() if now.get(k) == v})
+        _apply({k: self.start.get(k) for k, v in self.pretended.items() if now.get(k) == v and k not in self.written})
         self.pretended = {}
         now = dict(os.environb)
         self.changed = {k: now.get(k) for k in set(now) | set(self.start) if now.get(k) != self.start.get(k)}

@@ -29,7 +29,7 @@ def steps(script, is_module):
     """What a script or module does at its top level that concerns imports, in order, and what the job's own modules
     do that it imports. A step is a pair: a module's name, or that of something within a module, and None; or the name
     of a variable, and the function that makes its new value of the old one. The value of a variable that is not set
-    is None. What cannot be read does nothing."""
+    is None. What cannot be read does nothing. Beside them: the steps that follow from their use."""
     reader = _Reader(os.getcwd() if is_module else os.path.dirname(os.path.realpath(script)))
     if is_module:
         reader.read_main(script)
@@ -39,7 +39,7 @@ def steps(script, is_module):
     else:
         reader.read(script)
     tops = {name.partition(".")[0] for name in reader.names}
-    return reader.steps + [(later, None) for name, later in LATER.items() if name in tops]
+    return reader.steps, [(later, None) for name, later in LATER.items() if name in tops]
 
 
 def becomes(value):

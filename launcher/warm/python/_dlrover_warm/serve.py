@@ -16,6 +16,9 @@ from . import check, child, command, pace, repair, script, wire
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
               "DLROVER_WARM")
 
+# Variables that PyTorch's compiler sets when it is imported, to what it would find without them.
+_OF_THE_COMPILER = (b"TORCHINDUCTOR_CACHE_DIR",)
+
 
 def run():
     """Serves the launcher, which is at the other end of descriptor 0, until it is gone. It returns in a fork only,
@@ -78,7 +81,14 @@ class Parent:
             if "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ:
                 variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # imports that look for a GPU must not initialize it
         self.environment.pretend(variables)
-        failed = check.import_all(self._steps(message), message.get("deny") or [], not standby, self._change)
+        failed = []
+        for steps in self._steps(message):
+            early = dict(os.environb)
+            with self.environment.observed():
+                failed += check.import_all(steps, message.get("deny") or [], not standby, self._change)
+        for name in _OF_THE_COMPILER:  # by an import that a fresh worker makes at its first step
+            if name not in early:
+                os.environb.pop(name, None)
         for name in set(script.LATER.values()).difference(message.get("modules") or []):  # older PyTorch has none
             failed = [f for f in failed if f != [name, "ModuleNotFoundError: No module named %r" % name]]
         self.environment.imported()
@@ -92,14 +102,14 @@ class Parent:
                 "failed": failed[:100], "threads": len(os.listdir("/proc/self/task"))}
 
     def _steps(self, message):
-        """The steps of script.py: the script's own, and then those modules that workers have imported later, with the
-        variables that their script has set by then. only: of the script's modules those that are named."""
+        """The steps of script.py: the script's own, and then, apart, those modules that workers have imported later, with
+        the variables that their script has set by then. only: of the script's modules those that are named."""
         names = message.get("modules") or []
         rest = [(n, script.becomes(v)) for n, v in (message.get("env") or {}).items() if n not in _OF_A_RANK]
         rest += [(n, None) for n in names]
         if not message.get("script"):
-            return rest
-        steps = script.steps(message["script"], message.get("module", False))
+            return [rest]
+        steps, later_ones = script.steps(message["script"], message.get("module", False))
         if message.get("only"):
             wanted = {n.partition(".")[0] for n in names}
             steps = [(n, c) for n, c in steps if c or n.partition(".")[0] in wanted]
@@ -108,7 +118,7 @@ class Parent:
                                      os.environ)
         if why and not message.get("learned"):
             raise check.Unsafe(why, first=True)
-        return [s for s in rest if why and s[1]] + steps + rest
+        return [s for s in rest if why and s[1]] + steps, later_ones + rest
 
     def _change(self, name, change):
         """Does a step that changes a variable."""

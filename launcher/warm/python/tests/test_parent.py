@@ -138,6 +138,16 @@ class Parents(Case):
         out = self.run_in(parent, "import reads, os\nprint(reads.found, os.environ['FOR_IMPORTS'])")
         self.assertEqual(out, "('new', None) old\n")
 
+    def test_a_variable_that_an_import_sets_to_what_it_is(self):
+        """The parent sets it for its imports, but that of a fresh worker sets it for good."""
+        name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+        self.module("sets", "import os\nos.environ['%s'] = '1'" % name)
+        self.module("defaults", "import os\nos.environ.setdefault('%s', '1')" % name)
+        for module, found in ("sets", "1"), ("defaults", "1"), ("json", "None"):
+            parent = self.start()
+            parent.prepare(module)
+            self.assertEqual(self.run_in(parent, "import os; print(os.environ.get('%s'))" % name), found + "\n")
+
     def test_variables_that_a_script_sets(self):
         """As it sets them, one import after the other. If only running it tells how, then the first workers run it."""
         for name in "abcdefg":

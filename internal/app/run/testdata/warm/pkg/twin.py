@@ -1,0 +1,1 @@
+WHICH = "that of the job"
