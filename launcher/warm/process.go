@@ -152,6 +152,7 @@ func (s *Spawner) unsafe(m answer, generation int) {
 		return
 	}
 	s.denied = append(s.denied, m.Module)
+	s.awaited()
 	s.cfg.Log.Info("warm workers: a module cannot be forked, and is left to the workers", "module", m.Module, "why", why)
 	s.do(s.pool.Unfit(generation))
 }

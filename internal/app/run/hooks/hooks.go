@@ -68,11 +68,6 @@ func (h *hooks) any() bool { return h.Before+h.After != "" }
 
 func read(o feature.Options) (h hooks, err error) {
 	h.Before, h.After = o.String("before"), o.String("after")
-	for _, name := range []string{"before", "after"} {
-		if o.IsSet(name) && strings.TrimSpace(o.String(name)) == "" {
-			return h, fmt.Errorf("--%s=%q is no command: name one, or leave this out", name, o.String(name))
-		}
-	}
 	if !h.any() && o.IsSet("hook-timeout") {
 		return h, errors.New("--hook-timeout has no effect without --before and --after: add one of them, or leave this out")
 	}
