@@ -130,7 +130,8 @@ func (c warmCase) run(t *testing.T, python string, warm bool) *warmRun {
 	for _, v := range c.env {
 		r.env = append(r.env, strings.Replace(v, "PYTHONPATH=", "PYTHONPATH="+lib+":", 1))
 	}
-	args := []string{"--standalone", "--nproc-per-node=2", "--max-restarts=1", "--redirects=3", "--log-dir=" + r.dir + "/logs",
+	args := []string{"--standalone", "--nproc-per-node=2", "--max-restarts=1", "--redirects=3",
+		"--log-dir=" + r.dir + "/logs",
 		"--event-log=" + r.dir + "/events.json", "--ckpt-daemon=off"}
 	if warm {
 		option := "--warm"
