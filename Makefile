@@ -157,12 +157,13 @@ $(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
 e2e-dlrover: $(foreach v,0.6.1 0.5.1 0.4.0,$(DLROVER)/dlrover-$v/kubernetes $(DLROVER)/agents-$v/ready) ## jobs with DLRover's own master and agents, of three versions, in virtual environments below DLROVER
 	DLROVER_PACKAGES=$(DLROVER) $(GOTEST) -- -count=1 -parallel 4 -timeout 60m -run TestDLRover ./internal/app/run ./rendezvous/pyproto/...
 
-# They see the distribution's PyTorch. DLRover names no versions of what it needs, and works with few.
+# They see the distribution's PyTorch, and would see its tornado, which does not import its parts by itself. DLRover
+# names no versions of what it needs, and works with few.
 $(DLROVER)/dlrover-%/ready: | torch
 	/usr/bin/python3 -m venv --system-site-packages $(@D)
 	$(@D)/bin/pip install --progress-bar off --no-deps dlrover==$*
-	$(@D)/bin/pip install --progress-bar off grpcio==1.62.3 protobuf==3.20.3 tornado psutil deprecated pynvml requests \
-	  packaging pydantic
+	$(@D)/bin/pip install --progress-bar off grpcio==1.62.3 protobuf==3.20.3 'tornado>=6.3' psutil deprecated pynvml \
+	  requests packaging pydantic
 	touch $@
 
 # With Kubernetes' client 37 their masters cannot read the job's template of pods.
