@@ -135,8 +135,8 @@ func (s *Supervisor) register(ctx context.Context) error {
 		return errors.Join(err, c.Close())
 	}
 	s.mu.Lock()
-	w, again := s.world, s.pendingBreakpoint() // later requests are delivered through control
-	s.control, s.started = c, true
+	w, again := s.world, s.pendingBreakpoint() // later requests wait for control
+	s.started = true
 	n, moved := s.net, s.moved && s.cfg.Sidecar == ""
 	s.mu.Unlock()
 	if moved { // while it started, or before, if it is an earlier launcher's
@@ -148,6 +148,9 @@ func (s *Supervisor) register(ctx context.Context) error {
 	if err == nil && again != nil {
 		err = again(ctx, c)
 	}
+	s.mu.Lock()
+	s.control = c // after an error, too: the next request finds out whether it is broken
+	s.mu.Unlock()
 	return err
 }
 
