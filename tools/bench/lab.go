@@ -32,6 +32,7 @@ type lab struct {
 	side   side
 	dir    string
 	stamps string // file of stamp lines
+	pace   string // the pause of a training between two steps, in seconds; "" for that of most rows
 	procs  []*process
 	files  []*os.File
 	ends   []func() // called by close

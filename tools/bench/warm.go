@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -72,14 +73,14 @@ type warmLine struct {
 }
 
 // train starts the first node.
-func (l *lab) train(ctx context.Context, nnodes string, workers int) (*training, error) {
+func (l *lab) train(ctx context.Context, nnodes string, workers int, more ...string) (*training, error) {
 	t := &training{lab: l, log: filepath.Join(l.dir, "train"), ckpts: filepath.Join(l.dir, "ckpts")}
 	addr, err := freeAddr()
 	if err == nil {
 		err = os.Mkdir(t.ckpts, 0o700)
 	}
-	t.args = append(nodes(addr, nnodes, fmt.Sprintf("--nproc_per_node=%d", workers), "--max_restarts=100",
-		"--rdzv_conf=last_call_timeout=1"), l.bench.warm, t.log, t.ckpts, "1000000", "0.02")
+	t.args = slices.Concat(nodes(addr, nnodes, fmt.Sprintf("--nproc_per_node=%d", workers), "--max_restarts=100",
+		"--rdzv_conf=last_call_timeout=1"), more, []string{l.bench.warm, t.log, t.ckpts, "1000000", cmp.Or(l.pace, "0.02")})
 	if err == nil {
 		err = t.node()
 	}
