@@ -12,27 +12,72 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A job of two nodes with failures: a rank is killed in every stretch of steps, and in the last but one all processes of
-// a node, whose launcher is started again at once.
+// A job of two nodes with failures: goodputSteps steps in eight parts of equal length. One rank is killed after the
+// parts 1, 3, 5 and 7, which is every 500 steps, and all processes of a node after part 4. Its launcher is started
+// again at once.
 const (
-	goodputStretch = 500 // steps
-	goodputKills   = 3
-	goodputSteps   = (goodputKills + 2) * goodputStretch
-	goodputRanks   = 2 * warmWorkers
+	goodputSteps = 2000
+	goodputParts = 8
+	goodputLoss  = goodputParts / 2
+	goodputRanks = 2 * warmWorkers
+	// goodputScale divides the length of a part, unless -slow is set. The failures stay the same, and so do their costs,
+	// which are then set against the time of all goodputSteps.
+	goodputScale = 2.5
 )
 
-func goodputRows() []row {
-	what := fmt.Sprintf("%d steps of 50 ms, DDP, 2 nodes of 2: %d ranks and one node are killed, whose launcher is started "+
-		"again at once; the time beyond that of steps without failures", goodputSteps, goodputKills)
-	return []row{{id: "goodput", run: goodput, torch: true, warm: true, maxReps: 1, maxPeerReps: 1, limit: 4 * time.Minute,
-		peerLimit: 10 * time.Minute, lines: []line{
-			{what: what, unit: percent, goal: 3},
-			{what: "of that for a killed rank", unit: duration},
-			{what: "and for the lost node", unit: duration}}}}
+func goodputRows(o options) []row {
+	scaled := "; measured in " + fmt.Sprint(goodputParts*goodputPart(o)) + " steps"
+	if o.slow {
+		scaled = ""
+	}
+	return []row{{id: "goodput", run: goodput, torch: true, warm: true, maxReps: 1, maxPeerReps: 1,
+		limit: 4 * time.Minute, peerLimit: 8 * time.Minute, lines: []line{
+			{what: fmt.Sprintf("%d steps of 50 ms, DDP, 2 nodes of 2: a rank is killed every 500 steps, and once a node, "+
+				"whose launcher is started again at once; the time beyond that without failures%s", goodputSteps, scaled),
+				unit: percent, goal: 3},
+			{what: "of that for one killed rank (the median of 4)", unit: duration},
+			{what: "and for the lost node", unit: duration},
+			{what: "a step without failures", unit: duration}}}}
+}
+
+// goodputPart is the number of steps of a part.
+func goodputPart(o options) int {
+	if o.slow {
+		return goodputSteps / goodputParts
+	}
+	return int(goodputSteps / goodputParts / goodputScale)
 }
 
 // goodput has saves in memory at every step, of which each node holds those of the other, too. The peer's are in files.
 func goodput(ctx context.Context, l *lab) ([]float64, error) {
+	t, s, err := l.failing(ctx)
+	if err != nil {
+		return nil, err
+	}
+	first, part := s.newest+1, goodputPart(l.options)
+	for i := 1; i < goodputParts; i++ {
+		if err := t.steps(ctx, s, first+i*part); err != nil {
+			return nil, err
+		}
+		switch {
+		case i == goodputLoss:
+			l.kill(t.nodes[1])
+			err = t.node()
+		case i%2 == 1:
+			err = unix.Kill(s.pids[goodputRanks-1], unix.SIGKILL)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := t.steps(ctx, s, first+goodputParts*part); err != nil {
+		return nil, err
+	}
+	return s.lost(first, part), nil
+}
+
+// failing starts the job, and returns when it trains.
+func (l *lab) failing(ctx context.Context) (*training, *progressed, error) {
 	l.pace = "0.05"
 	var more []string
 	if !l.side.peer {
@@ -47,49 +92,23 @@ func goodput(ctx context.Context, l *lab) ([]float64, error) {
 		_, err = t.ready(ctx, goodputRanks)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	f, err := os.Open(t.log)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	l.files = append(l.files, f)
 	s := &progressed{from: f, pids: map[int]int{}, ranks: map[int]map[int]bool{}, at: map[int]int64{}}
-	if err := s.read(); err != nil {
-		return nil, err
-	}
-	first := s.newest + 1
-	for i := range goodputKills + 1 {
-		if err := t.steps(ctx, s, first+(i+1)*goodputStretch); err != nil {
-			return nil, err
-		}
-		if i < goodputKills {
-			err = unix.Kill(s.pids[goodputRanks-1], unix.SIGKILL)
-		} else {
-			l.kill(t.nodes[1])
-			err = t.node()
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	if err := t.steps(ctx, s, first+goodputSteps); err != nil {
-		return nil, err
-	}
-	return s.lost(first), nil
+	return t, s, s.read()
 }
 
 // steps waits until all ranks have made a step.
 func (t *training) steps(ctx context.Context, s *progressed, step int) error {
-	for s.at[step] == 0 {
-		if err := pause(ctx, 5*time.Millisecond); err != nil {
-			return fmt.Errorf("waited for step %d, after %d: %w", step, s.newest, err)
-		}
-		if err := s.read(); err != nil {
-			return err
-		}
-	}
-	return nil
+	return t.until(ctx, fmt.Sprintf("step %d", step), func() (bool, error) {
+		err := s.read()
+		return s.at[step] != 0, err
+	})
 }
 
 // progressed are the steps in the log of a training.
@@ -133,19 +152,22 @@ func (p *progressed) line(text string) {
 	}
 }
 
-// lost is the time that failures have cost: of all in percent of the time without any, in seconds of a killed rank and
-// of the lost node. The second halves of the stretches are the time without failures.
-func (p *progressed) lost(first int) []float64 {
+// lost is the cost of the failures, in percent of the time of goodputSteps without any; the seconds that a killed rank
+// and the lost node have cost; and the time of a step. The second halves of the parts are the time without failures. A
+// cost is the time of a first half beyond that of its steps.
+func (p *progressed) lost(first, part int) []float64 {
+	half, quiet := part/2, 0.0
 	between := func(from, to int) float64 { return seconds(p.at[first+from], p.at[first+to]) }
-	half, quiet := goodputStretch/2, 0.0
-	for at := 0; at < goodputSteps; at += goodputStretch {
-		quiet += between(at+half, at+goodputStretch)
+	for i := range goodputParts {
+		quiet += between(i*part+half, (i+1)*part)
 	}
-	step := quiet / (goodputSteps / 2)
-	var costs []float64
-	for at := goodputStretch; at < goodputSteps; at += goodputStretch {
-		costs = append(costs, between(at, at+half)-float64(half)*step)
+	step := quiet / float64(goodputParts*(part-half))
+	all := between(0, goodputParts*part) - step*float64(goodputParts*part)
+	cost := func(i int) float64 { return between(i*part, i*part+half) - step*float64(half) }
+	var kills []float64
+	for i := 1; i < goodputParts; i += 2 {
+		kills = append(kills, cost(i))
 	}
-	kills := slices.Sorted(slices.Values(costs[:goodputKills]))
-	return []float64{100 * (between(0, goodputSteps)/(step*goodputSteps) - 1), median(kills), costs[goodputKills]}
+	slices.Sort(kills)
+	return []float64{100 * all / (step * goodputSteps), median(kills), cost(goodputLoss), step}
 }

@@ -89,7 +89,7 @@ func rows(o options) []row {
 			{what: "a new daemon re-adopts them, none is restarted", unit: yesno, goal: 1, oursOnly: "cannot"},
 			{what: "exec of the new daemon to the world being whole", unit: duration, oursOnly: "cannot"}}},
 	}
-	return slices.Concat(all, masterRows(), checkRows(), scaleRows(o), ckptRows(o), warmRows(), goodputRows())
+	return slices.Concat(all, masterRows(), checkRows(), scaleRows(o), ckptRows(o), warmRows(), goodputRows(o))
 }
 
 func rowIDs(all []row) (ids []string) {
