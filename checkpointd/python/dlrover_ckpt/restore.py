@@ -59,6 +59,17 @@ class Wanted(NamedTuple):
     reshards: bool = True
 
 
+class _Report(NamedTuple):
+    """What one rank tells the others in a survey."""
+
+    offers: List[find.Offer]
+    disk: find.Disk
+    incarnation: str  # rank 0's counts
+    node: int
+    in_order: bool  # interrupted commits had been completed when it looked at the disk
+    opened: str  # the save in memory that it has opened already, "" = none
+
+
 class Search:
     """One search for the newest save. All ranks make one, and call newest() together."""
 
@@ -72,6 +83,7 @@ class Search:
         self._daemon = daemon
         self._lock = lock
         self._notes: List[str] = []  # why it is not something newer
+        self._opened: Optional[Loaded] = None  # this rank's newest save in memory, which may not be the chosen one
         self.incarnation = ""  # rank 0's word for this incarnation of the workers; "" = the ranks could not agree
 
     def newest(self, where: str) -> Optional[Loaded]:
@@ -89,16 +101,17 @@ class Search:
     def _newest(self, where: str, in_memory: bool) -> Optional[Loaded]:
         world = self._ranks.info.world_size
         offers, everyone = self._survey(in_memory, 0.0 if in_memory else _OFFER_PATIENCE)
-        memory = find.newest_in_memory([e[0] for e in everyone], world)
+        memory = find.newest_in_memory([e.offers for e in everyone], world)
         if memory is None and in_memory:  # only now wait for saves on their way to the disk or to this node
             offers, everyone = self._survey(in_memory, _OFFER_PATIENCE)
-            memory = find.newest_in_memory([e[0] for e in everyone], world)
-        commits = find.on_disk([e[1] for e in everyone]) if where != MEMORY else []
-        saveid.note_times(self._wanted.dir, [o.saved_ns for e in everyone for o in e[0]]
-                          + [c.saved_ns for c in everyone[0][1].commits])
-        prefer = find.prefer_memory(memory, commits, [e[0] for e in everyone])
-        found = self._from_memory(memory, offers) if prefer and memory is not None else None
-        apart = find.unseen([e[1] for e in everyone], [e[3] for e in everyone])
+            memory = find.newest_in_memory([e.offers for e in everyone], world)
+        commits = find.on_disk([e.disk for e in everyone]) if where != MEMORY else []
+        saveid.note_times(self._wanted.dir, [o.saved_ns for e in everyone for o in e.offers]
+                          + [c.saved_ns for c in everyone[0].disk.commits])
+        prefer = find.prefer_memory(memory, commits, [e.offers for e in everyone])
+        found = self._from_memory(memory, offers, everyone) if prefer and memory is not None else None
+        self._opened = None
+        apart = find.unseen([e.disk for e in everyone], [e.node for e in everyone])
         if apart:
             apart = "not all nodes see the same checkpoints in %s: %s" % (self._wanted.dir, apart)
             self._notes.append(apart)
@@ -107,18 +120,33 @@ class Search:
             if found is None and apart and not commits:
                 raise Unloadable("%s; it has to be on storage that all nodes see: mount that there, copy the directory "
                                  "to the other nodes, or use another one to begin anew" % apart)
-            found = found or self._foreign(everyone[0][1].tracked)
+            found = found or self._foreign(everyone[0].disk.tracked)
         return found
 
-    def _survey(self, in_memory: bool, patience: float) -> Tuple[List[find.Offer], List[Any]]:
-        """The saves that this rank can load from memory, and the source that every rank can load from."""
+    def _survey(self, in_memory: bool, patience: float) -> Tuple[List[find.Offer], List[_Report]]:
+        """The saves that this rank can load from memory, and the sources of every rank. As a rule one collective is all:
+        each rank has opened its newest save in memory by then, and that is the one that is chosen."""
         offers, in_order = self._offers(patience)
-        disk = self._look(in_order)
-        offers = self._trusted(offers, disk) if in_memory else []
-        everyone = self._ranks.gather((offers, disk, os.urandom(8).hex(), self._ranks.info.node_rank))
+        noted = len(self._notes)
+        trusted, everyone = self._exchange(offers, in_order, in_memory)
+        if not all(e.in_order for e in everyone):
+            del self._notes[noted:]
+            self._recover()
+            trusted, everyone = self._exchange(offers, True, in_memory)
         if self._ranks.info.world_size == 1 or self._ranks.initialized:
-            self.incarnation = everyone[0][2]  # torchrun starts workers again under the same names
-        return offers, everyone
+            self.incarnation = everyone[0].incarnation  # torchrun starts workers again under the same names
+        return trusted, everyone
+
+    def _exchange(self, offers: List[find.Offer], in_order: bool, in_memory: bool
+                  ) -> Tuple[List[find.Offer], List[_Report]]:
+        """The offers that the disk does not disprove, and the reports of all ranks."""
+        disk = self._look()
+        trusted = self._trusted(offers, disk) if in_memory else []
+        newest = find.newest_in_memory([trusted], self._ranks.info.world_size)
+        self._opened = self._open(newest[0], trusted) if newest is not None else None
+        opened = newest[0] if newest is not None and self._opened is not None else ""
+        mine = _Report(trusted, disk, os.urandom(8).hex(), self._ranks.info.node_rank, in_order, opened)
+        return trusted, self._ranks.gather(mine)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Memory
@@ -180,35 +208,43 @@ class Search:
                 out.append(o)
         return out
 
-    def _from_memory(self, chosen: Tuple[str, int, int], offers: Sequence[find.Offer]) -> Optional[Loaded]:
-        mine = [o for o in offers if o.save == chosen[0]]
+    def _from_memory(self, chosen: Tuple[str, int, int], offers: Sequence[find.Offer], everyone: Sequence[_Report]
+                     ) -> Optional[Loaded]:
+        if all(e.opened == chosen[0] for e in everyone):
+            return self._opened
+        self._opened = None
+        found = self._open(chosen[0], offers)
+        if self._ranks.all(found is not None):
+            return found
+        self._notes.append("step %d in memory cannot be read on every rank" % chosen[1])
+        return None
+
+    def _open(self, save: str, offers: Sequence[find.Offer]) -> Optional[Loaded]:
+        mine = [o for o in offers if o.save == save]
         mine.sort(key=lambda o: not o.seg.startswith("seg/l%d-" % self._ranks.info.local_rank))
-        found: Optional[Loaded] = None
         for o in mine:
             try:
                 with SegmentReader(self._runtime, o.seg, self._pool) as r:
                     h, meta, files = r.lend(o.save)
-                found = Loaded("memory", h.step, meta["world_size"], files, {}, self._wanted.dir)
-                break
+                return Loaded("memory", h.step, meta["world_size"], files, {}, self._wanted.dir)
             except (OSError, Damaged, ValueError) as e:
                 self._notes.append("step %d in memory (%s): %s" % (o.step, o.seg, e))
-        if self._ranks.all(found is not None):
-            return found
-        self._notes.append("step %d in memory cannot be read on every rank" % chosen[1])
         return None
 
     # -----------------------------------------------------------------------------------------------------------------
     # Disk
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _look(self, in_order: bool) -> find.Disk:
-        """The saves on disk, after interrupted commits are completed (in_order: the daemon has done that)."""
+    def _recover(self) -> None:
+        """Completes interrupted commits, where no daemon does. Collective: all look at the disk when it is done."""
+        if self._ranks.info.rank == 0:
+            with self._lock():
+                self._notes.extend(sync.recover(self._wanted.dir))
+        self._ranks.gather(None)
+
+    def _look(self) -> find.Disk:
+        """The saves on disk."""
         dir = self._wanted.dir
-        if not self._ranks.all(in_order):
-            if self._ranks.info.rank == 0:
-                with self._lock():
-                    self._notes.extend(sync.recover(dir))
-            self._ranks.gather(None)  # the others look when it is done
         ms, bad = sync.manifests(dir)
         self._notes.extend(bad)
         tracked, wrong = sync.tracker(dir)
