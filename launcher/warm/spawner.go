@@ -458,13 +458,15 @@ func (s *Spawner) recipe(l learned) *recipe {
 	if old == nil {
 		return &want
 	}
-	if s.cfg.Modules == nil {
+	if w := s.workers[0]; s.cfg.Modules == nil && w != nil && w.child != nil { // it tells of nothing that it began with
+		want.Modules = union(old.Modules, want.Modules)
+	} else if s.cfg.Modules == nil {
 		want.Modules = union(want.Modules, old.Modules)
 	}
 	want.Set = union(want.Set, old.Set)
-	have := old.Modules
-	if p := s.parents[s.pool.Parent()]; have == nil && p != nil {
-		have = p.names // those of the script
+	have := old.Modules // some of which cannot be imported
+	if p := s.parents[s.pool.Parent()]; p != nil {
+		have = union(have, p.names)
 	}
 	few := have != nil && len(without(want.Modules, have)) < worthImporting
 	if few && contains(old.Set, want.Set) && compatible(old.Env, want.Env) == "" {
@@ -487,9 +489,9 @@ func contains(all, some []string) bool {
 	return len(without(some, all)) == 0
 }
 
-// union has the order of learned: that of the imports.
-func union(learned, old []string) []string {
-	return append(slices.Clone(learned), without(old, learned)...)
+// union has those of the first list first.
+func union(first, rest []string) []string {
+	return append(slices.Clone(first), without(rest, first)...)
 }
 
 // Excuse returns why the end of a worker may be a fault of its warm start and not of the job's; "" if it cannot be. The

@@ -42,10 +42,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PARENT = os.path.join(HERE, "parent.py")
 
 
-def install():
+def install(known=()):
     """Called by sitecustomize where DLROVER_WARM is set, and in a fork that becomes a worker. In an interpreter that
     is started as a parent it waits for the launcher in place of a script; elsewhere the variable names the file that
-    is to tell what this process imports, and is gone then: it does not concern the processes that this one starts."""
+    is to tell what this process imports, and is gone then: it does not concern the processes that this one starts. known: modules that it need not tell
+    of."""
     if getattr(sys, "argv", [""])[0] == PARENT:
         sys.path_hooks.insert(0, _instead_of_the_script)
         return
@@ -53,7 +54,7 @@ def install():
     if os.path.isabs(path):
         from . import learn
 
-        learn.start(path)
+        learn.start(path, known)
 
 
 def _instead_of_the_script(path):

@@ -3,9 +3,10 @@
 import ctypes
 import os
 import signal
+import sys
 import time
 
-from . import command, install, proctitle, repair, start, stdio, wire
+from . import command, install, learn, proctitle, repair, start, stdio, wire
 
 _PR_SET_PDEATHSIG = 1
 _ADOPTION = 10  # seconds until the launcher has adopted a fork, at the most
@@ -83,7 +84,7 @@ class Child:
         repair.modules_that_know_the_process()
         proctitle.show([os.fsencode(w) for w in job["argv"]], env)
         if os.environ.get("DLROVER_WARM"):
-            install()
+            install(frozenset(sys.modules))
         _unblock()
 
 

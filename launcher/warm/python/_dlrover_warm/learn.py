@@ -15,8 +15,8 @@ _learner = None
 
 
 class _Learner:
-    def __init__(self, path):
-        self.path, self.pid, self.start = path, os.getpid(), time.monotonic()
+    def __init__(self, path, known):
+        self.path, self.known, self.pid, self.start = path, known, os.getpid(), time.monotonic()
         self.cwd, self.env = os.getcwd(), dict(os.environ)
         gc.callbacks.append(self._collected)
         atexit.register(self.learn, "exit")
@@ -92,13 +92,16 @@ class _Learner:
             pass  # the list is not there
 
     def _modules(self):
-        """The names of modules that are none of the job's own, in the order of their imports."""
+        """The names of modules that are none of the job's own, in the order of their imports. Those that were known at the
+        start are left out."""
         main = getattr(sys.modules.get("__main__"), "__file__", None)
         own = [os.path.join(os.path.realpath(d), "") for d in (self.cwd, main and os.path.dirname(main)) if d]
         library = os.path.join(os.path.dirname(os.path.realpath(os.__file__)), "")
         here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         names, known = [], {}
         for name, module in list(sys.modules.items()):
+            if name in self.known:
+                continue
             path, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
             if not isinstance(path, str) or getattr(spec, "name", None) != name or name.startswith("_dlrover_"):
                 continue
@@ -133,8 +136,8 @@ class _Learner:
             raise
 
 
-def start(path):
-    """path: the file to write."""
+def start(path, known=()):
+    """path: the file to write. known: modules that are of no interest."""
     global _learner
     if _learner is None:
-        _learner = _Learner(path)
+        _learner = _Learner(path, known)

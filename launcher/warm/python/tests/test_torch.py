@@ -170,7 +170,8 @@ class Shared(Case):
         with open(path) as f:
             learned = json.load(f)
         self.assertEqual(learned["why"], "step")
-        self.assertEqual({"torch", "torch.optim.sgd", "wave", "numpy"} - set(learned["modules"]), set())
+        self.assertIn("wave", learned["modules"])
+        self.assertEqual({"torch", "torch.optim.sgd", "numpy"} & set(learned["modules"]), set())  # the parent's
 
 
 class Script(Case):
