@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import sys
 import time
 
 from . import command, install, learn, proctitle, repair, start, stdio, wire
@@ -84,7 +83,7 @@ class Child:
         repair.modules_that_know_the_process()
         proctitle.show([os.fsencode(w) for w in job["argv"]], env)
         if os.environ.get("DLROVER_WARM"):
-            install(frozenset(sys.modules))
+            install(self.parent.known)
         _unblock()
 
 

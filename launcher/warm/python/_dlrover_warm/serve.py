@@ -39,6 +39,7 @@ class Parent:
         self.before = dict(os.environ, cpus=len(os.sched_getaffinity(0)), set={})
         self.launcher = os.getppid()
         self.pid = os.getpid()
+        self.known = frozenset()  # the modules that have been imported for workers
         atexit.register(gc.unfreeze)  # the last that a fork does: modules are freed as if nothing had been frozen
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # that is for the job
 
@@ -66,6 +67,7 @@ class Parent:
                 answer = {"op": "unsafe", "v": wire.VERSION, "why": str(e), "module": e.module,
                           "first": e.first}
         answer["seconds"] = round(time.monotonic() - start, 3)
+        self.known = frozenset(sys.modules)
         files = wire.store({"files": check.files(), "names": list(sys.modules)})
         self.wire.send(answer, files)
         os.close(files)
