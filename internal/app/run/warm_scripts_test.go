@@ -34,14 +34,17 @@ var warmScripts = []warmCase{
 	{name: "a place before others in sys.path", script: "places.py", twin: true},
 	{name: "a thread at an import", script: "threads.py", first: "no process is ready",
 		says: "importing starts_a_thread started threads"},
+	{name: "a rank at an import", script: "ranks.py", first: "no process is ready",
+		says: "importing reads_rank reads $RANK, of which each worker has its own"},
 	{name: "extensions in C", script: "extension.py", extensions: true},
 	{name: "a failure after the restart", script: "fails.py", code: 1},
 	{name: "FSDP", script: "fsdp.py", needs: "torch.distributed.fsdp._fully_shard"},
 	{name: "accelerate", script: "hf_accelerate.py", needs: "accelerate"},
 	{name: "Trainer of transformers", script: "hf_trainer.py", needs: "transformers",
 		sets: []string{"TORCHINDUCTOR_CACHE_DIR"}},
-	{name: "Lightning", script: "lightning_fit.py", needs: "lightning",
-		sets: []string{"TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK"}},
+	{name: "Lightning", script: "lightning_fit.py", needs: "lightning", first: "no process is ready",
+		sets: []string{"TORCHINDUCTOR_CACHE_DIR"},
+		says: "importing lightning reads $LOCAL_RANK, of which each worker has its own"},
 	{name: "DeepSpeed", script: "ds_zero.py", needs: "deepspeed", env: []string{"DS_ACCELERATOR=cpu"},
 		sets: []string{"TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK"}},
 }
@@ -54,7 +57,7 @@ type warmCase struct {
 	extensions   bool   // own_c, and other_c, which is on PYTHONPATH
 	twin         bool   // a module of that name on PYTHONPATH
 	code         int
-	sets         []string // variables that imports set: forks have them from their start on
+	sets         []string // variables that imports set to what holds without them, too: forks have them early, or never
 	prepares     int      // interpreters that import; 0: one
 	first        string   // why the first workers are started by exec; "": they are not
 	says         string   // by a line of the log
@@ -97,14 +100,21 @@ func testWarmScripts(t *testing.T, python string, mine func(warmCase) bool) {
 			cold, warm := c.run(t, python, false), c.run(t, python, true)
 			require.Equal(t, cold.l.code, warm.l.code, "exit code")
 			require.Equal(t, c.code, warm.l.code, "exit code")
-			for _, f := range warm.facts {
-				for _, name := range c.sets {
-					delete(f.Same["env"].(map[string]any), name)
-				}
-			}
+			cold.without(c.sets)
+			warm.without(c.sets)
 			requireSameFacts(t, cold.facts, warm.facts)
 			warm.requireStarts(c)
 		})
+	}
+}
+
+func (r *warmRun) without(variables []string) {
+	for _, f := range r.facts {
+		after := f.Same["after the imports"].(map[string]any)
+		for _, name := range variables {
+			delete(f.Same["env"].(map[string]any), name)
+			delete(after["env"].(map[string]any), name)
+		}
 	}
 }
 
@@ -118,6 +128,11 @@ func (c warmCase) run(t *testing.T, python string, warm bool) *warmRun {
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(lib, "starts_a_thread.py"), []byte("import threading, time\n"+
 		"thread = threading.Thread(target=time.sleep, args=(1000,), daemon=True)\nthread.start()\n"), 0o600))
+	for name, line := range map[string]string{
+		"reads_rank": `RANK = int(os.environ.get("RANK", "0"))`, "reads_mode": `MODE = os.environ.get("READS_MODE")`,
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(lib, name+".py"), []byte("import os\n"+line+"\n"), 0o600))
+	}
 	if c.twin {
 		require.NoError(t, os.WriteFile(filepath.Join(lib, "twin.py"), []byte("WHICH = 'another one'\n"), 0o600))
 	}

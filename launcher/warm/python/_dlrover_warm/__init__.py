@@ -27,7 +27,9 @@ not:
 - Where the kernel cannot be told where the command line and the environment are (PR_SET_MM_MAP needs
   CONFIG_CHECKPOINT_RESTORE), /proc shows as much of them as fits where the parent's were.
 
-A parent that has threads, processes or an accelerator after its imports says so and is not used. It has no thread of
+A parent that has threads, processes or an accelerator after its imports says so and is not used. Neither is one of
+which a module has read what is of a worker: $RANK, or what only running the script tells (serve.py). Such reads are
+seen in os.environ, not in C. It has no thread of
 OpenBLAS, for it is imported with OPENBLAS_NUM_THREADS=1; forks get theirs when they become workers. A fork of it has
 to multiply, go backward and load a batch first (check.py). Its priority is the lowest while it imports, if it may go
 back to its own later, which takes CAP_SYS_NICE or RLIMIT_NICE, else SCHED_BATCH (pace.py).

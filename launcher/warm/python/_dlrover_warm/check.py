@@ -26,10 +26,10 @@ class Unsafe(Exception):
         self.first = first  # the first workers only
 
 
-def import_all(steps, deny, forks, change):
+def import_all(steps, deny, change, imported):
     """Imports modules, those denied and what is below them excepted. Returns pairs of those that cannot be, and why.
-    steps are those of script.py, and change does those that change a variable. forks: this process is going to fork,
-    and what forbids that raises Unsafe at once."""
+    steps are those of script.py, and change does those that change a variable. imported is called with the name of
+    each that was imported, or tried: what it raises ends all."""
     pid, failed = os.getpid(), []
     real_exit, os._exit = os._exit, _no_exit
     collects = gc.isenabled()
@@ -47,8 +47,7 @@ def import_all(steps, deny, forks, change):
                 failed.append([name, "%s: %s" % (type(e).__name__, str(e)[:200])])
             if os.getpid() != pid:
                 real_exit(3)  # a fork that the module has made
-            if forks:
-                _unchanged(name)
+            imported(name)
     finally:
         os._exit = real_exit
         if collects:
@@ -64,7 +63,7 @@ def _denied(name, deny):
     return any(name == d or name.startswith(d + ".") for d in deny)
 
 
-def _unchanged(name):
+def unchanged(name):
     """Raises Unsafe if the import of a module has started something that a fork would lack."""
     threads = _threads()
     if len(threads) > 1:
@@ -97,7 +96,7 @@ def safe_to_fork():
     """Raises Unsafe unless forks of this process can do what a process can that has imported the same itself."""
     if sys.version_info < (3, 9) and (sys.flags.dev_mode or os.environ.get("PYTHONMALLOC", "").endswith("debug")):
         raise Unsafe("forks of Python 3.8 die when they end, with the memory allocator's debug hooks")
-    _unchanged("something")
+    unchanged("something")
     for name, device in _accelerators():
         if getattr(device, "is_initialized", bool)():
             raise Unsafe("torch.%s is initialized" % name)

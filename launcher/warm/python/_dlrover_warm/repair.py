@@ -87,6 +87,7 @@ class Environment:
         self.changed = {}
         self.pretended = {}
         self.written = set()  # names that imports have set
+        self.read = set()  # names that they have read, as texts
 
     def pretend(self, variables):
         """Sets variables for the time of the imports; None: unsets them."""
@@ -97,9 +98,13 @@ class Environment:
 
     @contextlib.contextmanager
     def observed(self):
-        """Notes which variables imports set, even to what they are."""
+        """Notes which variables imports read, and which they set, even to what they are."""
         kind = type(os.environ)
-        set, default = kind.__setitem__, kind.setdefault
+        get, set, default = kind.__getitem__, kind.__setitem__, kind.setdefault
+
+        def __getitem__(environ, name):
+            self.read.add(name)
+            return get(environ, name)
 
         def __setitem__(environ, name, value):
             set(environ, name, value)
@@ -111,11 +116,16 @@ class Environment:
                 environ[name] = value  # it would not be there
             return default(environ, name, value)
 
-        kind.__setitem__, kind.setdefault = __setitem__, setdefault
+        kind.__getitem__, kind.__setitem__, kind.setdefault = __getitem__, __setitem__, setdefault
         try:
             yield
         finally:
-            kind.__setitem__, kind.setdefault = set, default
+            kind.__getitem__, kind.__setitem__, kind.setdefault = get, set, default
+
+    def take_reads(self):
+        """The names that imports have read since the last call."""
+        taken, self.read = self.read, set()
+        return taken
 
     def imported(self):
         """Ends what is pretended, and remembers what imports have changed."""

@@ -11,8 +11,17 @@ _MOST = 500  # files of the job that are read
 # What a module imports when it is used, and every job uses it: optimizers of PyTorch 2 import this.
 LATER = {"torch": "torch._dynamo"}
 
-# Modules that read few variables, and those that a script finds in the same place whatever it has added to sys.path.
-_LIBRARY = frozenset(getattr(sys, "stdlib_module_names", sys.builtin_module_names))
+
+def _of_the_library():
+    """For Python before 3.10: the names of its modules, by their files."""
+    place = os.path.dirname(os.__file__)
+    files = [f for d in (place, os.path.join(place, "lib-dynload")) if os.path.isdir(d) for f in os.listdir(d)]
+    return frozenset(sys.builtin_module_names).union(f.partition(".")[0] for f in files if "-" not in f)
+
+
+# Modules that read few variables, and those that read known ones and that a script finds in the same place whatever it
+# has added to sys.path.
+_LIBRARY = frozenset(getattr(sys, "stdlib_module_names", ())) or _of_the_library()
 _NEVER_HIDDEN = _LIBRARY | {"torch", "numpy"}
 
 ANY = ""  # the name of a variable that is not known
@@ -58,6 +67,11 @@ def needs_execution(taken, is_read, environ):
             return "the script sets %s before it imports %s, and only running it tells how" % (
                 "$" + name if name else "variables", later[0])
     return ""
+
+
+def reads_few_variables(name):
+    """Whether a module and those within it are of the libraries whose variables the launcher knows."""
+    return name.partition(".")[0] in _NEVER_HIDDEN
 
 
 def _unknown(old):

@@ -11,10 +11,15 @@ import traceback
 
 from . import check, child, command, pace, repair, script, wire
 
-# Variables that scripts set for one rank. The others that the first attempt's script had set are set for the imports,
-# for it may have set them so that they are read then.
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
-              "DLROVER_WARM")
+# Variables of one rank or epoch, which launchers or scripts set: a module that reads one when it is imported is not for
+# others. The others that the first attempt's script had set are set for the imports, for it may have set them so that
+# they are read then.
+_OF_A_RANK = frozenset(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+                        "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                        "TORCHELASTIC_RESTART_COUNT", "CUDA_VISIBLE_DEVICES", "DLROVER_WARM"))
+
+# Read by whatever looks for a program, to remember nothing of it.
+_SEARCHED = frozenset(("PATH",))
 
 # Variables that PyTorch's compiler sets when it is imported, to what it would find without them.
 _OF_THE_COMPILER = (b"TORCHINDUCTOR_CACHE_DIR",)
@@ -40,6 +45,8 @@ class Parent:
         self.launcher = os.getppid()
         self.pid = os.getpid()
         self.known = frozenset()  # the modules that have been imported for workers
+        self.told = {}  # variables as workers have told that the script sets them
+        self.unknown = set()  # names of variables that it sets to what is not known
         atexit.register(gc.unfreeze)  # the last that a fork does: modules are freed as if nothing had been frozen
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # that is for the job
 
@@ -84,10 +91,11 @@ class Parent:
                 variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # imports that look for a GPU must not initialize it
         self.environment.pretend(variables)
         failed = []
+        self.told = message.get("env") or {}
         for steps in self._steps(message):
             early = dict(os.environb)
             with self.environment.observed():
-                failed += check.import_all(steps, message.get("deny") or [], not standby, self._change)
+                failed += check.import_all(steps, message.get("deny") or [], self._change, self._after)
         for name in _OF_THE_COMPILER:  # by an import that a fresh worker makes at its first step
             if name not in early:
                 os.environb.pop(name, None)
@@ -125,11 +133,27 @@ class Parent:
     def _change(self, name, change):
         """Does a step that changes a variable."""
         value = change(os.environ.get(name))
+        self.environment.take_reads()
         if value is script.UNKNOWN or name == script.ANY:
+            self.unknown.update({name}.difference(self.told))
             return
+        self.unknown.discard(name)
         self.before["set"][name] = value
         if name != "OPENBLAS_NUM_THREADS" or self.standby:
             self.environment.pretend({name: value})
+
+    def _after(self, name):
+        """Raises Unsafe if the import of a module has done what has to be done in each worker."""
+        if not self.standby:
+            check.unchanged(name)
+        read = self.environment.take_reads()
+        for variable in sorted(read & _OF_A_RANK):
+            if os.fsencode(variable) not in self.environment.start:
+                raise check.Unsafe("importing %s reads $%s, of which each worker has its own" % (name, variable), name)
+        for variable in sorted(read & self.unknown - _SEARCHED):
+            if not script.reads_few_variables(name):
+                raise check.Unsafe("importing %s reads $%s, which the script has set, and only running it tells how" %
+                                   (name, variable), name)
 
     def _fork(self, fds):
         """In the fork it returns the Child. The process between this one and the fork ends at once: the launcher

@@ -133,10 +133,32 @@ class Parents(Case):
 
     def test_variables_for_imports(self):
         self.module("reads", "import os\nfound = os.environ.get('FOR_IMPORTS'), os.environ.get('LOCAL_RANK')")
-        parent = self.start(FOR_IMPORTS="old")
+        parent = self.start(FOR_IMPORTS="old", LOCAL_RANK="3")
         parent.prepare("reads", env={"FOR_IMPORTS": "new", "LOCAL_RANK": "0"})
         out = self.run_in(parent, "import reads, os\nprint(reads.found, os.environ['FOR_IMPORTS'])")
-        self.assertEqual(out, "('new', None) old\n")
+        self.assertEqual(out, "('new', '3') old\n")
+
+    def test_imports_that_read_what_is_of_a_worker(self):
+        """They are left to the workers."""
+        self.module("of_a_rank", "import os\nrank = int(os.environ.setdefault('RANK', '0'))")
+        self.module("of_a_mode", "import os\nmode = 'MODE' in os.environ")
+        self.module("others", "import os\nothers = dict(os.environ), os.environ.get('PATH'), os.environ.get('OTHER')")
+        for text, module, why in (
+                ("import json, others, of_a_rank", "of_a_rank", "reads $RANK, of which each worker has its own"),
+                ("import os\nos.environ['MODE'] = os.environ['HOME']\nimport others, of_a_mode", "of_a_mode",
+                 "reads $MODE, which the script has set, and only running it tells how"),
+                ("import os\nos.environ['MODE'] = os.environ['HOME']\nos.environ['MODE'] = 'x'\nimport of_a_mode",
+                 "", ""),
+                ("import os, of_a_mode\nos.environ['MODE'] = os.environ['HOME']\nimport others", "", ""),
+                ("import os\nos.environ['PATH'] += ':/x'\nimport others", "", "")):
+            for standby in False, True:
+                with self.subTest(text=text, standby=standby):
+                    answer = self.start().prepare(script=self.script(text), standby=standby)
+                    self.assertEqual((answer["op"], answer.get("module", "")),
+                                     ("unsafe" if why else "prepared", module))
+                    self.assertIn(why, answer.get("why", ""))
+        answer = self.start().prepare(script=self.script(text), deny=["of_a_rank"])
+        self.assertEqual(answer["op"], "prepared")
 
     def test_a_variable_that_an_import_sets_to_what_it_is(self):
         """The parent sets it for its imports, but that of a fresh worker sets it for good."""

@@ -4,8 +4,10 @@ facts.begin()
 
 import lightning  # noqa: E402
 import torch  # noqa: E402
+from lightning.fabric.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 facts.late()
+facts.same("rank, as Lightning reads it at its import", rank_zero_only.rank)
 
 
 class Net(lightning.LightningModule):
