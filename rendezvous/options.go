@@ -34,6 +34,7 @@ func (p Params) options() []option {
 		{p.checks(), true, checks},
 		{text: p.hangs()},
 		{text: p.holds()},
+		{p.Group.text(), true, same},
 	}, p.Budget.options()...)
 }
 

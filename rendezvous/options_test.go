@@ -13,7 +13,7 @@ import (
 // TestEveryFieldOfParamsIsNamed changes each field once: two nodes that differ in it are told so.
 func TestEveryFieldOfParamsIsNamed(t *testing.T) {
 	run := Params{Min: 2, Max: 2}.WithDefaults()
-	shared := []string{"Min", "Max", "Unit", "Static", "Check", "CheckOnly"}
+	shared := []string{"Min", "Max", "Unit", "Static", "Check", "CheckOnly", "Group"}
 	for i := range reflect.TypeFor[Params]().NumField() {
 		name := reflect.TypeFor[Params]().Field(i).Name
 		if name == "Budget" {
@@ -26,6 +26,8 @@ func TestEveryFieldOfParamsIsNamed(t *testing.T) {
 				f.SetBool(!f.Bool())
 			case reflect.String:
 				f.SetString("level=host")
+			case reflect.Struct:
+				p.Group = Group{Of: "job", Count: 2, Min: 1}
 			default:
 				f.SetInt(f.Int() + 1_000_000_000)
 			}
@@ -48,8 +50,9 @@ func TestParamsAreWrittenAsTheyAreTyped(t *testing.T) {
 	p := Params{Min: 1, Max: 4, MaxRestarts: 3, Gate: true}
 	require.Equal(t, "--nnodes=1:4 --node-unit=1 the dynamic rendezvous --max-restarts=3 --restart-policy=Always: false "+
 		"join_timeout=600 last_call_timeout=30 growth_delay=1 no node_timeout gate=true gate_timeout=300 no checks of nodes "+
-		"no hang detection not held --backoff-limit=100 --restart-backoff=10ms:30s --restart-window= --same-failures=5 "+
-		"--no-progress=0 --deadline=0s --start-deadline=0s --success-rule=all --clean-up=unfinished --on-failure=exit "+
+		"no hang detection not held no replica groups --backoff-limit=100 --restart-backoff=10ms:30s --restart-window= "+
+		"--same-failures=5 --no-progress=0 --deadline=0s --start-deadline=0s --success-rule=all --clean-up=unfinished "+
+		"--on-failure=exit "+
 		"--on-rank-exit=restart-all", p.String())
 	own, theirs := p.Differences(p.WithDefaults())
 	require.Empty(t, own+theirs, "a default is no difference")

@@ -21,8 +21,8 @@ const MaxNodes = 100_000
 // Unlimited is the Params.MaxRestarts of a node that counts its restarts by itself, as DLRover's agents do.
 const Unlimited = 1 << 30
 
-// Params are the rules of one run. Every node of a run must bring the same Min, Max, Unit, Static and, if its version
-// has checks, Check; of all others the run has one value, that of the node that opened it.
+// Params are the rules of one run. Every node of a run must bring the same Min, Max, Unit, Static, Group and, if its
+// version has checks, Check; of all others the run has one value, that of the node that opened it.
 type Params struct {
 	// Min and Max bound the number of nodes of a world (--nnodes MIN:MAX).
 	Min int `json:"min"`
@@ -67,6 +67,8 @@ type Params struct {
 	Hold bool `json:"hold,omitempty"`
 	// Budget bounds restarts and times, and defines the success of the run.
 	Budget Budget `json:"budget,omitzero"`
+	// Group is the run's place among replica groups.
+	Group Group `json:"group,omitzero"`
 }
 
 // Bounds of other packages' values in Params, in bytes.
@@ -119,6 +121,8 @@ func (p Params) Validate() error {
 	case p.Static && p.Min != p.Max:
 		return fmt.Errorf("nnodes %d:%d: the static rendezvous has a fixed size; use --nnodes=%d or --rdzv-backend=c10d",
 			p.Min, p.Max, p.Max)
+	case p.Group.validate() != nil:
+		return p.Group.validate()
 	}
 	return p.Budget.validate()
 }

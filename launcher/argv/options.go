@@ -54,6 +54,9 @@ func sizeOptions() []Option {
 			Usage: "take the number of nodes from $NODE_NUM and the number of workers from the GPUs of this node"},
 		{Name: "node-unit", Type: Int, Default: "1", Meta: "N", Category: sizeSection, Extra: true,
 			Usage: "train on a multiple of N nodes only, N >= 1; surplus nodes wait as spares"},
+		{Name: "replica-groups", Type: Int, Default: "0", Meta: "G", Category: sizeSection, Extra: true,
+			Usage: "divide the nodes into G groups (2 to 256), each with a world and a budget of its own: a failure restarts " +
+				"one group, the others go on (0: no groups)"},
 	}
 }
 

@@ -26,12 +26,16 @@ func (c *call) listRuns() error {
 	}
 	t := table.New(c.stdout, "RUN", "NODES", "WANTED", "WORKERS", "ROUND", "EPOCH", "RESTARTS", "STATE")
 	for _, r := range runs {
-		nodes := r.Members + r.Waiting
-		if r.Outcome != "" {
-			nodes = len(r.Ended)
-		}
-		t.Row(r.Run, strconv.Itoa(nodes), describe.Size(r.Params), strconv.Itoa(describe.Workers(r.Status)),
-			strconv.Itoa(r.Round), strconv.Itoa(r.Epoch), describe.Restarts(r.Status), describe.Phase(r.Status))
+		t.Row(runRow(r)...)
 	}
 	return t.Flush()
+}
+
+func runRow(r api.RunStatus) []string {
+	nodes := r.Members + r.Waiting
+	if r.Outcome != "" {
+		nodes = len(r.Ended)
+	}
+	return []string{r.Run, strconv.Itoa(nodes), describe.Size(r.Params), strconv.Itoa(describe.Workers(r.Status)),
+		strconv.Itoa(r.Round), strconv.Itoa(r.Epoch), describe.Restarts(r.Status), describe.Phase(r.Status)}
 }

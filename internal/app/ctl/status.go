@@ -2,6 +2,7 @@ package ctl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -15,6 +16,7 @@ import (
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/table"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -25,6 +27,9 @@ func conditionsOption() cli.Flag {
 
 func (c *call) showStatus() error {
 	s, err := c.daemon.status(c)
+	if errors.Is(err, api.ErrUnknownRun) {
+		return c.showGroups(err)
+	}
 	if err != nil {
 		return err
 	}
@@ -46,6 +51,35 @@ func (c *call) showStatus() error {
 	}
 	listNodes(c.stdout, s.Nodes)
 	return nil
+}
+
+// showGroups shows the replica groups of a run, of which each is a run of its own. Without any it returns unknown.
+func (c *call) showGroups(unknown error) error {
+	groups, err := c.daemon.client.Runs(c)
+	if err != nil {
+		return err
+	}
+	groups = slices.DeleteFunc(groups, func(r api.RunStatus) bool { return r.Params.Group.Of != c.run() })
+	if len(groups) == 0 {
+		return unknown
+	}
+	slices.SortFunc(groups, func(a, b api.RunStatus) int { return a.Params.Group.Index - b.Params.Group.Index })
+	if c.args.Bool("json") {
+		return c.json(groups)
+	}
+	g := groups[0].Params.Group
+	fmt.Fprintf(c.stdout, "run %s has %d replica groups, of which %d are needed; each is a run of its own\n\n",
+		text.EscapeLine(c.run()), g.Count, g.Min)
+	t := table.New(c.stdout, "GROUP", "RUN", "NODES", "WANTED", "WORKERS", "ROUND", "EPOCH", "RESTARTS", "STATE")
+	for i := range g.Count {
+		if len(groups) == 0 || groups[0].Params.Group.Index != i {
+			t.Row(strconv.Itoa(i), rendezvous.GroupRun(c.run(), i), "0", "-", "0", "-", "-", "-", "no node is here")
+			continue
+		}
+		t.Row(append([]string{strconv.Itoa(i)}, runRow(groups[0])...)...)
+		groups = groups[1:]
+	}
+	return t.Flush()
 }
 
 // runStatus is the answer of status --json.

@@ -120,7 +120,7 @@ func openEndpoint(
 // mayBeServedByAnother reports whether a second launcher on the endpoint's host is an ordinary node. It is, unless
 // the user made this one the host.
 func (s *settings) mayBeServedByAnother() bool {
-	return s.rdzv.backend == c10d && s.rdzv.isHost == nil && s.params.Max > 1
+	return s.rdzv.backend == c10d && s.rdzv.isHost == nil && s.nodes() > 1
 }
 
 // reachable is the address of a launcher on the same host that serves.
@@ -203,9 +203,10 @@ func (e *endpoint) service(s *settings, log, runsLog *slog.Logger, observe obser
 	}
 }
 
-// succeeds reports whether launchers of this job can serve the rendezvous one after the other.
+// succeeds reports whether launchers of this job can serve the rendezvous one after the other. Those of one replica
+// group cannot elect for the others.
 func (s *settings) succeeds() bool {
-	return (s.rdzv.backend == c10d || s.rdzv.backend == static) && s.params.Max > 1
+	return s.replicas.count == 0 && (s.rdzv.backend == c10d || s.rdzv.backend == static) && s.params.Max > 1
 }
 
 // newFailover makes this launcher's part in the election; with a listener it can be elected.

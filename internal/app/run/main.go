@@ -268,17 +268,7 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.runsLog, j.observe); err != nil {
 			return nil, err
 		}
-		j.notice.Store(deathnotice.New(j.guard, j.endpoint.Client(), j.s.runID, j.s.node.ID))
-		j.followElected()
-		if m := j.endpoint.master; m != nil {
-			m.Check = j.upstreamCheck()
-			m.Chosen = func() { j.notice.Load().Drop() } // the death notice is for our own daemon
-		}
-		cfg := j.sessionConfig(started)
-		if j.endpoint.second {
-			cfg.ConnectTimeout = min(cfg.ConnectTimeout, retryServing)
-		}
-		session, err := api.Open(ctx, j.endpoint.svc, cfg)
+		session, err := j.introduce(ctx, started)
 		if err == nil || !j.endpoint.second || api.Final(err) || ctx.Err() != nil {
 			return session, classify(err)
 		}
@@ -290,6 +280,24 @@ func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (
 		j.endpoint = nil
 		time.Sleep(50 * time.Millisecond) // a process that is ending still has the port
 	}
+}
+
+// introduce joins the run, in its group if there are any.
+func (j *nodeJob) introduce(ctx context.Context, started time.Time) (*api.Session, error) {
+	j.followElected()
+	if err := j.enterGroup(ctx); err != nil {
+		return nil, err
+	}
+	j.notice.Store(deathnotice.New(j.guard, j.endpoint.Client(), j.s.runID, j.s.node.ID))
+	if m := j.endpoint.master; m != nil {
+		m.Check = j.upstreamCheck()
+		m.Chosen = func() { j.notice.Load().Drop() } // the death notice is for our own daemon
+	}
+	cfg := j.sessionConfig(started)
+	if j.endpoint.second {
+		cfg.ConnectTimeout = min(cfg.ConnectTimeout, retryServing)
+	}
+	return api.Open(ctx, j.endpoint.svc, cfg)
 }
 
 // open prepares all that can fail before any other node is contacted.
@@ -397,6 +405,9 @@ func (s *settings) workerEnv() []string {
 	if len(s.called.command.Env) > 0 {
 		env = preset.MergeEnv(env, s.called.command.Env)
 	}
+	if extra := s.groupEnv(); extra != nil {
+		env = preset.MergeEnv(env, extra)
+	}
 	return slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, guard.TokenVariable+"=") })
 }
 
@@ -488,7 +499,7 @@ func (j *nodeJob) close(res launcher.Result) {
 	switch {
 	case j.endpoint == nil || j.adapter == nil && res.Signal != 0: // it has not joined
 	case res.Signal == 0:
-		j.endpoint.linger(lingerBudget, j.signals)
+		j.endpoint.linger(j.s.lingers(), j.signals)
 		j.lingerElected()
 	default:
 		j.endpoint.handOver(j.s.runID, j.signals)

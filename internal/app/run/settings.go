@@ -17,6 +17,7 @@ type settings struct {
 	params    rendezvous.Params
 	node      rendezvous.Node
 	size      size
+	replicas  replicas
 	scheduler scheduler.Facts // without a name if there is none
 	rdzv      rdzvSettings
 	auth      auth
@@ -52,6 +53,7 @@ func (s *settings) read(o *options) (err error) {
 		func() { s.node, err = readNode(o, &s.scheduler, s.size.slots, s.params.Max) },
 		func() { err = s.meet(o) },
 		func() { err = checkNames(o, s.runID, &s.node) },
+		func() { err = s.readGroups(o) },
 		func() { err = s.secure(o) },
 		func() { err = s.checkTLS() },
 		func() { err = s.restarts.read(o, &s.params, s.rdzv.backend == local) },

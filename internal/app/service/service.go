@@ -84,6 +84,7 @@ type Service struct {
 	cfg      Config
 	handler  func() http.Handler // made once: most launchers serve no requests, and a mux of many patterns takes time
 	server   *http.Server
+	groups   groups
 	agents   http.Handler // nil: agents of DLRover are not served
 	noAgents func()
 	topology atomic.Pointer[rendezvous.Topology]
@@ -115,6 +116,7 @@ func New(cfg Config) (*Service, error) {
 			return describe.Waits(r, s.Checks.Progress(r.Run), time.Now())
 		},
 	})
+	s.groups.hub = s.Hub
 	s.Checks = s.newChecks()
 	s.Hangs = s.newHangs()
 	s.Streams = s.newStreams()
@@ -157,6 +159,7 @@ func (s *Service) mounts() map[string]http.Handler {
 		"verdict":  api.Answer(func(req *http.Request) (any, error) { return s.Verdict(req.PathValue("run")) }),
 		"failures": api.Answer(func(req *http.Request) (any, error) { return s.Failures(req.PathValue("run")) }),
 		"findings": api.Take(s.Found),
+		"groups":   api.Ask(func(run string, q GroupRequest) (any, error) { return s.Place(run, q) }),
 	}
 	if s.cfg.Vote != nil {
 		all[api.Vote] = s.cfg.Vote
@@ -168,7 +171,7 @@ func (s *Service) mounts() map[string]http.Handler {
 func peerCalls() []string {
 	return []string{"POST checkpoints/reports", "POST checkpoints/agree", "POST checkpoints/speaks",
 		"POST checkpoints/peers", "POST checkpoints/ages", "POST checks/next", "GET checks", "POST hang/report",
-		"POST findings", "GET streams/feed", "POST " + api.Vote}
+		"POST findings", "POST groups", "GET streams/feed", "POST " + api.Vote}
 }
 
 // rewire makes a new topology count: for the ranks of the next world, for the partners that its checkpoint daemons then
@@ -226,6 +229,7 @@ func (s *Service) observe(run string, n rendezvous.Note) {
 	if endsEpoch(n.Event) {
 		s.Hangs.Ended(run, job.EpochID{Term: n.Term, Round: n.Round, Epoch: n.Epoch})
 	}
+	s.groups.observed(run, n)
 	s.Streams.Happened(run, n.Event)
 	if s.cfg.Observe != nil {
 		s.cfg.Observe(run, n)

@@ -4,6 +4,7 @@ _arguments -s -S -A '-*' \
   '*--nproc-per-node=[workers on this node\: a number, gpu or cpu for one per device of that kind, or auto for one per accelerator (without one, per CPU) (default\: 1)]:N|auto|gpu|cpu: ' \
   '*--auto-config[take the number of nodes from $NODE_NUM and the number of workers from the GPUs of this node]' \
   '*--node-unit=[train on a multiple of N nodes only, N >= 1; surplus nodes wait as spares (default\: 1)]:N: ' \
+  '*--replica-groups=[divide the nodes into G groups (2 to 256), each with a world and a budget of its own\: a failure restarts one group, the others go on (0\: no groups) (default\: 0)]:G: ' \
   '*--rdzv-backend=[how nodes find each other\: static (fixed node ranks), c10d (one node serves the rendezvous; ranks are assigned when the nodes meet), etcd or etcd-v2 (the nodes elect in etcd the one that serves) or dlrover-master (a daemon serves it) (default\: static)]:NAME: ' \
   '*--rdzv-endpoint=[address of the rendezvous, or of etcd, IPv6 as \[ADDRESS\]\:PORT; of several masters or members of etcd with commas between (default with static\: --master-addr and --master-port)]:HOST\[\:PORT\]: ' \
   '*--rdzv-id=[id of the job, the same on all its nodes (default\: none)]:ID: ' \
