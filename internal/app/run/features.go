@@ -12,6 +12,7 @@ import (
 	"dlrover-run/internal/app/run/hangs"
 	"dlrover-run/internal/app/run/hooks"
 	"dlrover-run/internal/app/run/hostfile"
+	"dlrover-run/internal/app/run/lighthouse"
 	"dlrover-run/internal/app/run/logrules"
 	"dlrover-run/internal/app/run/nodechecks"
 	"dlrover-run/internal/app/run/pidfiles"
@@ -69,6 +70,7 @@ func features() []row {
 		of(trainingport.New()),
 		sidesFeature(),
 		of(tensorboard.New()),
+		of(lighthouse.New()),
 		of(ui.New()),
 		of(preflight.New()),
 		of(nodechecks.New()),

@@ -153,8 +153,8 @@ func TestFeaturesHaveNames(t *testing.T) {
 		require.True(t, seen[p.Name] || p.Name == "empty", p.Name)
 		delete(absent, p.Name)
 	}
-	require.Equal(t, []string{"budget", "election", "file timer", "hooks", "live hostfile", "pid files", "preflight",
-		"progress of the TrainJob", "rank logs", "sides", "tensorboard", "training-port", "ui",
+	require.Equal(t, []string{"budget", "election", "file timer", "hooks", "lighthouse", "live hostfile", "pid files",
+		"preflight", "progress of the TrainJob", "rank logs", "sides", "tensorboard", "training-port", "ui",
 	}, slices.Sorted(maps.Keys(absent)), "features that were not asked for here")
 }
 

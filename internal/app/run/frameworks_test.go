@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -303,6 +304,99 @@ func TestTorchft(t *testing.T) {
 	require.Contains(t, again, pids[0], "the other group was started again")
 	require.Greater(t, j.lastStep(), begun)
 	j.finish(groups...)
+}
+
+// groupStep is a line of the log of train_torchft_groups.py.
+type groupStep struct {
+	group, rank, pid, step, groups int
+	w, at                          float64 // at is in seconds
+}
+
+// groupSteps are all whole lines of the log. Every one has the weight of that step.
+func (j *fwJob) groupSteps() (all []groupStep) {
+	j.t.Helper()
+	text, _ := os.ReadFile(j.log)
+	for line := range strings.Lines(string(text)) {
+		var l groupStep
+		_, err := fmt.Sscan(line, &l.group, &l.rank, &l.pid, &l.step, &l.groups, &l.w, &l.at)
+		if err != nil || !strings.HasSuffix(line, "\n") {
+			continue // being written
+		}
+		require.InDelta(j.t, 1-math.Pow(0.9, float64(l.step)), l.w, 1e-3, line)
+		all = append(all, l)
+	}
+	return all
+}
+
+// together waits until all three groups have made a step together after the one with that number, and returns their
+// pids by group and rank, and the step.
+func (j *fwJob) together(after int) (pids [3][2]int, step int) {
+	j.t.Helper()
+	require.Eventually(j.t, func() bool {
+		pids = [3][2]int{}
+		n := 0
+		for _, l := range j.groupSteps() {
+			if l.step > after && l.groups == 3 && pids[l.group][l.rank] != l.pid {
+				pids[l.group][l.rank], step, n = l.pid, l.step, n+1
+			}
+		}
+		return n >= 6 && !slices.ContainsFunc(pids[:], func(g [2]int) bool { return slices.Contains(g[:], 0) })
+	}, patience, 100*time.Millisecond)
+	return pids, step
+}
+
+// TestTorchftReplicaGroups has one job of three groups of two ranks, which finds its lighthouse by itself. The node of
+// one group is killed, then that of the launcher which serves all, then a rank. The other groups go on: at once, or
+// after five seconds if Gloo waits for a peer in the step that was under way. A group that comes back has its peers'
+// weights.
+func TestTorchftReplicaGroups(t *testing.T) {
+	f := frameworkCase{name: "torchft_groups", venv: "torch"}
+	j := f.train(t, f.python(t))
+	j.args = append(j.c10d("1:3"), "--replica-groups=3", "--preset=torchft", "--max-restarts=3", "--hang=off")
+	node := func(i int) *launched {
+		return j.start("dlrover-run", []string{"REPLICA_GROUP_ID=" + strconv.Itoa(i)}, slices.Concat(j.args, j.then)...)
+	}
+	nodes := []*launched{node(0)}
+	require.Eventually(t, func() bool { return len(j.groupSteps()) > 0 }, patience, 50*time.Millisecond)
+	nodes = append(nodes, node(1), node(2))
+	pids, step := j.together(0)
+	for _, killed := range []int{2, 0, 1} {
+		from := len(j.groupSteps())
+		if killed == 1 {
+			require.NoError(t, syscall.Kill(pids[killed][1], syscall.SIGKILL))
+		} else {
+			nodes[killed].signal(syscall.SIGKILL)
+			<-nodes[killed].exited
+			nodes[killed] = node(killed)
+		}
+		again := pids
+		for end := time.Now().Add(patience); again == pids; again, step = j.together(step) {
+			require.True(t, time.Now().Before(end), "the group has not come back")
+		}
+		for g := range pids {
+			require.Equal(t, g != killed, again[g] == pids[g], "group %d after the loss of %d", g, killed)
+		}
+		waited := j.longestPause(pids, again, from)
+		t.Logf("without group %d the others made no step for %.1f s", killed, waited)
+		require.Less(t, waited, 10.0)
+		pids = again
+	}
+	j.finish(nodes...)
+}
+
+// longestPause is the longest time between two steps of a rank that both had, in seconds.
+func (j *fwJob) longestPause(before, after [3][2]int, from int) (longest float64) {
+	last := map[int]float64{}
+	for i, l := range j.groupSteps() {
+		if before[l.group][l.rank] != after[l.group][l.rank] {
+			continue
+		}
+		if at := last[l.pid]; at > 0 && i > from {
+			longest = max(longest, l.at-at)
+		}
+		last[l.pid] = l.at
+	}
+	return longest
 }
 
 func (j *fwJob) lighthouse() string {

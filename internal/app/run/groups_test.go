@@ -2,14 +2,20 @@ package run
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/app/run/lighthouse"
 )
 
 // groupWorker leaves "GROUP/GROUPS:NODE:RANK/WORLD:PID" in the file starts. It ends when the file "go" is there, or
@@ -197,6 +203,120 @@ func TestGroupsByStaticRanks(t *testing.T) {
 	for _, l := range nodes {
 		require.Zero(t, l.wait())
 	}
+}
+
+// replicaOf is torchft's manager in a worker of a group, as its lighthouse sees it.
+type replicaOf struct {
+	t    *testing.T
+	name string // one letter
+	url  string // of the lighthouse
+}
+
+// replica is in the worker with that start.
+func (g *grouped) replica(name, start string) *replicaOf {
+	g.t.Helper()
+	env, err := os.ReadFile("/proc/" + start[strings.LastIndexByte(start, ':')+1:] + "/environ")
+	require.NoError(g.t, err)
+	for kv := range strings.SplitSeq(string(env), "\x00") {
+		if url, ok := strings.CutPrefix(kv, lighthouse.Variable+"="); ok {
+			return &replicaOf{g.t, name, url}
+		}
+	}
+	g.t.Fatalf("%s has no $%s", start, lighthouse.Variable)
+	return nil
+}
+
+// call sends a message by gRPC. It returns that of the answer.
+func (r *replicaOf) call(method, in string) string {
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true)
+	c := &http.Client{Transport: &http.Transport{Protocols: p}, Timeout: time.Minute}
+	defer c.CloseIdleConnections()
+	resp, err := c.Post(r.url+"/torchft.LighthouseService/"+method, "application/grpc",
+		strings.NewReader("\x00\x00\x00\x00"+string(byte(len(in)))+in))
+	if err != nil {
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.Trailer.Get("Grpc-Status") != "0" || len(body) < 5 {
+		return fmt.Sprint(err, resp.Trailer)
+	}
+	return string(body[5:])
+}
+
+func (r *replicaOf) beats() { require.Empty(r.t, r.call("Heartbeat", "\x0a\x01"+r.name)) }
+
+// asks asks for the next quorum. The channel gets the names of its replicas.
+func (r *replicaOf) asks() <-chan string {
+	c := make(chan string, 1)
+	go func() {
+		names := ""
+		quorum := r.call("Quorum", "\x0a\x03\x0a\x01"+r.name)
+		for _, member := range regexp.MustCompile("\x12\x03\x0a\x01(.)").FindAllStringSubmatch(quorum, -1) {
+			names += member[1]
+		}
+		c <- names
+	}()
+	return c
+}
+
+// Workers find torchft's lighthouse at their launcher; here they have no torchft. A quorum does not wait for the
+// heartbeats of a group whose node was killed, which are missed after five seconds.
+func TestLighthouseOfGroups(t *testing.T) {
+	g := overMaster(t, "--nnodes=1:3", "--replica-groups=3", "--nproc-per-node=1", "--preset=torchft")
+	var nodes []*launched
+	var replicas []*replicaOf
+	for i, name := range []string{"a", "b", "c"} {
+		nodes = append(nodes, g.node(name))
+		replicas = append(replicas, g.replica(name, g.started(i + 1)[i]))
+	}
+	for _, c := range []<-chan string{replicas[2].asks(), replicas[1].asks(), replicas[0].asks()} {
+		require.Equal(t, "abc", <-c)
+	}
+	a, b := replicas[0].asks(), replicas[1].asks()
+	replicas[2].beats()
+	nodes[2].signal(syscall.SIGKILL)
+	killed := time.Now()
+	require.Equal(t, "ab", <-a)
+	require.Equal(t, "ab", <-b)
+	require.Less(t, time.Since(killed), 4*time.Second)
+	nodes[2] = g.node("c")
+	again := g.replica("d", g.started(4)[3]).asks()
+	eventually(t, "the group in a quorum", func() bool {
+		a, b := replicas[0].asks(), replicas[1].asks()
+		all := <-a
+		require.Equal(t, all, <-b)
+		return all == "abd"
+	})
+	require.Equal(t, "abd", <-again)
+	g.release()
+	for _, l := range nodes {
+		require.Zero(t, l.wait())
+	}
+}
+
+// A replica that asks for a quorum does not notice that another server decides it.
+func TestLighthouseOutlivesTheServer(t *testing.T) {
+	g := &grouped{bench: newBench(t)}
+	g.args = []string{"--nnodes=2", "--replica-groups=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--preset=torchft",
+		"--rdzv-endpoint=localhost:" + freePort(t)}
+	server := g.node("a")
+	a := g.replica("a", g.started(1)[0])
+	other := g.node("b")
+	b := g.replica("b", g.started(2)[1])
+	first := a.asks()
+	require.Equal(t, "ab", <-b.asks())
+	require.Equal(t, "ab", <-first)
+	waiting := b.asks()
+	server.signal(syscall.SIGKILL)
+	<-server.exited
+	server = g.node("a")
+	require.Equal(t, "bc", <-g.replica("c", g.started(3)[2]).asks())
+	require.Equal(t, "bc", <-waiting)
+	g.release()
+	require.Zero(t, other.wait())
+	require.Zero(t, server.wait())
 }
 
 func TestGroupsThatCannotBe(t *testing.T) {

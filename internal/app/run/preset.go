@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"dlrover-run/internal/app/run/feature"
+	"dlrover-run/internal/app/run/lighthouse"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/pyenv"
@@ -83,7 +84,7 @@ func autoPresetOf(path string, found []preset.Import) (name, why string) {
 // warn warns of settings that only the user can change.
 func (f *framework) warn(o *options, path string, found []preset.Import, workers int) {
 	for _, name := range f.preset.Wants {
-		if _, ok := o.env(name); !ok {
+		if _, ok := o.env(name); !ok && !(name == lighthouse.Variable && o.Int("replica-groups") > 0) {
 			o.Warn("--preset=%s: $%s is not set; scripts that do not name it themselves fail", f.preset.Name, name)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -44,6 +45,7 @@ type groups struct {
 	of map[string]*division // by ID of the larger run
 
 	promises promises
+	quorums  quorums
 }
 
 // promises are places of nodes that have not joined their groups yet, by launcher's ID. It may be used with a run
@@ -129,10 +131,9 @@ func (s *Service) Place(run string, q GroupRequest) (GroupAnswer, error) {
 	g := &s.groups
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	d := g.divisionLocked(run, q.Group.Count, time.Now())
-	if len(g.of) > maxDivisions {
-		delete(g.of, run)
-		return GroupAnswer{}, fmt.Errorf("%w: there are %d runs with replica groups", rendezvous.ErrRefused, maxDivisions)
+	d, err := g.divisionLocked(run, q.Group.Count, time.Now())
+	if err != nil {
+		return GroupAnswer{}, err
 	}
 	views, at, err := g.viewsLocked(d, q)
 	if err != nil || at >= 0 {
@@ -150,7 +151,7 @@ func (s *Service) Place(run string, q GroupRequest) (GroupAnswer, error) {
 }
 
 // divisionLocked also forgets other runs, of which nothing was heard for long.
-func (g *groups) divisionLocked(run string, count int, now time.Time) *division {
+func (g *groups) divisionLocked(run string, count int, now time.Time) (*division, error) {
 	if g.of == nil {
 		g.of = map[string]*division{}
 	}
@@ -159,13 +160,17 @@ func (g *groups) divisionLocked(run string, count int, now time.Time) *division 
 		for id, old := range g.of {
 			if now.Sub(old.used) > promise && !g.alive(id, len(old.outcomes)) {
 				delete(g.of, id)
+				g.quorums.drop(id)
 			}
+		}
+		if d == nil && len(g.of) >= maxDivisions {
+			return nil, fmt.Errorf("%w: there are %d runs with replica groups", rendezvous.ErrRefused, maxDivisions)
 		}
 		d = &division{outcomes: make([]string, count)}
 		g.of[run] = d
 	}
 	d.used = now
-	return d
+	return d, nil
 }
 
 func (g *groups) alive(run string, count int) bool {
@@ -237,7 +242,11 @@ func (g *groups) ended(run string) {
 		return
 	}
 	g.mu.Lock()
-	d := g.divisionLocked(of.Of, of.Count, time.Now())
+	d, err := g.divisionLocked(of.Of, of.Count, time.Now())
+	if err != nil {
+		g.mu.Unlock()
+		return
+	}
 	d.outcomes[of.Index] = s.Outcome
 	left := of.Count
 	for i := range of.Count {
@@ -264,7 +273,14 @@ func (g *groups) observed(run string, n rendezvous.Note) {
 	if n.ID != "" {
 		g.promises.drop(n.ID)
 	}
-	if n.Event == job.EventFailed && strings.Contains(run, ".g") {
+	i := strings.LastIndex(run, ".g")
+	if i < 0 || !endsEpoch(n.Event) {
+		return
+	}
+	if index, err := strconv.Atoi(run[i+2:]); err == nil {
+		g.quorums.ended(run[:i], index)
+	}
+	if n.Event == job.EventFailed {
 		go g.ended(run) // a Hub that is closed meanwhile has no runs
 	}
 }

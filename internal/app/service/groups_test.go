@@ -109,3 +109,58 @@ func TestRunsWithGroupsAreBounded(t *testing.T) {
 	require.Less(t, len(s.groups.of), 2)
 	require.WithinDuration(t, time.Now(), s.groups.of["another"].used, time.Minute)
 }
+
+func TestLighthouseServesReplicasOfGroups(t *testing.T) {
+	s := groupsOf(t)
+	replica := func(id string, group int, number string) LighthouseRequest {
+		return LighthouseRequest{id, rendezvous.QuorumAsk{
+			Replica: "r" + id, Group: group, Number: number, Member: []byte(id)}}
+	}
+	_, err := s.Lighthouse("job", replica("1", 0, "n"))
+	require.ErrorIs(t, err, rendezvous.ErrUnknownNode)
+	s.enters(t, ask("1", "a"))
+	s.enters(t, ask("2", "b"))
+	for _, q := range []LighthouseRequest{replica("1", 1, "n"), replica("1", 2, "n"), replica("1", -1, "n")} {
+		_, err = s.Lighthouse("job", q)
+		require.ErrorIs(t, err, rendezvous.ErrUnknownNode, "it is in another group")
+	}
+	for _, bad := range []func(*LighthouseRequest){
+		func(q *LighthouseRequest) { q.Replica = "" },
+		func(q *LighthouseRequest) { q.Replica = "\n" },
+		func(q *LighthouseRequest) { q.Member = make([]byte, maxMember+1) },
+	} {
+		q := replica("1", 0, "n")
+		bad(&q)
+		_, err = s.Lighthouse("job", q)
+		require.ErrorIs(t, err, api.ErrBadRequest)
+	}
+	first := make(chan LighthouseAnswer)
+	go func() {
+		a, _ := s.Lighthouse("job", replica("1", 0, "n"))
+		first <- a
+	}()
+	b, err := s.Lighthouse("job", replica("2", 1, "n"))
+	require.NoError(t, err)
+	require.Equal(t, [][]byte{[]byte("1"), []byte("2")}, b.Quorum.Members)
+	require.Equal(t, b, <-first)
+	b, err = s.Lighthouse("job", replica("2", 1, ""))
+	require.NoError(t, err)
+	require.Nil(t, b.Quorum, "a sign of life")
+	_, err = s.Hub.Leave(t.Context(), "job.g0", rendezvous.Leave{ID: "1", Reason: "test"})
+	require.NoError(t, err)
+	b, err = s.Lighthouse("job", replica("2", 1, "m"))
+	require.NoError(t, err)
+	require.Equal(t, [][]byte{[]byte("2")}, b.Quorum.Members, "the other group has left")
+}
+
+func TestAsksThatWaitEndWithTheService(t *testing.T) {
+	s := groupsOf(t)
+	s.enters(t, ask("1", "a"))
+	held := make(chan error)
+	go func() {
+		_, err := s.Lighthouse("job", LighthouseRequest{"1", rendezvous.QuorumAsk{Replica: "r", Number: "n"}})
+		held <- err
+	}()
+	s.Close(0)
+	require.ErrorIs(t, <-held, api.ErrClosed)
+}

@@ -155,11 +155,12 @@ func New(cfg Config) (*Service, error) {
 func (s *Service) mounts() map[string]http.Handler {
 	all := map[string]http.Handler{
 		"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
-		"streams":  s.Streams.Handler(),
-		"verdict":  api.Answer(func(req *http.Request) (any, error) { return s.Verdict(req.PathValue("run")) }),
-		"failures": api.Answer(func(req *http.Request) (any, error) { return s.Failures(req.PathValue("run")) }),
-		"findings": api.Take(s.Found),
-		"groups":   api.Ask(func(run string, q GroupRequest) (any, error) { return s.Place(run, q) }),
+		"streams":    s.Streams.Handler(),
+		"verdict":    api.Answer(func(req *http.Request) (any, error) { return s.Verdict(req.PathValue("run")) }),
+		"failures":   api.Answer(func(req *http.Request) (any, error) { return s.Failures(req.PathValue("run")) }),
+		"findings":   api.Take(s.Found),
+		"groups":     api.Ask(func(run string, q GroupRequest) (any, error) { return s.Place(run, q) }),
+		"lighthouse": api.Ask(func(run string, q LighthouseRequest) (any, error) { return s.Lighthouse(run, q) }),
 	}
 	if s.cfg.Vote != nil {
 		all[api.Vote] = s.cfg.Vote
@@ -171,7 +172,7 @@ func (s *Service) mounts() map[string]http.Handler {
 func peerCalls() []string {
 	return []string{"POST checkpoints/reports", "POST checkpoints/agree", "POST checkpoints/speaks",
 		"POST checkpoints/peers", "POST checkpoints/ages", "POST checks/next", "GET checks", "POST hang/report",
-		"POST findings", "POST groups", "GET streams/feed", "POST " + api.Vote}
+		"POST findings", "POST groups", "POST lighthouse", "GET streams/feed", "POST " + api.Vote}
 }
 
 // rewire makes a new topology count: for the ranks of the next world, for the partners that its checkpoint daemons then
@@ -211,6 +212,7 @@ func (s *Service) Close(grace time.Duration) {
 	s.Checkpoints.Close()
 	s.Checks.Close()
 	s.Hangs.Close()
+	s.groups.quorums.close()
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	if grace <= 0 || s.server.Shutdown(ctx) != nil {
