@@ -24,30 +24,34 @@ func arrivalsOf(all ...Evidence) *Arrivals {
 	return a.result(dawn)
 }
 
+func seen(id, seq uint64, since time.Duration) GroupState {
+	return GroupState{ID: id, Seq: seq, Since: since}
+}
+
 func TestArrivalsOfRanks(t *testing.T) {
 	s := time.Second
 	require.Nil(t, arrivalsOf())
-	require.Nil(t, arrivalsOf(Evidence{}, came(1), came(2, GroupState{7, 5, s})), "nobody to meet")
+	require.Nil(t, arrivalsOf(Evidence{}, came(1), came(2, seen(7, 5, s))), "nobody to meet")
 
 	// Rank 2 does not come, and rank 3 has come 9 s after the first.
-	got := arrivalsOf(came(0, GroupState{7, 5, 20 * s}), came(1, GroupState{7, 5, 20 * s}),
-		came(2, GroupState{7, 4, 31 * s}), came(3, GroupState{7, 5, 11 * s}), Evidence{Worker: Worker{Rank: 4}})
+	got := arrivalsOf(came(0, seen(7, 5, 20*s)), came(1, seen(7, 5, 20*s)),
+		came(2, seen(7, 4, 31*s)), came(3, seen(7, 5, 11*s)), Evidence{Worker: Worker{Rank: 4}})
 	require.Equal(t, &Arrivals{At: dawn, Late: []Lateness{{Ranks: "2", Late: 20 * s, Absent: true},
 		{Ranks: "3", Late: 9 * s}, {Ranks: "0-1"}}}, got)
 
 	// Rank 0 is late for its pair (group 1), so its pair waits, and cannot come to the others of its kind (group 3).
 	got = arrivalsOf(
-		came(0, GroupState{1, 8, 30 * s}, GroupState{2, 4, 40 * s}),
-		came(1, GroupState{1, 9, 20 * s}, GroupState{3, 4, 40 * s}),
-		came(2, GroupState{4, 9, 20 * s}, GroupState{2, 5, 10 * s}),
-		came(3, GroupState{4, 9, 20 * s}, GroupState{3, 5, 10 * s}))
+		came(0, seen(1, 8, 30*s), seen(2, 4, 40*s)),
+		came(1, seen(1, 9, 20*s), seen(3, 4, 40*s)),
+		came(2, seen(4, 9, 20*s), seen(2, 5, 10*s)),
+		came(3, seen(4, 9, 20*s), seen(3, 5, 10*s)))
 	require.Equal(t, []Lateness{{Ranks: "0", Late: 20 * s, Absent: true}, {Ranks: "1-3"}}, got.Late)
 }
 
 func TestArrivalsAreBounded(t *testing.T) {
 	var all []Evidence
 	for r := range 5000 {
-		all = append(all, came(r, GroupState{7, 5, time.Duration(r) * time.Second}))
+		all = append(all, came(r, seen(7, 5, time.Duration(r)*time.Second)))
 	}
 	got := arrivalsOf(all...)
 	require.LessOrEqual(t, len(got.Late), maxLateness)
@@ -78,7 +82,7 @@ func TestPicturesHaveArrivals(t *testing.T) {
 	s.c.Step(s.now, Collect{})
 	seq, _ := s.c.Collection()
 	for node := range 2 {
-		late := GroupState{7, 5, time.Duration(node) * time.Second}
+		late := seen(7, 5, time.Duration(node)*time.Second)
 		s.c.Step(s.now, Heard{GroupRank: node, Report: Report{Epoch: s.world.Epoch, Ask: seq,
 			Evidence: []Evidence{came(2*node, late), came(2*node+1, late)}}})
 	}

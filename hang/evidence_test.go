@@ -214,7 +214,7 @@ func TestInnermostFrameWithAName(t *testing.T) {
 
 func TestSummariesOfManyNodes(t *testing.T) {
 	for nodes, want := range map[int]time.Duration{
-		0: SummaryEvery, 1: SummaryEvery, 2: SummaryEvery, 1000: SummaryEvery, 10_000: 10 * SummaryEvery,
+		0: SummaryEvery, 1: SummaryEvery, 2: SummaryEvery, 330: SummaryEvery, 3300: 10 * SummaryEvery,
 	} {
 		require.Equal(t, want, Summaries(nodes), nodes)
 	}

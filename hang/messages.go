@@ -34,14 +34,14 @@ type Report struct {
 // How often a node reports. Jitter of a tenth spreads the reports of many nodes.
 const (
 	RepeatEvery  = 10 * time.Second
-	SummaryEvery = 30 * time.Second
+	SummaryEvery = 10 * time.Second
 )
 
 // summarized is how many nodes send a summary every SummaryEvery.
-const summarized = 1000
+const summarized = 330
 
 // Summaries is how often a node among so many sends a summary without news. The judge gets 33 a second of one run at
-// most, as each costs a connection: it wants to know the progress of the foremost.
+// most, as each costs a connection: it wants to know the progress of the foremost, and who is slow.
 func Summaries(nodes int) time.Duration {
 	return max(SummaryEvery, SummaryEvery*time.Duration(nodes)/summarized)
 }
@@ -51,7 +51,27 @@ type Summary struct {
 	Steps    uint64        `json:"steps,omitempty"`     // of the worker that has made the fewest
 	StepTime time.Duration `json:"step_time,omitempty"` // the median of the newest ones
 	Age      time.Duration `json:"age,omitempty"`       // since the last progress of the worker that waits the longest
-	Slow     string        `json:"slow,omitempty"`      // describes a straggler here, in a line
+	Slow     string        `json:"slow,omitempty"`      // since when steps are slower here, in a line
+	Looks    []RankLooks   `json:"looks,omitempty"`     // of workers with a page
+}
+
+// RankLooks is how one worker was found, since the node began to watch it.
+type RankLooks struct {
+	Rank  int    `json:"rank"`
+	Steps uint64 `json:"steps"` // of its optimizers
+	// For how long the node has watched it, how long the thread that trains was at work, ready or stopped meanwhile, and
+	// how long it waited for a batch, all in milliseconds. Of a worker that waits for others both are short.
+	Watched uint64       `json:"watched"`
+	Busy    uint64       `json:"busy"`
+	Data    uint64       `json:"data"`
+	Groups  []GroupLooks `json:"groups,omitempty"` // 16 at most
+}
+
+// GroupLooks are the looks at a process group of a worker.
+type GroupLooks struct {
+	ID    uint64 `json:"id"`
+	Begun uint64 `json:"begun"` // how many collectives
+	Looks
 }
 
 // askKind is a kind of Ask.
@@ -163,8 +183,10 @@ type Picture struct {
 	Restarts int `json:"restarts,omitempty"`
 	// Pace is the progress of the workers; nil: unknown.
 	Pace *Pace `json:"pace,omitempty"`
-	// Slow are stragglers, as reported by their nodes; 64 at most.
+	// Slow tells whose steps are slower than before, as reported by their nodes; 64 at most.
 	Slow []nodeText `json:"slow,omitempty"`
+	// Slowed are the ranks that the others wait for in most steps; 16 at most.
+	Slowed []Slowed `json:"slowed,omitempty"`
 
 	// Evidence is by rank, without ranks that have none. It is left out unless it was asked for.
 	Evidence []Evidence  `json:"evidence,omitempty"`

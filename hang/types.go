@@ -80,6 +80,31 @@ type GroupState struct {
 	ID    uint64        `json:"id"` // of a Group
 	Seq   uint64        `json:"seq"`
 	Since time.Duration `json:"since"` // when the shim saw Seq change last
+	Looks Looks         `json:"-"`
+}
+
+// Looks are sums over the steps of a worker in which the shim has looked at a process group, at random moments. The
+// position of a look is the share of the step's collectives that had begun, less the share of the step's time that was
+// over. It needs no other clock, so positions of members compare: one that the others wait for is behind.
+//
+// In a page the sums wrap around, at 2^32 and Full at 2^16; in a RankLooks they are those of the watcher's time.
+type Looks struct {
+	Steps     uint64 `json:"steps"`     // that had looks, and took about as long as others
+	Positions uint64 `json:"positions"` // the mean of each step plus 1, in units of 2^-16
+	Squares   uint64 `json:"squares"`   // of the means, in units of 2^-16
+	// Full is the share of each step's looks at which all its collectives had begun, in units of 2^-6.
+	Full uint64 `json:"full"`
+}
+
+// Since are the looks since an earlier page.
+func (l Looks) Since(o Looks) Looks {
+	return Looks{uint64(uint32(l.Steps - o.Steps)), uint64(uint32(l.Positions - o.Positions)),
+		uint64(uint32(l.Squares - o.Squares)), uint64(uint16(l.Full - o.Full))}
+}
+
+// Plus are both looks.
+func (l Looks) Plus(o Looks) Looks {
+	return Looks{l.Steps + o.Steps, l.Positions + o.Positions, l.Squares + o.Squares, l.Full + o.Full}
 }
 
 // Span is a phase that has ended.

@@ -41,10 +41,13 @@ const Wanted = 104
 //	   104      1  wanted: a timeline, by the word of its request, with the highest bit once it has begun. The client
 //	              sets it, and the worker sets it to 0 when it is done
 //	   112      1  for how long checkpoints have kept that thread from training since the first step
-//	   120      1  0
+//	   120      1  how many of the first groups have sums of looks, 0: the shim is an older one, with 80 spans
 //	   128    144  48 groups: id (0: an empty slot), sequence number, when that was seen to change
 //	  1280    192  192 step times: step n, counted from 0, is at n mod 192
-//	  2816    160  80 spans: phase and begin as above, end; span n is at n mod 80
+//	  2816    128  64 spans: phase and begin as above, end; span n is at n mod 64
+//	  3840     32  16 sums of looks, each two words: steps (high half) and their positions, plus 1 each, in units of
+//	              2^-16; squares of the positions (high half), and shares of full looks (16 bits, in units of 2^-6). See
+//	              hang.Looks. All of them wrap around
 //
 // A writer fills in a slot before the counter includes it. A slot of a group is emptied for half a second before
 // another one gets it.
@@ -64,13 +67,17 @@ const (
 	offSpans     = 88
 	offThread    = 96
 	offBlocked   = 112
+	offLooked    = 120
 	offGroups    = 128
 	offStepTimes = offGroups + groupSlots*24
 	offSpanRing  = offStepTimes + stepSlots*8
+	offSums      = offSpanRing + spanSlots*16
 
 	groupSlots = 48
 	stepSlots  = 192
-	spanSlots  = 80
+	spanSlots  = 64
+	sumSlots   = 16
+	oldSpans   = 80
 )
 
 // Read returns the contents of a page, read from its file in one piece. It may be written meanwhile: values that
@@ -145,12 +152,24 @@ func (r *pageReader) phase(off int) (hang.Phase, time.Duration) {
 // groups leaves out empty slots.
 func (r *pageReader) groups() []hang.GroupState {
 	var out []hang.GroupState
-	for off := offGroups; off < offStepTimes; off += 24 {
+	looked := min(r.word(offLooked), sumSlots)
+	for i := range groupSlots {
+		off := offGroups + 24*i
 		if id := r.word(off); id != 0 {
-			out = append(out, hang.GroupState{ID: id, Seq: r.word(off + 8), Since: r.time(off+16, "time of a group")})
+			g := hang.GroupState{ID: id, Seq: r.word(off + 8), Since: r.time(off+16, "time of a group")}
+			if uint64(i) < looked {
+				g.Looks = r.looks(i)
+			}
+			out = append(out, g)
 		}
 	}
 	return out
+}
+
+// looks are the sums of the group in a slot.
+func (r *pageReader) looks(slot int) hang.Looks {
+	a, b := r.word(offSums+16*slot), r.word(offSums+16*slot+8)
+	return hang.Looks{Steps: a >> 32, Positions: a & math.MaxUint32, Squares: b >> 32, Full: b & math.MaxUint16}
 }
 
 // newest yields the numbers of the entries in a ring of so many slots, with n entries in all, the newest first. The
@@ -182,8 +201,12 @@ func (r *pageReader) stepTimes() []time.Duration {
 // spans returns the newest spans in the order of their ends, as far back as that grows.
 func (r *pageReader) spans() []hang.Span {
 	var out []hang.Span
-	for n := range newest(r.word(offSpans), spanSlots) {
-		off := offSpanRing + 16*int(n%spanSlots)
+	slots := spanSlots
+	if r.word(offLooked) == 0 {
+		slots = oldSpans
+	}
+	for n := range newest(r.word(offSpans), slots) {
+		off := offSpanRing + 16*int(n%uint64(slots))
 		phase, from := r.phase(off)
 		to := time.Duration(min(r.word(off+8), math.MaxInt64))
 		if to < from || to == 0 || len(out) > 0 && to > out[len(out)-1].To {

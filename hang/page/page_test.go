@@ -22,7 +22,8 @@ func somePage() hang.Page {
 		Thread: 4713, Blocked: 3 * time.Second,
 		Phase: hang.PhaseCheckpoint, PhaseSince: 89*time.Second + 5*time.Microsecond,
 		Groups: []hang.GroupState{
-			{ID: math.MaxUint64, Seq: 1804289384, Since: 88 * time.Second}, {ID: 3, Since: time.Minute},
+			{ID: math.MaxUint64, Seq: 1804289384, Since: 88 * time.Second, Looks: hang.Looks{Steps: 5, Positions: 1<<32 - 1,
+				Squares: 7, Full: 65535}}, {ID: 3, Since: time.Minute},
 		},
 		StepTimes: []time.Duration{86 * time.Second, 87 * time.Second, 89 * time.Second},
 		Spans: []hang.Span{
@@ -93,12 +94,29 @@ func full(steps, spans int) []byte {
 	return pagetest.Bytes(p)
 }
 
+// An older shim has no sums of looks, and its spans where they are now.
+func TestPagesOfAnOlderShim(t *testing.T) {
+	b := full(0, 0)
+	b = set(set(b, 120, 0), 88, 300)
+	for n := uint64(220); n < 300; n++ {
+		b = set(b, 2816+16*int(n%80), n*uint64(time.Second/time.Microsecond)<<8|3)
+		b = set(b, 2816+16*int(n%80)+8, (n+1)*uint64(time.Second))
+	}
+	p, err := page.Read(b)
+	require.NoError(t, err)
+	require.Len(t, p.Spans, 79)
+	require.Equal(t, 300*time.Second, p.Spans[78].To)
+	for _, g := range p.Groups {
+		require.Zero(t, g.Looks, "of spans")
+	}
+}
+
 func TestRings(t *testing.T) {
-	for _, n := range []int{0, 1, 79, 80, 81, 191, 192, 193, 1000} {
+	for _, n := range []int{0, 1, 63, 64, 65, 191, 192, 193, 1000} {
 		p, err := page.Read(full(n, n))
 		require.NoError(t, err)
 		require.Len(t, p.StepTimes, min(n, 191), "one slot may be in the making")
-		require.Len(t, p.Spans, min(n, 79))
+		require.Len(t, p.Spans, min(n, 63))
 		if n > 0 {
 			require.Equal(t, time.Duration(n)*time.Second, p.StepTimes[len(p.StepTimes)-1])
 			require.Equal(t, time.Duration(n)*time.Second, p.Spans[len(p.Spans)-1].To)
@@ -112,14 +130,14 @@ func TestRingsThatAreReplacedMeanwhile(t *testing.T) {
 	b := full(300, 300)
 	for n := uint64(300); n < 350; n++ {
 		b = set(b, 1280+8*int(n%192), (n+1)*uint64(time.Second))
-		b = set(b, 2816+16*int(n%80), n*uint64(time.Second/time.Microsecond)<<8)
-		b = set(b, 2816+16*int(n%80)+8, (n+1)*uint64(time.Second))
+		b = set(b, 2816+16*int(n%64), n*uint64(time.Second/time.Microsecond)<<8)
+		b = set(b, 2816+16*int(n%64)+8, (n+1)*uint64(time.Second))
 	}
 	p, err := page.Read(b)
 	require.NoError(t, err)
 	require.Len(t, p.StepTimes, 192-50)
 	require.Equal(t, 300*time.Second, p.StepTimes[len(p.StepTimes)-1])
-	require.Len(t, p.Spans, 80-50)
+	require.Len(t, p.Spans, 64-50)
 	require.Equal(t, 300*time.Second, p.Spans[len(p.Spans)-1].To)
 }
 

@@ -62,6 +62,7 @@ func TestInterpreters(t *testing.T) {
 			}
 			runModule(t, interpreter, "test_site")
 			runModule(t, interpreter, "test_worker")
+			runModule(t, interpreter, "test_looks")
 		})
 	}
 }

@@ -58,6 +58,7 @@ func (w *Watcher) summary(now time.Duration) *hang.Summary {
 		slices.Sort(steps)
 		s.StepTime = steps[len(steps)/2]
 	}
+	s.Looks = w.tally.all()
 	if slow, any := w.straggler.Found(); any {
 		s.Slow = slow.Line(func(at time.Duration) string { return time.Now().Add(at - now).Format(time.TimeOnly) })
 	}

@@ -78,6 +78,7 @@ type Watcher struct {
 	wg     sync.WaitGroup
 
 	straggler straggler.Finder
+	tally     tally
 	newest    []hang.Sample
 	progress  []time.Duration // when each worker was last seen to make some
 	told      time.Duration   // when the last report was sent
@@ -181,6 +182,7 @@ func (w *Watcher) look(ctx context.Context) {
 	now, store := w.cfg.now(), w.store()
 	w.follow(now, samples)
 	w.straggler.Look(now, samples)
+	w.tally.look(samples)
 	suspected, before := w.credible(w.cfg.Detector.Look(now, samples, store), store), w.suspicions()
 	w.note(samples, suspected)
 	if w.cfg.Looked != nil {

@@ -10,7 +10,8 @@ import (
 
 // Where things are, and how many: see page.Read.
 const (
-	groups, stepTimes, stepSlots, spans, spanSlots = 128, 1280, 192, 2816, 80
+	groups, stepTimes, stepSlots, spans, spanSlots = 128, 1280, 192, 2816, 64
+	looked, sums                                   = 120, 3840
 )
 
 // Bytes returns a page that page.Read reads as p. p must not have more entries than a page, or more step times
@@ -26,8 +27,12 @@ func Bytes(p hang.Page) []byte {
 	put(8, uint64(p.PID), p.Start, uint64(p.Rank), uint64(p.WorldSize), uint64(p.Local), uint64(p.Created),
 		uint64(p.Heartbeat), p.Steps, uint64(p.LastStep), uint64(p.PhaseSince/1000)<<8|uint64(p.Phase),
 		uint64(len(p.Spans)), uint64(p.Thread), 0, uint64(p.Blocked))
+	put(looked, 16)
 	for i, g := range p.Groups {
 		put(groups+24*i, g.ID, g.Seq, uint64(g.Since))
+		if l := g.Looks; i < 16 {
+			put(sums+16*i, l.Steps<<32|l.Positions, l.Squares<<32|l.Full)
+		}
 	}
 	for i, at := range p.StepTimes {
 		n := p.Steps - uint64(len(p.StepTimes)) + uint64(i)

@@ -7,7 +7,7 @@ import sys
 import weakref
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
-from .page import GROUP_SLOTS, GROUPS, Place
+from .page import GROUP_SLOTS, GROUPS, SUM_SLOTS, SUMS, Place
 
 _IDLE = 60 * 10**9  # ns without a collective, after which a group gives its slot to one that needs it
 _TEXT = 200  # characters of a name
@@ -44,6 +44,7 @@ class Groups:
 
     def __init__(self, words: memoryview, place: Place) -> None:
         self.hot: Tuple[Tuple[int, Any], ...] = ()  # the words and references of groups that are quickly read
+        self.active: Tuple[Tuple[int, Any], ...] = ()  # those among them that have sums, and collectives of late
         self._words = words
         self._place = place
         self._groups: Dict[str, _Group] = {}  # by their names
@@ -64,6 +65,10 @@ class Groups:
         for known in list(self._groups.values()):
             self._look(known, now)
         self._place_groups(now)
+        used = {GROUPS + 3 * (g.slot or 0) for g in self._groups.values() if now - g.since < _IDLE}
+        active = tuple(h for h in self.hot if h[0] < GROUPS + 3 * SUM_SLOTS and h[0] in used)
+        if active != self.active:
+            self.active = active
 
     def backends(self) -> List[str]:
         return [str(g.about["backend"]) for g in self._groups.values()]
@@ -118,8 +123,10 @@ class Groups:
         placed = [g for g in self._groups.values() if g.slot is not None]
         self._write([g.about for g in placed])
         for group in new:
-            at = GROUPS + 3 * (group.slot or 0)
+            at, slot = GROUPS + 3 * (group.slot or 0), group.slot or 0
             self._words[at + 1], self._words[at + 2] = group.seq, group.since
+            if slot < SUM_SLOTS:
+                self._words[SUMS + 2 * slot] = self._words[SUMS + 2 * slot + 1] = 0
             self._words[at] = group.about["id"]
         self.hot = tuple((GROUPS + 3 * (g.slot or 0), g.ref) for g in placed if not g.several)
 

@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import environ, process
 from .groups import Groups
+from .looks import Looks
 from .page import (BEGUN, BLOCKED, CHECKPOINT, END, EVAL, HEARTBEAT, INIT, LAST_STEP, PHASE, SPAN_RING, SPAN_SLOTS,
                    SPANS, STEP_RING, STEP_SLOTS, STEPS, THREAD, TIMED, TRAIN, UNKNOWN, WANTED, Place, Taken, claim)
 from .recorder import Recorder
@@ -62,6 +63,7 @@ def step() -> None:
             _trains(words, n, now)
         if now - _looked > _LOOK:
             _look(words, n, now)
+        _publisher.looks.step(now)  # type: ignore[union-attr]
     except Exception as e:
         process.unless_ours(e)
         return
@@ -252,6 +254,7 @@ class _Publisher:
 
     def __init__(self, words: memoryview, groups: Groups, recorder: Recorder) -> None:
         self.groups = groups
+        self.looks = Looks(words, groups)
         self._recorder = recorder
         self._words = words
         self._stop = _thread.allocate_lock()
@@ -272,24 +275,34 @@ class _Publisher:
 
     def _run(self) -> None:
         process.name_thread("dlrover-hang")
+        published = monotonic_ns()
         while not self._stopped():
-            self._words[HEARTBEAT] = monotonic_ns()
-            if self._words[WANTED] & (TIMED | BEGUN) == TIMED:
-                _record(self._words)
+            now = monotonic_ns()
             if not self._busy.acquire(False):
                 return
             try:
-                self.groups.publish(_generation, monotonic_ns())
-                self._recorder.look(self.groups.backends())
+                if self.looks.wanted():
+                    self.looks.look(now)
+                if now - published >= _TICK * 10**9:
+                    published = now
+                    self._publish(now)
             except Exception:
                 pass  # PyTorch is at it, or it is of a kind that we do not know
             finally:
                 self._busy.release()
 
+    def _publish(self, now: int) -> None:
+        self._words[HEARTBEAT] = now
+        if self._words[WANTED] & (TIMED | BEGUN) == TIMED:
+            _record(self._words)
+        self.groups.publish(_generation, now)
+        self._recorder.look(self.groups.backends())
+
     def _stopped(self) -> bool:
+        pause = self.looks.pause(monotonic_ns()) if self.looks.wanted() else _TICK
         if sys.version_info >= (3, 11):
-            return self._stop.acquire(True, _TICK)
-        time.sleep(_TICK)  # a lock's patience is the wall clock's there, and that may be set
+            return self._stop.acquire(True, pause)
+        time.sleep(pause)  # a lock's patience is the wall clock's there, and that may be set
         return self._stop.acquire(False)
 
 

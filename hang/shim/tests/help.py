@@ -33,15 +33,23 @@ class Page:
 
     def __init__(self, dir, local=0):
         with open(os.path.join(dir, "l%d.page" % local), "rb") as f:
-            w = struct.unpack("<512Q", f.read())
+            w = self.words = struct.unpack("<512Q", f.read())
         self.pid, self.start, self.rank, self.world_size, self.local, self.created, self.heartbeat = w[1:8]
         self.steps, self.last_step = w[8:10]
         self.phase, self.since = w[10] & 255, w[10] >> 8
         self.thread, self.blocked = w[12], w[14] / 1e9
         self.groups = {w[i]: w[i + 1] for i in range(16, 160, 3) if w[i]}
         self.step_times = [w[160 + n % 192] for n in range(max(0, self.steps - 191), self.steps)]
-        self.spans = [(w[352 + 2 * (n % 80)] & 255, (w[353 + 2 * (n % 80)] - (w[352 + 2 * (n % 80)] >> 8) * 1000) / 1e9)
-                      for n in range(max(0, w[11] - 79), w[11])]
+        self.spans = [(w[352 + 2 * (n % 64)] & 255, (w[353 + 2 * (n % 64)] - (w[352 + 2 * (n % 64)] >> 8) * 1000) / 1e9)
+                      for n in range(max(0, w[11] - 63), w[11])]
+        # of the groups by id: steps with looks, mean position, mean of its squares, share of full looks
+        self.sums = {}
+        for slot in range(w[15]):
+            a, b = w[480 + 2 * slot:482 + 2 * slot]
+            if w[16 + 3 * slot] and a >> 32:
+                n = a >> 32
+                self.sums[w[16 + 3 * slot]] = (n, (a & (1 << 32) - 1) / n / 65536 - 1, (b >> 32) / n / 65536,
+                                               (b & 65535) / n / 64)
         self.about = {}
         try:
             with open(os.path.join(dir, "l%d.groups" % local)) as f:

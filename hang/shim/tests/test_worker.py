@@ -410,7 +410,7 @@ class Phases(Worker):
                     torch.save(0.0011, None)
             p = page()
             assert p.steps == 500 and len(p.step_times) == 191 and p.step_times == sorted(p.step_times)
-            assert len(p.spans) == 79 and {s[0] for s in p.spans} == {7}
+            assert len(p.spans) == 63 and {s[0] for s in p.spans} == {7}
         """)
 
     def test_the_end(self):

@@ -38,6 +38,9 @@ import (
 // lookAuto is the interval of the looks at workers with a shim.
 const lookAuto = time.Second
 
+// outsideEvery is the least interval of reports about workers without one.
+const outsideEvery = 30 * time.Second
+
 // hangs is the part of the launcher that observes its workers and follows the requests of the run's judge.
 type hangs struct {
 	hangSettings
@@ -190,10 +193,15 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 		Stacks:   h.read, Trace: h.trace, Sockets: storeSockets(e.Place),
 		Traffic: sockets.Traffic(uint16(e.Place.MasterPort)), Post: h.post, Log: h.log,
 	}
-	if h.mode == hangAuto {
+	auto := h.mode == hangAuto
+	switch {
+	case auto && e.Place.WorldSize < 2, !auto && e.Place.GroupWorldSize < 2:
+		cfg.Summaries = 0 // it is compared with nobody
+	case !auto:
+		cfg.Summaries = max(cfg.Summaries, outsideEvery)
+	}
+	if auto {
 		cfg.First, cfg.Every = lookAuto, lookAuto
-	} else if e.Place.GroupWorldSize < 2 {
-		cfg.Summaries = 0 // it counts no steps, and is compared with nobody
 	}
 	if cfg.Pages != "" {
 		cfg.Flight = h.recorder().Read

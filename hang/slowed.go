@@ -1,0 +1,44 @@
+package hang
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Slowed is a finding: ranks of one node slow the job.
+type Slowed struct {
+	GroupRank int       `json:"group_rank"`
+	Node      string    `json:"node"`
+	Ranks     string    `json:"ranks"` // as 0-3,8
+	All       bool      `json:"all"`   // they are all ranks of the node
+	Share     float64   `json:"share"` // of every step, for which the others wait for them: 0 to 0.99
+	Doing     string    `json:"doing"` // computing, loading data, or asleep
+	Since     time.Time `json:"since"` // by the clock of the judge
+}
+
+// Factor is how many times as long as without these ranks a step takes: 1 to 100.
+func (s *Slowed) Factor() float64 { return 1 / (1 - min(max(s.Share, 0), 0.99)) }
+
+// Line is the finding for people, with times in the zone of this process.
+func (s *Slowed) Line() string {
+	return fmt.Sprintf("%s: %.1fx since %s, %s, %.0f %% of every step", s.subject("slows", "slow"), s.Factor(),
+		s.Since.Local().Format(time.TimeOnly), s.Doing, 100*s.Share)
+}
+
+// OverLine says that the finding does not hold any more.
+func (s *Slowed) OverLine() string {
+	return fmt.Sprintf("%s no more; it did so since %s", s.subject("slows", "slow"), s.Since.Local().Format(time.TimeOnly))
+}
+
+func (s *Slowed) subject(one, several string) string {
+	ranks, verb := "rank "+s.Ranks, one
+	if strings.ContainsAny(s.Ranks, ",-") {
+		ranks, verb = "ranks "+s.Ranks, several
+	}
+	all := ""
+	if s.All {
+		all = "all of "
+	}
+	return fmt.Sprintf("%s (%snode %d %s) %s the job", ranks, all, s.GroupRank, s.Node, verb)
+}
