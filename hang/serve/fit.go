@@ -20,6 +20,7 @@ const (
 	maxChildren = 8
 	maxFrames   = 200 // of one stack
 	maxGroups   = 256 // of one worker
+	maxLooked   = 16  // of one worker, with looks
 	maxSteps    = 256 // StepTimes and Spans of a page
 	maxSockets  = 64
 	maxFlight   = 256
@@ -42,8 +43,12 @@ func fit(r *hang.Report) {
 		s.Age, s.Limit = min(max(s.Age, 0), maxAge), min(max(s.Limit, 0), maxAge)
 		line(maxText, &s.Why)
 	}
-	if r.Summary != nil {
-		line(maxText, &r.Summary.Slow)
+	if s := r.Summary; s != nil {
+		line(maxText, &s.Slow)
+		s.Looks = cut(s.Looks, maxWorkers)
+		for i := range s.Looks {
+			s.Looks[i].Groups = cut(s.Looks[i].Groups, maxLooked)
+		}
 	}
 	r.Store = cut(r.Store, maxStore)
 	for i := range r.Store {

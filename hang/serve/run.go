@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/slow"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/runhost"
 )
@@ -23,6 +24,7 @@ type run struct {
 	meeting sync.Mutex // before Run: a goroutine fetches the world
 
 	of     *hang.Incident
+	slow   slow.Judge
 	shared interner
 	held   int       // bytes of evidence, as booked in the hub
 	used   time.Time // time of the last request
@@ -68,6 +70,7 @@ func (r *run) take(s Seat, p *parcel) (hang.Ask, error) {
 	r.hub.stats.reported()
 	r.unpackLocked(s.GroupRank, p)
 	r.stepLocked(r.used, hang.Heard{GroupRank: s.GroupRank, Report: p.report})
+	r.slowLocked(s.GroupRank, p.report.Summary)
 	return r.of.Pending(s.GroupRank), nil
 }
 
@@ -103,6 +106,7 @@ func (r *run) begin(w hang.World) error {
 		return r.Err()
 	}
 	r.stepLocked(time.Now(), hang.Begin{World: w})
+	r.slow.Begin(w)
 	return nil
 }
 
@@ -155,16 +159,36 @@ func (r *run) picture(evidence bool) (hang.Picture, iter.Seq[hang.Evidence], err
 		return hang.Picture{}, nil, r.Err()
 	}
 	if !evidence {
-		return r.of.Picture(false), nil, nil
+		p := r.of.Picture(false)
+		p.Slowed = r.slow.Slowed()
+		return p, nil, nil
 	}
 	p, all := r.of.Pictures()
+	p.Slowed = r.slow.Slowed()
 	return p, all, nil
+}
+
+// slowLocked tells what a summary changes of the ranks that slow the job.
+func (r *run) slowLocked(groupRank int, s *hang.Summary) {
+	if s == nil {
+		return
+	}
+	for _, c := range r.slow.Heard(r.used, groupRank, s) {
+		n := job.Note{Event: job.EventSlowFound, Node: c.Node, Text: c.Line()}
+		if c.Over {
+			n.Event, n.Text = job.EventSlowOver, c.OverLine()
+		}
+		r.performLocked([]hang.Effect{{Note: &n}})
+	}
 }
 
 // stepLocked first takes the events of the rendezvous since the last step.
 func (r *run) stepLocked(now time.Time, ev hang.IncidentEvent) {
 	if e := r.ended.Swap(nil); e != nil {
 		r.performLocked(r.of.Step(now, hang.Over{Epoch: *e}))
+		if _, live := r.of.Epoch(); !live {
+			r.slow = slow.Judge{}
+		}
 	}
 	r.performLocked(r.of.Step(now, ev))
 	if r.of.File() != r.shared.file {

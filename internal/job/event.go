@@ -42,7 +42,7 @@ const (
 	EventFailed    = Event(Failed)
 )
 
-// The events of checks of nodes, of log rules, of hangs, of streams and of marks of nodes.
+// The events of checks of nodes, of log rules, of hangs, of slow ranks, of streams and of marks of nodes.
 const (
 	EventCheckBegan    Event = "check-began"
 	EventCheckRound    Event = "check-round"
@@ -55,6 +55,8 @@ const (
 	EventHangVerdict   Event = "hang-verdict"
 	EventHangDecided   Event = "hang-decided"
 	EventHangWithdrawn Event = "hang-withdrawn"
+	EventSlowFound     Event = "slow-found"
+	EventSlowOver      Event = "slow-over"
 	EventExec          Event = "exec"
 	EventExecEnded     Event = "exec-ended"
 	EventNodeMarked    Event = "node-marked"

@@ -145,10 +145,18 @@ func (f Facts) pace() string {
 // slowNode is a slow node, in a sentence.
 type slowNode struct{ name, line string }
 
-// slow are slow nodes, by their steps or their newest check.
+// slow are slow nodes, by their ranks, their steps or their newest check. If ranks slow the job, the steps of others
+// are slower because of that.
 func (f Facts) slow() (found []slowNode) {
+	for _, s := range f.Hang.Slowed[:min(len(f.Hang.Slowed), maxNamed)] {
+		line := s.Line()
+		found = append(found, slowNode{s.Node, strings.ToUpper(line[:1]) + line[1:] + "."})
+	}
 	for _, n := range f.Hang.Slow[:min(len(f.Hang.Slow), maxNamed)] {
-		found = append(found, slowNode{n.Node, fmt.Sprintf("Node %d (%s) is slow: %s.", n.GroupRank, n.Node, n.Text)})
+		if len(f.Hang.Slowed) == 0 {
+			line := fmt.Sprintf("Node %d (%s) is slow: %s.", n.GroupRank, n.Node, n.Text)
+			found = append(found, slowNode{n.Node, line})
+		}
 	}
 	checked := map[string]bool{}
 	for _, e := range slices.Backward(f.Events) {
@@ -403,13 +411,13 @@ func (f Facts) Presses() (ps []Press) {
 // OfEvent is the tone of an event.
 func OfEvent(e job.Event) Tone {
 	switch e {
-	case job.EventRun, job.EventSucceeded, job.EventCleared, job.EventResumed, job.EventNodeUnmarked:
+	case job.EventRun, job.EventSucceeded, job.EventCleared, job.EventResumed, job.EventNodeUnmarked, job.EventSlowOver:
 		return Good
 	case job.EventFailed, job.EventNodeLoss, job.EventBreak, job.EventHangDecided, job.EventNodeMarked,
 		job.EventRankFailed, job.EventDeviceFault, job.EventTooFew:
 		return Bad
 	case job.EventSuspect, job.EventBackOff, job.EventHeld, job.EventGate, job.EventHangSuspected, job.EventHangVerdict,
-		job.EventBarred, job.EventLeaving:
+		job.EventBarred, job.EventLeaving, job.EventSlowFound:
 		return Waits
 	}
 	return Plain

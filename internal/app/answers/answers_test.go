@@ -141,6 +141,14 @@ func TestSlowNodesAreNamed(t *testing.T) {
 	require.Equal(t, Waits, all[0].Tone)
 	require.Contains(t, said(t, all, "moving"), "Node 1 (gpu-02) is slow: rank 3 is 40 % late.")
 
+	const slowed = `{"slowed":[{"group_rank":1,"node":"gpu-02","ranks":"2-3","all":true,"share":0.2,` +
+		`"doing":"computing"}],` +
+		`"slow":[{"node":"gpu-01","text":"steps of 1s until 12:03:00, 1.25s since"}]}`
+	require.NoError(t, json.Unmarshal([]byte(slowed), &f.Hang))
+	const want = `(?m)^Ranks 2-3 \(all of node 1 gpu-02\) slow the job: 1\.2x since .*, computing, 20 % of every step\.$`
+	require.Regexp(t, want, said(t, f.All(), "moving"))
+	require.Equal(t, map[string]bool{"gpu-02": true}, f.SlowNodes(), "the others wait for it")
+
 	checked := func(name, text string) api.Event {
 		n := rendezvous.Note{Event: job.EventCheckVerdict, Node: name, Text: text}
 		return api.Event{At: now.Add(-time.Minute), Note: n}

@@ -55,6 +55,9 @@ func describeHang(w io.Writer, run string, now time.Time, p hang.Picture) {
 	if p.Restarts > 0 {
 		t.Row("restarts", fmt.Sprintf("%d for hangs, without progress between them", p.Restarts))
 	}
+	for _, s := range p.Slowed {
+		t.Row("slow", s.Line())
+	}
 	for _, s := range p.Slow {
 		t.Row("slow", fmt.Sprintf("node %d %s: %s", s.GroupRank, s.Node, s.Text))
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/hang"
+	"dlrover-run/hang/serve"
 	"dlrover-run/internal/app/describe"
 	"dlrover-run/internal/table"
 	"dlrover-run/internal/text"
@@ -37,7 +39,7 @@ func (c *call) showStatus() error {
 	if err != nil {
 		return err
 	}
-	shown := runStatus{s, saved, operatorOf(s)}
+	shown := runStatus{s, saved, operatorOf(s), c.daemon.slowed(c, s)}
 	if c.args.Bool("json") {
 		return c.json(shown)
 	}
@@ -88,6 +90,8 @@ type runStatus struct {
 	Checkpoint *describe.Checkpoint `json:"checkpoint,omitempty"`
 	// Operator is the same in the words of training operators.
 	Operator operatorStatus `json:"operator"`
+	// Slowed are the ranks that slow the job.
+	Slowed []hang.Slowed `json:"slowed,omitempty"`
 }
 
 func (s runStatus) print(w io.Writer, now time.Time, es []api.Event) {
@@ -120,6 +124,9 @@ func (s runStatus) print(w io.Writer, now time.Time, es []api.Event) {
 	}
 	if s.Ledger != nil && s.Ledger.String() != "" {
 		t.Row("time", s.Ledger.String())
+	}
+	for i := range s.Slowed {
+		t.Row("slow", s.Slowed[i].Line())
 	}
 	if s.Checkpoint != nil {
 		t.Row("checkpoint", s.Checkpoint.Text(now))
@@ -161,4 +168,16 @@ func (d *daemon) checkpoint(ctx context.Context) (*describe.Checkpoint, error) {
 		return nil, err
 	}
 	return describe.CheckpointOf(sum.Ages), nil
+}
+
+// slowed are the ranks that slow a run; nil also where nobody can say.
+func (d *daemon) slowed(ctx context.Context, s api.RunStatus) []hang.Slowed {
+	if s.Phase != "running" {
+		return nil
+	}
+	p, err := serve.Over(d.client).Picture(ctx, d.run, false)
+	if err != nil {
+		return nil // no node has reported, or the daemon is an older one
+	}
+	return p.Slowed
 }

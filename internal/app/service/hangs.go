@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -20,13 +21,25 @@ func (s *Service) newHangs() *hangs.Hub {
 		Notify: s.askNodes, Order: s.endHang, Doubt: s.doubtAll,
 		Note: func(run string, n job.Note) {
 			_ = s.Hub.Annotate(run, n.Event, n.Node, n.Text) // the run may be over
-			s.cfg.Log.Debug(string(n.Event), "run_id", run, "node", n.Node, "text", n.Text)
+			s.logHang(run, n)
 		},
 		Keep: func(run string) bool {
 			_, err := s.Hub.Params(run)
 			return err == nil
 		},
 	})
+}
+
+// logHang logs a line of the timeline. Verdicts are logged by launchers; ranks that slow the job are in no other log.
+func (s *Service) logHang(run string, n job.Note) {
+	level := slog.LevelDebug
+	switch n.Event {
+	case job.EventSlowFound:
+		level = slog.LevelWarn
+	case job.EventSlowOver:
+		level = slog.LevelInfo
+	}
+	s.cfg.Log.Log(context.Background(), level, string(n.Event)+": "+n.Text, "run_id", run, "node", n.Node)
 }
 
 // KeepHangs is what a later service has to know about the hangs of a run; nil: nothing.
