@@ -124,8 +124,8 @@ class Search:
         return found
 
     def _survey(self, in_memory: bool, patience: float) -> Tuple[List[find.Offer], List[_Report]]:
-        """The saves that this rank can load from memory, and the sources of every rank. As a rule one collective is all:
-        each rank has opened its newest save in memory by then, and that is the one that is chosen."""
+        """The saves that this rank can load from memory, and the sources of every rank. One collective is enough as a
+        rule: each rank has opened its newest save in memory by then, and that is the one that is chosen."""
         offers, in_order = self._offers(patience)
         noted = len(self._notes)
         trusted, everyone = self._exchange(offers, in_order, in_memory)

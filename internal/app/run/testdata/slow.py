@@ -1,7 +1,7 @@
 """A training loop over gloo of about 100 ms a step, of which a rank may take more.
 
-slow.py CASE RANK FACTOR, until there is $DIR/go. data: the batches of the rank come later; stop: it is stopped for a part of the time;
-compute: it computes for longer; healthy: all have uneven batches, and rank 0 evaluates and logs.
+slow.py CASE RANK FACTOR, until there is $DIR/go. data: the batches of the rank come later; stop: it is stopped for a
+part of the time; compute: it computes for longer; healthy: all have uneven batches, and rank 0 evaluates and logs.
 """
 import os
 import random

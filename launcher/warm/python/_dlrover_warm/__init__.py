@@ -47,8 +47,8 @@ PARENT = os.path.join(HERE, "parent.py")
 def install(known=()):
     """Called by sitecustomize where DLROVER_WARM is set, and in a fork that becomes a worker. In an interpreter that
     is started as a parent it waits for the launcher in place of a script; elsewhere the variable names the file that
-    is to tell what this process imports, and is gone then: it does not concern the processes that this one starts. known: modules that it need not tell
-    of."""
+    is to tell what this process imports, and is gone then: it does not concern the processes that this one starts.
+    known: modules that it need not tell of."""
     if getattr(sys, "argv", [""])[0] == PARENT:
         sys.path_hooks.insert(0, _instead_of_the_script)
         return

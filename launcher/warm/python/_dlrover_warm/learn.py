@@ -92,8 +92,8 @@ class _Learner:
             pass  # the list is not there
 
     def _modules(self):
-        """The names of modules that are none of the job's own, in the order of their imports. Those that were known at the
-        start are left out."""
+        """The names of modules that are none of the job's own, in the order of their imports, without those that were
+        known at the start."""
         main = getattr(sys.modules.get("__main__"), "__file__", None)
         own = [os.path.join(os.path.realpath(d), "") for d in (self.cwd, main and os.path.dirname(main)) if d]
         library = os.path.join(os.path.dirname(os.path.realpath(os.__file__)), "")
