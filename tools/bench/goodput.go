@@ -32,7 +32,7 @@ func goodputRows(o options) []row {
 	}
 	return []row{{id: "goodput", run: goodput, torch: true, warm: true, maxReps: 1, maxPeerReps: 1,
 		limit: 4 * time.Minute, peerLimit: 8 * time.Minute, lines: []line{
-			{what: fmt.Sprintf("%d steps of 50 ms, DDP, 2 nodes of 2: a rank is killed every 500 steps, and once a node, "+
+			{what: fmt.Sprintf("%d steps with pauses of 50 ms, DDP, 2 nodes of 2: a rank is killed every 500 steps, and once a node, "+
 				"whose launcher is started again at once; the time beyond that without failures%s", goodputSteps, scaled),
 				unit: percent, goal: 3},
 			{what: "of that for one killed rank (the median of 4)", unit: duration},
