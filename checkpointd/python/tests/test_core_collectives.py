@@ -101,6 +101,23 @@ class Collectives(Case):
     """)
         self.assertEqual(out, ["[]\n[]\n['all_gather_object']\n['all_gather_object']\n"] * 2)
 
+    def test_load(self):
+        """The ranks agree in one exchange. Where no daemon has completed interrupted commits, that is done in between; and
+        a rank that has another newest save than the others is asked again."""
+        out = self.world(SHARDED + """
+    import glob
+    from dlrover_ckpt.restore import Search
+    save(1, StorageType.MEMORY)
+    print(during(lambda: e.load()))
+    Search._offered = lambda self, _: ["seg/" + os.path.basename(f) for f in glob.glob(top + "/run/seg/l%d-*.seg" % rank)]
+    print(during(lambda: e.load()))
+    if rank:
+        e.save(2, [torch_zip("2/1.pt", {"w": torch.ones(10)})], StorageType.MEMORY)
+    dist.barrier()
+    print(during(lambda: print(e.load().step)))
+    """)
+        self.assertEqual(out, ["%s\n%s\n1\n%s\n" % tuple(["all_gather_object"] * n for n in (3, 1, 2))] * 2)
+
     def test_no_room(self):
         """A rank that has no room in memory tells nobody when nobody waits for it."""
         out = self.world(SHARDED + """
