@@ -143,17 +143,19 @@ class Parent:
             self.environment.pretend({name: value})
 
     def _after(self, name):
-        """Raises Unsafe if the import of a module has done what has to be done in each worker."""
+        """Raises Unsafe if the import of a module has done what has to be done in each worker. A module that reads what
+        is of a worker is left to the workers with its package, for others of that import it, too."""
         if not self.standby:
             check.unchanged(name)
-        read = self.environment.take_reads()
+        read, known = self.environment.take_reads(), script.reads_few_variables(name)
+        package = name if known else name.partition(".")[0]
         for variable in sorted(read & _OF_A_RANK):
             if os.fsencode(variable) not in self.environment.start:
-                raise check.Unsafe("importing %s reads $%s, of which each worker has its own" % (name, variable), name)
-        for variable in sorted(read & self.unknown - _SEARCHED):
-            if not script.reads_few_variables(name):
-                raise check.Unsafe("importing %s reads $%s, which the script has set, and only running it tells how" %
-                                   (name, variable), name)
+                raise check.Unsafe("importing %s reads $%s, of which each worker has its own" % (name, variable),
+                                   package)
+        for variable in sorted(() if known else read & self.unknown - _SEARCHED):
+            raise check.Unsafe("importing %s reads $%s, which the script has set, and only running it tells how" %
+                               (name, variable), package)
 
     def _fork(self, fds):
         """In the fork it returns the Child. The process between this one and the fork ends at once: the launcher

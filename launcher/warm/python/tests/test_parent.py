@@ -31,6 +31,7 @@ class Case(unittest.TestCase):
         self.addCleanup(self.out.close)
 
     def module(self, name, text):
+        os.makedirs(os.path.dirname(os.path.join(self.lib, name)), exist_ok=True)
         with open(os.path.join(self.lib, name + ".py"), "w") as f:
             f.write(textwrap.dedent(text))
 
@@ -157,8 +158,11 @@ class Parents(Case):
                     self.assertEqual((answer["op"], answer.get("module", "")),
                                      ("unsafe" if why else "prepared", module))
                     self.assertIn(why, answer.get("why", ""))
-        answer = self.start().prepare(script=self.script(text), deny=["of_a_rank"])
+        answer = self.start().prepare("json", "of_a_rank", deny=["of_a_rank"])
         self.assertEqual(answer["op"], "prepared")
+        self.module("package/__init__", "")
+        self.module("package/inner", "import of_a_rank")
+        self.assertEqual(self.start().prepare("package", "package.inner")["module"], "package")
 
     def test_a_variable_that_an_import_sets_to_what_it_is(self):
         """The parent sets it for its imports, but that of a fresh worker sets it for good."""
