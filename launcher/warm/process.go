@@ -21,8 +21,9 @@ const resultPatience = 100 * time.Millisecond
 // parent is an interpreter that imports and forks.
 type parent struct {
 	conn  conn
-	files []file   // imported ones; Spawner.mu
-	names []string // of the modules; Spawner.mu
+	files []file        // imported ones; Spawner.mu
+	names []string      // of the modules; Spawner.mu
+	took  time.Duration // the imports; Spawner.mu
 	env   []string
 
 	mu    sync.Mutex
@@ -103,9 +104,9 @@ func (s *Spawner) hearParent(p *parent, a action) {
 		}
 		switch m.Op {
 		case opPrepared:
-			s.prepared(m)
+			took := s.prepared(m)
 			s.mu.Lock()
-			p.files, p.names = m.Files, m.Names
+			p.files, p.names, p.took = m.Files, m.Names, took
 			s.do(s.pool.Prepared(a.Generation))
 			s.mu.Unlock()
 			s.awaited()
@@ -116,7 +117,8 @@ func (s *Spawner) hearParent(p *parent, a action) {
 	}
 }
 
-func (s *Spawner) prepared(m answer) {
+// prepared tells of imports, and returns how long they took.
+func (s *Spawner) prepared(m answer) time.Duration {
 	p := Preparation{PID: m.PID, Modules: m.Modules, Took: time.Duration(m.Seconds * float64(time.Second))}
 	for _, f := range m.Failed {
 		p.Failed = append(p.Failed, text.EscapeLine(f[0]+": "+f[1]))
@@ -127,6 +129,7 @@ func (s *Spawner) prepared(m answer) {
 	}
 	s.cfg.Log.Info("warm workers: imported what the next workers need", attrs...)
 	s.cfg.Prepared(p)
+	return p.Took
 }
 
 // unsafe leaves the module that is to blame to the workers, if one is; else there are no warm workers, or those that

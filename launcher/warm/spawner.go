@@ -19,8 +19,10 @@ import (
 const variable = "DLROVER_WARM"
 
 const (
-	// forkPatience is how long the workers of one start together wait for forks that are on their way.
-	forkPatience = time.Second
+	// forkPatience is how long the workers of one start together wait for forks that are on their way: as long as the
+	// imports took, for a worker that is started by exec makes them again, but no less and no more than this.
+	forkPatience    = time.Second
+	maxForkPatience = 15 * time.Second
 	// checkPatience is how long they wait for the state of the files that were imported: a thousand of them take
 	// milliseconds, except on network storage that does not answer.
 	checkPatience = 500 * time.Millisecond
@@ -254,7 +256,7 @@ func (s *Spawner) Starting() {
 		s.idle.Stop()
 	}
 	s.epoch++
-	s.stepped, s.exec, s.deadline, s.checked = false, "", time.Now().Add(forkPatience), nil
+	s.stepped, s.exec, s.deadline, s.checked = false, "", time.Now().Add(s.forkPatience()), nil
 	switch {
 	case s.distrust:
 		s.distrust, s.exec = false, "the last warm start has failed"
@@ -263,6 +265,15 @@ func (s *Spawner) Starting() {
 	default:
 		s.do(s.pool.Demand())
 	}
+}
+
+// forkPatience is that with the present parent. mu is held.
+func (s *Spawner) forkPatience() time.Duration {
+	p := s.parents[s.pool.Parent()]
+	if p == nil {
+		return forkPatience
+	}
+	return min(max(p.took, forkPatience), maxForkPatience)
 }
 
 // closes waits for c to close; false: it does not in time. Nil counts as closed.

@@ -175,6 +175,18 @@ func TestSpawner(t *testing.T) {
 	}
 }
 
+// On a busy machine forks take longer, but so would the imports of a worker that is started by exec.
+func TestSpawnerWaitsForForksAsLongAsImportsTake(t *testing.T) {
+	s := New(Config{Mode: modeFork, Slots: 1})
+	require.Equal(t, forkPatience, s.forkPatience())
+	s.pool.parent.generation = 1
+	for took, want := range map[time.Duration]time.Duration{0: forkPatience, 4 * time.Second: 4 * time.Second,
+		time.Hour: maxForkPatience} {
+		s.parents[1] = &parent{took: took}
+		require.Equal(t, want, s.forkPatience())
+	}
+}
+
 // The first workers wait for imports, but not for ever. Those that are stopped meanwhile leave the rest of the time to
 // the next ones, and nobody waits after that.
 func TestSpawnerWhoseFirstImportsTakeTooLong(t *testing.T) {
