@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,13 +27,27 @@ const (
 	warmPrepared = 1 + warmWorkers // processes that a launcher with --warm has ready: the parent, and its forks
 	// warmSaid is in a launcher's log then. The processes alone do not tell: a parent first tries forks that load a batch.
 	warmSaid = "imported what the next workers need"
+	// oneImport is the goal for the first start of a node, in imports by one interpreter.
+	oneImport = 1.2
+	// warmImports imports what a worker of warm.py has by its first step, and tells when, and the bytes that it has read.
+	warmImports = `
+import io, time, torch, torch.distributed, torch.nn.parallel
+try:
+    import torch._dynamo
+except ImportError:
+    pass
+print(time.monotonic_ns(), *[line.split()[1] for line in open("/proc/self/io") if line.startswith("rchar:")])`
 )
 
 func warmRows() []row {
 	return []row{
 		{id: "warm-first", run: warmFirst, torch: true, warm: true, limit: 4 * time.Minute, lines: []line{
 			{what: "exec of the launcher to the first step of all ranks, DDP, 1 node of 2", unit: duration},
-			{what: "the same, 1 node of 8", unit: duration}}},
+			{what: "that over the time of one import of the same, alone and right before", unit: count, goal: oneImport},
+			{what: "exec to the first step, 1 node of 8", unit: duration},
+			{what: "that over the time of one import", unit: count, goal: oneImport},
+			{what: "what all processes of that node have read from files, over what one import reads", unit: count,
+				goal: oneImport}}},
 		{id: "warm", run: warmRestart, torch: true, warm: true, limit: 4 * time.Minute, lines: []line{
 			{what: "kill -9 of one rank of 2 nodes of 2, DDP, to all past `import torch`", unit: duration, goal: 300 * ms},
 			{what: "and to the next step of all ranks, from a checkpoint in memory", unit: duration, goal: 300 * ms},
@@ -153,6 +168,10 @@ func (t *training) reached(ctx context.Context, what string, after int64, ranks 
 // warmFirst starts one job after the other.
 func warmFirst(ctx context.Context, l *lab) (took []float64, err error) {
 	for _, workers := range []int{warmWorkers, 4 * warmWorkers} {
+		one, bytes, err := l.importOnce(ctx)
+		if err != nil {
+			return nil, err
+		}
 		t, err := l.train(ctx, "1", workers)
 		if err != nil {
 			return nil, err
@@ -161,13 +180,45 @@ func warmFirst(ctx context.Context, l *lab) (took []float64, err error) {
 		if err != nil {
 			return nil, err
 		}
-		took = append(took, seconds(t.nodes[0].began, stepped))
+		first := seconds(t.nodes[0].began, stepped)
+		took = append(took, first, first/one)
+		if workers > warmWorkers {
+			all, err := sum(descendants(t.nodes[0].cmd.Process.Pid), bytesRead)
+			if err != nil {
+				return nil, err
+			}
+			took = append(took, all/bytes)
+		}
 		l.kill(t.nodes[0])
 		if err := errors.Join(os.Remove(t.log), os.RemoveAll(t.ckpts)); err != nil {
 			return nil, err
 		}
 	}
 	return took, nil
+}
+
+// importOnce is the time until an interpreter that does nothing else has imported, and the bytes that it has read.
+func (l *lab) importOnce(ctx context.Context) (took, read float64, err error) {
+	began := now()
+	out, err := exec.CommandContext(ctx, l.python, "-c", warmImports).Output()
+	var done int64
+	if err == nil {
+		_, err = fmt.Sscan(string(out), &done, &read)
+	}
+	if err != nil {
+		err = fmt.Errorf("import what the workers do: %w", err)
+	}
+	return seconds(began, done), read, err
+}
+
+// bytesRead is what a process and the children that it has waited for have read, files in the page cache included.
+func bytesRead(pid int) (float64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+	var n float64
+	if err == nil {
+		_, err = fmt.Sscanf(string(text), "rchar: %g", &n)
+	}
+	return n, err
 }
 
 // warmRestart counts the first steps after all workers have imported; the earlier ones were those under way.
