@@ -319,6 +319,18 @@ func TestLighthouseOutlivesTheServer(t *testing.T) {
 	require.Zero(t, server.wait())
 }
 
+// The plan is that of the group which the node wishes.
+func TestPlanOfAGroup(t *testing.T) {
+	b := newBench(t)
+	l := b.start("dlrover-run", nil, b.sh("true", "--nnodes=2:6", "--replica-groups=3", "--nproc-per-node=2",
+		"--node-rank=3", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1", "--preset=torchft", "--dry-run")...)
+	require.Zero(t, l.wait(), l.err.String())
+	for _, want := range []string{"group rank 1 of 2 nodes with 2 workers each", `"RANK=3"`, `"WORLD_SIZE=4"`,
+		`"TORCHELASTIC_RUN_ID=none.g1"`} {
+		require.Contains(t, l.out.String(), want)
+	}
+}
+
 func TestGroupsThatCannotBe(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct{ args, group, want string }{

@@ -184,6 +184,11 @@ func planCodes(p policy.CodePolicy) string {
 }
 
 func (p *plan) addWorkers(s *settings, h hostFacts) (err error) {
+	if s.replicas.count > 0 {
+		own := *s
+		own.enter(max(s.replicas.wish, 0))
+		s = &own
+	}
 	nodeRank := max(s.node.Rank, 0)
 	world, all := s.assumedWorld()
 	base := world[min(nodeRank, len(world)-1)].RankBase
