@@ -20,9 +20,15 @@ func (j *Judge) judge() (changes []Change) {
 	if len(groups) == 0 {
 		return nil
 	}
-	for _, ps := range groups {
-		compare(ps, j.least)
+	orders := make(map[uint64]float64, len(groups))
+	for id, ps := range groups {
+		before, known := j.orders[id]
+		if !known {
+			before = -1
+		}
+		orders[id] = compare(ps, j.least, before)
 	}
+	j.orders = orders
 	by := map[int][]*worker{}
 	for _, w := range culprits(all) {
 		by[w.groupRank] = append(by[w.groupRank], w)

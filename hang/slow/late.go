@@ -18,6 +18,7 @@ const (
 	stillShare = 0.08 // likewise, of one that was found to be slow
 	moreBusy   = 0.12 // of its time a rank is at work than one that waits for it
 	maxLate    = 256  // late ranks that are compared with each other, those of the largest shares
+	apart      = 4    // times as far behind the median as the first ones are ahead of it
 	otherRole  = 0.25 // by which the collectives of a step may differ between ranks that are compared
 )
 
@@ -87,7 +88,10 @@ func (j *Judge) workers() (all []*worker, groups map[uint64][]*place) {
 }
 
 // compare finds the late ranks of one group. The others are its median: as many ranks may be late as not.
-func compare(ps []*place, least func(*worker) float64) {
+//
+// Where the first ones are far ahead of the median, ranks come one after the other, as stages of a pipeline do, and the
+// last one is not slow. That order is a mean over windows; before is the one until now, -1 for none.
+func compare(ps []*place, least func(*worker) float64, before float64) (order float64) {
 	k := median(ps, func(p *place) float64 { return p.k })
 	ps = slices.DeleteFunc(slices.Clone(ps), func(p *place) bool {
 		other := math.Abs(p.k-k) > otherRole*k
@@ -97,9 +101,12 @@ func compare(ps []*place, least func(*worker) float64) {
 		return other
 	})
 	if len(ps) < 2 {
-		return
+		return -1
 	}
-	mean := median(ps, func(p *place) float64 { return p.both.mean })
+	mean, order := front(ps)
+	if before >= 0 {
+		order += (before - order) * 3 / 4
+	}
 	each := [2]float64{median(ps, func(p *place) float64 { return p.each[0].mean }),
 		median(ps, func(p *place) float64 { return p.each[1].mean })}
 	full := median(ps, func(p *place) float64 { return p.both.full })
@@ -108,7 +115,7 @@ func compare(ps []*place, least func(*worker) float64) {
 	need := math.Sqrt(sigmas*sigmas + 2*math.Log(max(float64(len(ps))/8, 1)))
 	for _, p := range ps {
 		p.late, p.sigma = mean-p.both.mean, math.Hypot(p.both.sigma, err)
-		agrees := p.late >= need*p.sigma
+		agrees := p.late >= max(need*p.sigma, apart*order)
 		for i := range each {
 			agrees = agrees && each[i]-p.each[i].mean >= max(sigmasEach*p.each[i].sigma, p.late/4)
 		}
@@ -119,6 +126,7 @@ func compare(ps []*place, least func(*worker) float64) {
 			p.share, p.is = hidden, true
 		}
 	}
+	return order
 }
 
 func idOf(p *place) uint64 {
@@ -130,14 +138,23 @@ func idOf(p *place) uint64 {
 	return 0
 }
 
+// front is the median position, and by how much the first ones are ahead of it.
+func front(ps []*place) (mean, order float64) {
+	all := sorted(ps, func(p *place) float64 { return p.both.mean })
+	mean = all[len(all)/2]
+	return mean, all[len(all)*9/10] - mean
+}
+
 // median of an even number is the higher one.
-func median(ps []*place, of func(*place) float64) float64 {
+func median(ps []*place, of func(*place) float64) float64 { return sorted(ps, of)[len(ps)/2] }
+
+func sorted(ps []*place, of func(*place) float64) []float64 {
 	all := make([]float64, len(ps))
 	for i, p := range ps {
 		all[i] = of(p)
 	}
 	slices.Sort(all)
-	return all[len(all)/2]
+	return all
 }
 
 // busy is the share of its time in which it was at work, or at its data.

@@ -194,6 +194,28 @@ func TestPipelinesBlameTheSlowStageAlone(t *testing.T) {
 	}
 }
 
+// stages is a pipeline whose stages have nothing in common but one collective at the end, to which they come one after
+// the other.
+func stages(s *simJob) (p plan) {
+	p.begins = make([]map[uint64][]float64, len(s.ranks))
+	for r := range s.ranks {
+		p.own = append(p.own, s.own(r))
+		drain := 0.5 * s.step * float64(len(s.ranks)-1-r) / float64(len(s.ranks))
+		p.begins[r] = map[uint64][]float64{1: {p.own[r] + drain}}
+		p.took = max(p.took, p.own[r]+drain+s.step/10)
+	}
+	return p
+}
+
+func TestStagesThatEndOneAfterTheOtherAreNotSlow(t *testing.T) {
+	for _, nodes := range []int{1, 2, 4} {
+		s := newJob(seedOf(t), nodes, 4, single, 0.2)
+		s.other = stages
+		s.run(3000 / float64(fewer()))
+		require.Empty(t, s.changes, "%d stages", 4*nodes)
+	}
+}
+
 func TestReportsThatMakeNoSense(t *testing.T) {
 	var j Judge
 	s := &hang.Summary{Looks: []hang.RankLooks{{Rank: 7}}}

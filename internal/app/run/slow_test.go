@@ -51,7 +51,7 @@ func TestSlowRanksAreNamedWithTorch(t *testing.T) {
 			}
 			found := slowJob(t, c.script, strconv.Itoa(c.rank), c.factor)
 			began := time.Now()
-			require.Eventually(t, func() bool { return len(found()) > 0 }, 80*time.Second, 100*time.Millisecond, "it is named")
+			require.Eventually(t, func() bool { return len(found()) > 0 }, 150*time.Second, 100*time.Millisecond, "it is named")
 			t.Logf("%.0f s: %s", time.Since(began).Seconds(), found())
 			require.Len(t, found(), 1)
 			require.Regexp(t, "^slow-found: "+c.want, found()[0])
