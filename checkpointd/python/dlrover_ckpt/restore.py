@@ -146,7 +146,10 @@ class Search:
         self._opened = self._open(newest[0], trusted) if newest is not None else None
         opened = newest[0] if newest is not None and self._opened is not None else ""
         mine = _Report(trusted, disk, os.urandom(8).hex(), self._ranks.info.node_rank, in_order, opened)
-        return trusted, self._ranks.gather(mine)
+        everyone = self._ranks.gather(mine)
+        if not all(isinstance(e, _Report) for e in everyone):
+            raise Unloadable("the nodes have different versions of dlrover-run: use the same one on all of them")
+        return trusted, everyone
 
     # -----------------------------------------------------------------------------------------------------------------
     # Memory
