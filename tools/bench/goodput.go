@@ -32,8 +32,8 @@ func goodputRows(o options) []row {
 	}
 	return []row{{id: "goodput", run: goodput, torch: true, warm: true, maxReps: 1, maxPeerReps: 1,
 		limit: 4 * time.Minute, peerLimit: 8 * time.Minute, lines: []line{
-			{what: fmt.Sprintf("%d steps with pauses of 50 ms, DDP, 2 nodes of 2: a rank is killed every 500 steps, and once a node, "+
-				"whose launcher is started again at once; the time beyond that without failures%s", goodputSteps, scaled),
+			{what: fmt.Sprintf("%d steps with pauses of 50 ms, DDP, 2 nodes of 2: a rank is killed every 500 steps, and once a "+
+				"node, whose launcher is started again at once; the time beyond that without failures%s", goodputSteps, scaled),
 				unit: percent, goal: 3},
 			{what: "of that for one killed rank (the median of 4)", unit: duration},
 			{what: "and for the lost node", unit: duration},
@@ -50,7 +50,7 @@ func goodputPart(o options) int {
 
 // goodput has saves in memory at every step, of which each node holds those of the other, too. The peer's are in files.
 func goodput(ctx context.Context, l *lab) ([]float64, error) {
-	t, s, err := l.failing(ctx)
+	t, s, err := failing(ctx, l)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func goodput(ctx context.Context, l *lab) ([]float64, error) {
 }
 
 // failing starts the job, and returns when it trains.
-func (l *lab) failing(ctx context.Context) (*training, *progressed, error) {
+func failing(ctx context.Context, l *lab) (*training, *progressed, error) {
 	l.pace = "0.05"
 	var more []string
 	if !l.side.peer {
