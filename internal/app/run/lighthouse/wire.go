@@ -65,7 +65,7 @@ func writeMessage(w http.ResponseWriter, out []byte, err error) {
 	}
 }
 
-// The wire types of protobuf.
+// The wire types of protobuf. Its protowire would add two initializers and 20 kB to the launcher.
 const varint, fixed64, lengthed, fixed32 = 0, 1, 2, 5
 
 // fields calls f with each field of a message: a number, or bytes.
