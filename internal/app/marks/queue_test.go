@@ -155,6 +155,37 @@ func TestFindingsOfLogRules(t *testing.T) {
 	})
 }
 
+// A node that is slow for one job is not marked, however often it is found; three jobs' findings mark it.
+func TestRanksThatSlowTheJob(t *testing.T) {
+	inJob(t, 3, func(j *aJob) {
+		find := func(run string) {
+			for i := range 4 {
+				text := fmt.Sprintf("rank 1 (node 1 n1) slows the job: 1.%dx since 14:02:11, computing, 23 %% of every step", i)
+				if run == "r" {
+					require.NoError(j.t, j.s.Hub.Annotate(run, job.EventSlowFound, "n1", text))
+				} else {
+					j.k.Place(run, "pod-"+run, "m1")
+					j.k.Hear(run, rendezvous.Note{Event: job.EventSlowFound, Node: "pod-" + run, Text: text})
+				}
+				j.settle()
+			}
+		}
+		find("r")
+		require.NoError(j.t, j.s.Hub.Annotate("r", job.EventSlowOver, "n1", "rank 1 slows the job no more"))
+		find("s")
+		require.Empty(t, names(j.k))
+		list := j.k.List().Nodes
+		require.Len(t, list, 1)
+		require.Len(t, list[0].Findings, 2, "one of each run")
+		require.Equal(t, nodehealth.Slow, list[0].Findings[0].Kind)
+		require.Contains(t, list[0].Findings[0].Text, "1.3x", "the newest")
+
+		find("t")
+		require.Equal(t, []string{"m1"}, names(j.k))
+		require.Equal(t, "3 findings of the last days, the newest slow", j.k.List().Nodes[0].Mark.Reason)
+	})
+}
+
 func TestMarksExpireInTheDaemon(t *testing.T) {
 	inJob(t, 3, func(j *aJob) {
 		j.report(rendezvous.Barred{ID: "n1", Reason: "slow"})

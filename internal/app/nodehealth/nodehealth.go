@@ -21,6 +21,7 @@ type Kind string
 const (
 	CheckFailed Kind = "check-failed"     // a check of the node has failed
 	Hang        Kind = "hang"             // a hung job waited for its workers
+	Slow        Kind = "slow"             // its workers slow a job; once in each run
 	Unkillable  Kind = "unkillable"       // its workers survive SIGKILL
 	Repeated    Kind = "repeated-failure" // it is often the first to fail; Registry.Failed finds this
 	Xid         Kind = "xid"              // its driver reports a broken device

@@ -16,11 +16,20 @@ type record struct {
 	findings []Finding // the oldest first
 }
 
+// repeats reports whether f is o once more. How slow a node is for one job may be the job's own doing, so that it is
+// one finding, however often it is made.
+func (o *Finding) repeats(f Finding) bool {
+	if o.Cleared || o.Kind != f.Kind || o.Run != f.Run {
+		return false
+	}
+	return f.Kind == Slow || o.Text == f.Text && f.At.Sub(o.At).Abs() < sameWithin
+}
+
 // record keeps a finding, and reports whether it is news.
 func (r *record) record(f Finding) bool {
-	for i, o := range r.findings {
-		if !o.Cleared && o.Kind == f.Kind && o.Run == f.Run && o.Text == f.Text && f.At.Sub(o.At).Abs() < sameWithin {
-			r.findings[i].At = later(o.At, f.At)
+	for i := range r.findings {
+		if o := &r.findings[i]; o.repeats(f) {
+			o.At, o.Text = later(o.At, f.At), f.Text
 			return false
 		}
 	}
