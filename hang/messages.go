@@ -136,6 +136,7 @@ const (
 	ActReport  Action = "report"  // nothing; people are notified
 	ActRestart Action = "restart" // the workers are restarted; that spends a restart
 	ActStop    Action = "stop"    // the run ends as failed
+	ActDrain   Action = "drain"   // Spec.Slow alone: a node that slows the job leaves
 )
 
 // State is the progress of an incident.

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // Slowed is a finding: ranks of one node slow the job.
@@ -16,6 +18,16 @@ type Slowed struct {
 	Doing     string    `json:"doing"` // computing, loading data, or asleep
 	Since     time.Time `json:"since"` // by the clock of the judge
 }
+
+// Drain has a node leave whose ranks slow the job.
+type Drain struct {
+	Slowed
+	Epoch job.EpochID // of the ranks
+	Least int         // nodes of the world that follows, or it is not worth it
+}
+
+// Repeats reports whether line is the Line of a finding about the same ranks, of any node.
+func (s *Slowed) Repeats(line string) bool { return strings.HasPrefix(line, s.named()+" (") }
 
 // Factor is how many times as long as without these ranks a step takes: 1 to 100.
 func (s *Slowed) Factor() float64 { return 1 / (1 - min(max(s.Share, 0), 0.99)) }
@@ -32,13 +44,23 @@ func (s *Slowed) OverLine() string {
 }
 
 func (s *Slowed) subject(one, several string) string {
-	ranks, verb := "rank "+s.Ranks, one
-	if strings.ContainsAny(s.Ranks, ",-") {
-		ranks, verb = "ranks "+s.Ranks, several
+	verb := one
+	if s.several() {
+		verb = several
 	}
 	all := ""
 	if s.All {
 		all = "all of "
 	}
-	return fmt.Sprintf("%s (%snode %d %s) %s the job", ranks, all, s.GroupRank, s.Node, verb)
+	return fmt.Sprintf("%s (%snode %d %s) %s the job", s.named(), all, s.GroupRank, s.Node, verb)
 }
+
+// named is the ranks, as rank 8 or ranks 0-3,8.
+func (s *Slowed) named() string {
+	if s.several() {
+		return "ranks " + s.Ranks
+	}
+	return "rank " + s.Ranks
+}
+
+func (s *Slowed) several() bool { return strings.ContainsAny(s.Ranks, ",-") }

@@ -18,6 +18,8 @@ type Spec struct {
 	// After is how long there must have been no progress before anything is done, unless other rules take longer; 0: three
 	// minutes.
 	After time.Duration
+	// Slow is the reaction to ranks that slow the job: ActDrain; "" only reports them.
+	Slow Action
 }
 
 // String is the text that ParseSpec understands.
@@ -25,6 +27,9 @@ func (s Spec) String() string {
 	text := "action=" + string(s.Action)
 	if s.After > 0 {
 		text += " after=" + s.After.String()
+	}
+	if s.Slow != "" {
+		text += " slow=" + string(s.Slow)
 	}
 	return text
 }
@@ -41,6 +46,8 @@ func ParseSpec(text string) (s Spec, err error) {
 			if s.After, err = duration.Parse(value); err != nil || s.After <= 0 {
 				return Spec{}, fmt.Errorf("%w %.200q: after %.80q is not a time: use 3m or the like", ErrSpec, text, value)
 			}
+		case "slow":
+			s.Slow = Action(value)
 		default:
 			return Spec{}, fmt.Errorf("%w %.200q: %.80q is unknown here: all nodes of a run need the same version",
 				ErrSpec, text, field)
@@ -56,6 +63,9 @@ func ParseSpec(text string) (s Spec, err error) {
 func (s Spec) Validate() error {
 	if s.Action != ActReport && s.Action != ActRestart && s.Action != ActStop {
 		return fmt.Errorf("the action %.80q is unknown: use %s, %s or %s", s.Action, ActReport, ActRestart, ActStop)
+	}
+	if s.Slow != "" && s.Slow != ActDrain {
+		return fmt.Errorf("the action %.80q on slow ranks is unknown: use %s, or none", s.Slow, ActDrain)
 	}
 	return nil
 }

@@ -18,6 +18,10 @@ func TestSpec(t *testing.T) {
 	s, err := ParseSpec(late.String())
 	require.NoError(t, err)
 	require.Equal(t, late, s)
+	drains := Spec{Action: ActReport, Slow: ActDrain}
+	s, err = ParseSpec(drains.String())
+	require.NoError(t, err)
+	require.Equal(t, drains, s)
 	s, err = ParseSpec("")
 	require.NoError(t, err)
 	require.Equal(t, Spec{Action: ActReport}, s)
@@ -25,7 +29,7 @@ func TestSpec(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, time.Minute, s.After, "a plain number is in seconds")
 	for _, text := range []string{"action=", "action=shoot", "x", "x=y", "action=stop later", "after=", "after=0s",
-		"after=-1s"} {
+		"after=-1s", "slow=restart", "action=drain"} {
 		_, err := ParseSpec(text)
 		require.ErrorContains(t, err, fmt.Sprintf("hang detection %q", text))
 	}

@@ -184,14 +184,18 @@ type Order struct {
 	Kind OrderKind `json:"kind"`
 	// Node is the name of a node, for OrderBar, OrderUnbar and OrderDrain.
 	Node string `json:"node,omitempty"`
-	// Cause is one of CauseHang, CauseCheck, CauseOperator, CauseDeadline and CauseNoStep; Text has the details.
+	// Cause is one of CauseHang, CauseCheck, CauseOperator, CauseDeadline, CauseNoStep and CauseSlow; Text has the
+	// details.
 	Cause job.CauseKind `json:"cause,omitempty"`
 	Text  string        `json:"text,omitempty"`
 	// Charge: a restart spends one of the run's restarts; without one left the run fails.
 	Charge bool `json:"charge,omitempty"`
-	// Of, for OrderRestart and OrderStop, is the epoch whose workers are meant: workers of another epoch are left alone.
-	// Zero means any.
+	// Of, for OrderRestart, OrderStop and OrderDrain, is the epoch whose workers are meant: workers of another epoch are
+	// left alone. Zero means any.
 	Of job.EpochID `json:"of,omitzero"`
+	// Least, for OrderDrain, refuses the order if the world that follows would have fewer nodes. It is not sent. 0 means
+	// that a shortage is no reason.
+	Least int `json:"-"`
 	// Command, for OrderRestart, OrderPause and OrderResume, is the workers' command from their next start on.
 	Command *job.Command `json:"command,omitempty"`
 }

@@ -63,6 +63,26 @@ func (r *Round) drain(now time.Time, name string, c *job.Cause) {
 	}
 }
 
+// tooFewWithout is the error if the sound nodes that are here, apart from those of the name, form no world of at least
+// so many nodes; 0: they need not.
+func (r *Round) tooFewWithout(name string, least int) error {
+	if least == 0 {
+		return nil
+	}
+	count := 0
+	for _, n := range r.members.nodes {
+		fit := n.state == member || (n.state == waiting || n.state == checking) && n.bar == nil
+		if fit && n.Name != name && !n.suspect() {
+			count++
+		}
+	}
+	least = max(least, r.params.Min)
+	if size := r.params.fit(count); size < least {
+		return fmt.Errorf("%w: without node %q the world has %d nodes, and %d are needed", ErrBadOrder, name, size, least)
+	}
+	return nil
+}
+
 // depart removes a node. A member that departs before it is done breaks the world. Silent means that it sent no Leave.
 func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string, silent bool) {
 	r.members.remove(n)

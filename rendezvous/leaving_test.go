@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -113,6 +114,59 @@ func TestDrain(t *testing.T) {
 	s.pass(defaultGrowthDelay)
 	s.obey()
 	require.Len(t, s.runs, 2)
+}
+
+// A node leaves on condition that enough others are left.
+func TestDrainUnlessTooFewAreLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		p      Params
+		nodes  []string
+		least  int
+		change func(*sim)
+		want   string // who goes on; "" if the node stays
+	}{
+		"a spare takes its place":            {Params{Min: 2, Max: 2}, []string{"a", "b", "spare"}, 2, nil, "a spare"},
+		"no spare":                           {Params{Min: 2, Max: 2}, []string{"a", "b"}, 2, nil, ""},
+		"fewer go on":                        {Params{Min: 1, Max: 3}, []string{"a", "b", "c"}, 2, nil, "a c"},
+		"fewer are not worth it":             {Params{Min: 1, Max: 3}, []string{"a", "b", "c"}, 3, nil, ""},
+		"MIN forbids it":                     {Params{Min: 3, Max: 4}, []string{"a", "b", "c"}, 2, nil, ""},
+		"half of the nodes would be idle":    {Params{Min: 2, Max: 4, Unit: 2}, []string{"a", "b", "c", "d"}, 3, nil, ""},
+		"the spare of that name leaves, too": {Params{Min: 2, Max: 2}, []string{"a", "b", "b2"}, 2, nil, ""},
+		"the spare is barred": {Params{Min: 2, Max: 2}, []string{"a", "b", "x"}, 2,
+			func(s *sim) { s.ordered(OrderBar, "x") }, ""},
+		"the connection of the spare is lost": {Params{Min: 2, Max: 2}, []string{"a", "b", "x"}, 2,
+			func(s *sim) { s.must(Detach{ID: "x"}); s.must(HungUp{ID: "x"}) }, ""},
+		"a condition of no use": {Params{Min: 2, Max: 2}, []string{"a", "b", "spare"}, 1, nil, "a spare"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t, c.p)
+			s.can = able()
+			for _, id := range c.nodes {
+				s.joinNode(Node{ID: id, Name: strings.TrimSuffix(id, "2"), Rank: -1, Slots: 2, Can: s.can})
+			}
+			s.pass(s.p.WithDefaults().LastCall)
+			s.obey()
+			if c.change != nil {
+				c.change(s)
+			}
+			o := Order{Kind: OrderDrain, Node: "b", Cause: job.CauseSlow, Text: "slow", Of: s.r.epoch.id, Least: c.least}
+			before := s.order()
+			err := s.step(o)
+			if c.want == "" {
+				require.ErrorIs(t, err, ErrBadOrder)
+				require.ErrorContains(t, err, `without node "b"`)
+				require.Equal(t, before, s.order())
+				require.NotContains(t, s.r.Status().Bars, "b")
+				return
+			}
+			require.NoError(t, err)
+			require.ErrorIs(t, s.step(o), ErrNotRunning, "it was for that epoch")
+			s.obey()
+			require.Equal(t, c.want, s.order())
+			require.Equal(t, job.Cause{Kind: job.CauseSlow, Node: "b", Text: "slow"}, s.r.Status().Bars["b"])
+			require.Zero(t, s.r.Status().Restarts)
+		})
+	}
 }
 
 func TestWhoCannotBeToldToLeaveIsBarred(t *testing.T) {

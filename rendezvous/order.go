@@ -16,7 +16,8 @@ const (
 )
 
 // orderCauses are the causes that an order may give.
-var orderCauses = []job.CauseKind{job.CauseHang, job.CauseCheck, job.CauseOperator, job.CauseDeadline, job.CauseNoStep}
+var orderCauses = []job.CauseKind{job.CauseHang, job.CauseCheck, job.CauseOperator, job.CauseDeadline, job.CauseNoStep,
+	job.CauseSlow}
 
 // cause is the cause in o, CauseOperator unless it names another.
 func (o Order) cause() *job.Cause {
@@ -48,8 +49,9 @@ func (o Order) validate() error {
 		return fmt.Errorf("%w: text %.100q: %s, at most %d bytes", ErrBadOrder, o.Text, text.PrintableRule, maxOrderText)
 	case len(o.Node) > MaxName || !text.Printable(o.Node):
 		return fmt.Errorf("%w: node %.100q: %s, at most %d bytes", ErrBadOrder, o.Node, text.PrintableRule, MaxName)
-	case o.Of != (job.EpochID{}) && o.Kind != OrderRestart && o.Kind != OrderStop:
-		return fmt.Errorf("%w: only %s and %s can be of one epoch, not %s", ErrBadOrder, OrderRestart, OrderStop, o.Kind)
+	case o.Of != (job.EpochID{}) && o.Kind != OrderRestart && o.Kind != OrderStop && o.Kind != OrderDrain:
+		return fmt.Errorf("%w: only %s, %s and %s can be of one epoch, not %s", ErrBadOrder, OrderRestart, OrderStop,
+			OrderDrain, o.Kind)
 	case o.Command != nil && !slices.Contains([]OrderKind{OrderRestart, OrderPause, OrderResume}, o.Kind):
 		return fmt.Errorf("%w: %s takes no command", ErrBadOrder, o.Kind)
 	case o.Command.Validate() != nil:
@@ -65,6 +67,9 @@ func (r *Round) order(now time.Time, o Order) error {
 		return err
 	}
 	if err := r.orders.refusal(o, r.epoch, r.members, r.memory.rebuild != nil); err != nil {
+		return err
+	}
+	if err := r.tooFewWithout(o.Node, o.Least); err != nil {
 		return err
 	}
 	c := o.cause()

@@ -3,6 +3,7 @@ package serve
 import (
 	"fmt"
 	"iter"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,8 @@ type run struct {
 
 	of     *hang.Incident
 	slow   slow.Judge
+	drains *slow.Drains // nil: no node leaves because it is slow
+	stays  string       // why the nodes have not left that slow the job, as was logged
 	shared interner
 	held   int       // bytes of evidence, as booked in the hub
 	used   time.Time // time of the last request
@@ -33,6 +36,9 @@ type run struct {
 func (h *Hub) newRun(id string, spec hang.Spec) *run {
 	now := time.Now()
 	r := &run{hub: h, id: id, used: now}
+	if spec.Slow == hang.ActDrain {
+		r.drains = &slow.Drains{}
+	}
 	var kept hang.Kept
 	if h.cfg.Kept != nil {
 		kept = h.cfg.Kept(id)
@@ -179,6 +185,31 @@ func (r *run) slowLocked(groupRank int, s *hang.Summary) {
 			n.Event, n.Text = job.EventSlowOver, c.OverLine()
 		}
 		r.performLocked([]hang.Effect{{Note: &n}})
+	}
+	if r.drains == nil {
+		return
+	}
+	if list := r.drains.Next(r.used, &r.slow); len(list) > 0 {
+		r.Tell(func() { r.drain(list) })
+	}
+}
+
+// drain has the first of the nodes leave that can.
+func (r *run) drain(list []hang.Drain) {
+	var why []string
+	for _, d := range list {
+		err := r.hub.cfg.Drain(r.id, d)
+		if err == nil {
+			r.Lock()
+			r.drains.Left(r.used)
+			r.Unlock()
+			return
+		}
+		why = append(why, err.Error())
+	}
+	if text := strings.Join(why, "; "); text != r.stays {
+		r.stays = text
+		r.hub.cfg.Log.Warn("nodes that slow the job stay", "run_id", r.id, "why", text)
 	}
 }
 

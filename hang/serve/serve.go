@@ -54,7 +54,7 @@ const (
 	retention = 10 * time.Minute
 )
 
-// Config connects a Hub with the server of the rendezvous. Notify, Note, Order and Doubt are called without a lock,
+// Config connects a Hub with the server of the rendezvous. Notify, Note, Order, Doubt and Drain are called without a lock,
 // one at a time for each run and in order.
 type Config struct {
 	// Spec is the one from the run's first node. It is asked for at the first report.
@@ -74,6 +74,8 @@ type Config struct {
 	Order func(run string, o hang.Order)
 	// Doubt has all nodes of the run checked when nodes are checked next.
 	Doubt func(run, why string)
+	// Drain has a node leave that slows the job, or says why not. Spec.Slow asks for it.
+	Drain func(run string, d hang.Drain) error
 	// Kept is what an earlier Hub had to say of the run; nil: nothing.
 	Kept func(run string) hang.Kept
 	// Keep reports whether the rendezvous knows the run; nil knows none. It is called now and then.

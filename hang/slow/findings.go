@@ -107,7 +107,7 @@ func doing(all []*worker, w *worker) string {
 	case w.data()-data[len(data)/2] >= w.worst.share/2:
 		return "loading data"
 	case w.busy() >= 0.5:
-		return "computing"
+		return computing
 	}
 	return "asleep"
 }

@@ -75,6 +75,7 @@ const (
 	CauseHang     CauseKind = "hang"
 	CauseCheck    CauseKind = "check"
 	CauseOperator CauseKind = "operator"
+	CauseSlow     CauseKind = "slow" // ranks of the node slow the job
 	// CauseDeadline and CauseNoStep end a run: it took too long, or made no first step in time.
 	CauseDeadline CauseKind = "deadline"
 	CauseNoStep   CauseKind = "no-first-step"

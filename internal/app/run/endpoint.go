@@ -199,7 +199,8 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 func (e *endpoint) service(s *settings, log, runsLog *slog.Logger, observe observer) service.Config {
 	return service.Config{
 		Token: s.auth.token, Accepted: s.auth.accepted(), Insecure: s.auth.insecure, TLS: e.tls, Name: s.rdzv.host,
-		TopologyFile: s.rdzv.topology, Observe: observe, Log: runsLog, Peers: s.newPeers(log), Page: s.rdzv.visitors(),
+		Self: s.node.ID, TopologyFile: s.rdzv.topology, Observe: observe, Log: runsLog, Peers: s.newPeers(log),
+		Page: s.rdzv.visitors(),
 	}
 }
 

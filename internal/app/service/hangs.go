@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -18,7 +19,7 @@ import (
 func (s *Service) newHangs() *hangs.Hub {
 	return hangs.New(hangs.Config{
 		Kept: s.hangsKept, Spec: s.hangSpec, Seat: s.seat, World: s.hangWorld, Saved: s.saved, Log: s.cfg.Log,
-		Notify: s.askNodes, Order: s.endHang, Doubt: s.doubtAll,
+		Notify: s.askNodes, Order: s.endHang, Doubt: s.doubtAll, Drain: s.drain,
 		Note: func(run string, n job.Note) {
 			_ = s.Hub.Annotate(run, n.Event, n.Node, n.Text) // the run may be over
 			s.logHang(run, n)
@@ -129,6 +130,26 @@ func (s *Service) endHang(run string, o hang.Order) {
 	if err := s.Hub.Order(run, order); err != nil {
 		s.cfg.Log.Warn("nothing is done about a hang", "run_id", run, "action", o.Action, "err", err)
 	}
+}
+
+// drain has a node leave that slows the job. A rank that is slow on a second node is slow because of its work. The node
+// that serves stays: which nodes have left is known here, and orders of a service that ends may get lost.
+func (s *Service) drain(run string, d hang.Drain) error {
+	if s.cfg.Self != "" && s.Hub.Names(run, []string{s.cfg.Self})[s.cfg.Self] == d.Node {
+		return fmt.Errorf("node %s serves the rendezvous", d.Node)
+	}
+	st, err := s.Hub.Run(run)
+	if err != nil {
+		return err
+	}
+	for name, c := range st.Bars {
+		if c.Kind == job.CauseSlow && d.Repeats(c.Text) {
+			return fmt.Errorf("rank %s of node %s was slow on node %s, which has left for it: it is not the node", d.Ranks,
+				d.Node, name)
+		}
+	}
+	return s.Hub.Order(run, rendezvous.Order{Kind: rendezvous.OrderDrain, Node: d.Node, Cause: job.CauseSlow,
+		Text: orderText(d.Line()), Of: d.Epoch, Least: d.Least})
 }
 
 // orderText is s as an order takes it, which is one line of at most 1 KiB.

@@ -40,6 +40,8 @@ type Config struct {
 	TLS *secure.Layer
 	// Peers are other hosts that may send requests without a Token; nil: none. New takes them, also if it fails.
 	Peers *api.Peers
+	// Self is the ID of the launcher that serves; "" for a daemon.
+	Self string
 	// Standby is why nothing but Vote is served yet, or any more; nil: all is. Vote, unless it is nil, takes the votes by
 	// which launchers elect the one that serves, and hears of the result.
 	Standby func() error

@@ -30,6 +30,7 @@ type hangSettings struct {
 	mode   hangMode
 	why    string // the option or variable that has chosen the mode; "" by default
 	action hang.Action
+	slow   hang.Action   // of hang.Spec
 	limit  time.Duration // XPU_TIMER_HANG_TIMEOUT; 0: adaptive
 	files  string        // XPU_TIMER_TIMELINE_PATH
 	// xpuTimer is set if the job was started for xpu_timer, so its files are written as well.
@@ -46,7 +47,7 @@ func New() feature.Feature {
 		Name: "hang detection",
 		Settings: func(o feature.Options) (err error) {
 			if k, err = read(o, o.Job().Called); err == nil && k.mode != hangOff {
-				o.Job().Params.Hang = hang.Spec{Action: k.action, After: k.limit}.String()
+				o.Job().Params.Hang = hang.Spec{Action: k.action, After: k.limit, Slow: k.slow}.String()
 			}
 			return err
 		},
@@ -69,6 +70,13 @@ func read(o feature.Options, name string) (k hangSettings, err error) {
 	k = hangSettings{action: hang.Action(o.String("hang-action"))}
 	if k.mode, k.why, err = readHangMode(o, name); err != nil {
 		return k, err
+	}
+	if k.mode != hangAuto && o.IsSet("slow-action") {
+		return k, fmt.Errorf("--slow-action=%s needs to see steps, but hang detection is %s by %s: use --hang=auto",
+			o.String("slow-action"), k.mode, k.why)
+	}
+	if o.String("slow-action") == string(hang.ActDrain) {
+		k.slow = hang.ActDrain
 	}
 	k.xpuTimer = k.mode != hangOff && xpuTimerSign(o, name) != ""
 	k.files = cmp.Or(o.Lookup("XPU_TIMER_TIMELINE_PATH"), report.Default(o.LookupEnv, k.xpuTimer))
@@ -98,7 +106,7 @@ func readHangMode(o feature.Options, name string) (m hangMode, why string, err e
 	default:
 		return m, "", fmt.Errorf("$DLROVER_HANG=%q: need auto, outside or off", text)
 	}
-	for _, name := range []string{"hang-action", "start-deadline", "no-progress"} {
+	for _, name := range []string{"hang-action", "slow-action", "start-deadline", "no-progress"} {
 		if o.IsSet(name) {
 			return hangAuto, "--" + name, nil
 		}
@@ -136,12 +144,13 @@ type planHang struct {
 	Mode    hangMode    `json:"mode"`
 	From    string      `json:"mode_from"`
 	Action  hang.Action `json:"action"`
+	Slow    hang.Action `json:"slow_action,omitempty"`
 	Timeout string      `json:"timeout,omitempty"`
 	Files   string      `json:"files,omitempty"`
 }
 
 func (k *hangSettings) plan() planHang {
-	p := planHang{Mode: k.mode, From: k.why, Action: k.action, Files: k.files}
+	p := planHang{Mode: k.mode, From: k.why, Action: k.action, Slow: k.slow, Files: k.files}
 	if k.limit > 0 {
 		p.Timeout = k.limit.String()
 	}

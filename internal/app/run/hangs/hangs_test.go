@@ -34,6 +34,9 @@ func TestHangOptions(t *testing.T) {
 			action: hang.ActReport}},
 		{"--hang-action=report", nil, hangSettings{mode: hangAuto, why: "--hang-action", action: hang.ActReport}},
 		{"", vars{"PET_HANG_ACTION": "stop"}, hangSettings{mode: hangAuto, why: "--hang-action", action: hang.ActStop}},
+		{"--slow-action=drain", nil, hangSettings{mode: hangAuto, why: "--slow-action", action: hang.ActReport,
+			slow: hang.ActDrain}},
+		{"--slow-action=report --hang=auto", nil, hangSettings{mode: hangAuto, why: "--hang=auto", action: hang.ActReport}},
 		{"--hang=outside --hang-action=restart", nil,
 			hangSettings{mode: hangOutside, why: "--hang=outside", action: hang.ActRestart}},
 		{"", vars{"XPU_TIMER_HANG_TIMEOUT": "300"},
@@ -66,6 +69,10 @@ func TestHangOptionsThatAreRefused(t *testing.T) {
 	}{
 		{"", map[string]string{"DLROVER_HANG": "on"}, `$DLROVER_HANG="on": need auto, outside or off`},
 		{"--hang=off --hang-action=restart", nil, "--hang-action=restart: hang detection is off by --hang=off: leave one"},
+		{"--hang=off --slow-action=drain", nil, "--slow-action=drain needs to see steps, but hang detection is off by " +
+			"--hang=off: use --hang=auto"},
+		{"--hang=outside --slow-action=report", nil, "hang detection is outside by --hang=outside"},
+		{"--slow-action=drain", map[string]string{"DLROVER_HANG": "off"}, "off by $DLROVER_HANG"},
 		{"--hang-action=stop", map[string]string{"DLROVER_HANG": "off"}, "off by $DLROVER_HANG"},
 		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "soon"},
 			`$XPU_TIMER_HANG_TIMEOUT: "soon" is not a duration`},
