@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/hang/rankset"
 	"dlrover-run/internal/job"
 )
 
@@ -26,8 +27,12 @@ type Drain struct {
 	Least int         // nodes of the world that follows, or it is not worth it
 }
 
-// Repeats reports whether line is the Line of a finding about the same ranks, of any node.
-func (s *Slowed) Repeats(line string) bool { return strings.HasPrefix(line, s.named()+" (") }
+// Repeats reports whether line is the Line of a finding about some of the same ranks, of any node.
+func (s *Slowed) Repeats(line string) bool {
+	named, _, _ := strings.Cut(line, " (")
+	_, ranks, _ := strings.Cut(named, " ")
+	return rankset.Named(s.Ranks).Meets(rankset.Named(ranks))
+}
 
 // Factor is how many times as long as without these ranks a step takes: 1 to 100.
 func (s *Slowed) Factor() float64 { return 1 / (1 - min(max(s.Share, 0), 0.99)) }
@@ -44,23 +49,13 @@ func (s *Slowed) OverLine() string {
 }
 
 func (s *Slowed) subject(one, several string) string {
-	verb := one
-	if s.several() {
-		verb = several
+	ranks, verb := "rank "+s.Ranks, one
+	if strings.ContainsAny(s.Ranks, ",-") {
+		ranks, verb = "ranks "+s.Ranks, several
 	}
 	all := ""
 	if s.All {
 		all = "all of "
 	}
-	return fmt.Sprintf("%s (%snode %d %s) %s the job", s.named(), all, s.GroupRank, s.Node, verb)
+	return fmt.Sprintf("%s (%snode %d %s) %s the job", ranks, all, s.GroupRank, s.Node, verb)
 }
-
-// named is the ranks, as rank 8 or ranks 0-3,8.
-func (s *Slowed) named() string {
-	if s.several() {
-		return "ranks " + s.Ranks
-	}
-	return "rank " + s.Ranks
-}
-
-func (s *Slowed) several() bool { return strings.ContainsAny(s.Ranks, ",-") }

@@ -54,8 +54,8 @@ const (
 	retention = 10 * time.Minute
 )
 
-// Config connects a Hub with the server of the rendezvous. Notify, Note, Order, Doubt and Drain are called without a lock,
-// one at a time for each run and in order.
+// Config connects a Hub with the server of the rendezvous. Notify, Note, Order, Doubt and Drain are called without a
+// lock, one at a time for each run and in order.
 type Config struct {
 	// Spec is the one from the run's first node. It is asked for at the first report.
 	Spec func(run string) (hang.Spec, error)

@@ -136,9 +136,9 @@ func TestANodeThatSlowsTheJobLeaves(t *testing.T) {
 	}{
 		"a spare takes its place":  {rendezvous.Params{Min: 2, Max: 2, Hang: drain}, 3, "", "n1", ""},
 		"fewer do more without it": {rendezvous.Params{Min: 2, Max: 4, Hang: drain}, 4, "n0", "n1", ""},
-		"fewer do less":            {rendezvous.Params{Min: 1, Max: 3, Hang: drain}, 3, "", "", "has 2 nodes, and 3 are needed"},
-		"MIN forbids it":           {rendezvous.Params{Min: 2, Max: 2, Hang: drain}, 2, "", "", "has 1 nodes, and 2 are needed"},
-		"it serves":                {rendezvous.Params{Min: 2, Max: 2, Hang: drain}, 3, "n1", "", "node n1 serves the rendezvous"},
+		"fewer do less":            {rendezvous.Params{Min: 1, Max: 3, Hang: drain}, 3, "", "", "2 nodes, and 3 are needed"},
+		"MIN forbids it":           {rendezvous.Params{Min: 2, Max: 2, Hang: drain}, 2, "", "", "1 nodes, and 2 are needed"},
+		"it serves":                {rendezvous.Params{Min: 2, Max: 2, Hang: drain}, 3, "n1", "", "n1 serves the rendezvous"},
 		"only report":              {rendezvous.Params{Min: 2, Max: 2}, 3, "", "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
