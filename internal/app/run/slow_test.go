@@ -64,3 +64,28 @@ func TestUnevenRanksAreNotSlowWithTorch(t *testing.T) {
 	found := slowJob(t, "healthy", "0", "1")
 	require.Never(t, func() bool { return len(found()) > 0 }, 45*time.Second, time.Second, "%q", found())
 }
+
+// The node of a rank that slows the job leaves after five minutes, and the spare takes its place.
+func TestTheNodeOfASlowRankIsReplacedWithTorch(t *testing.T) {
+	longest(t)
+	besideOthers(t)
+	b := newBench(t)
+	b.env = append(b.env, "PYTHON_EXEC="+torchpython.Require(t, "NODES OF SLOW RANKS ARE"), "GLOO_SOCKET_IFNAME=lo",
+		"OMP_NUM_THREADS=1", "PYTHONWARNINGS=ignore")
+	path, err := filepath.Abs("testdata/slow.py")
+	require.NoError(t, err)
+	args := append(b.c10d("2"), "--slow-action=drain", "--log-format=json", path, "stop", "3", "2")
+	first := b.start("dlrover-run", []string{"POD_NAME=n0"}, args...)
+	eventually(t, "it serves", func() bool { return len(first.logged("serving the rendezvous")) > 0 })
+	slow := b.start("dlrover-run", []string{"POD_NAME=n1"}, args...)
+	require.Eventually(t, b.exists("up"), 2*time.Minute, 100*time.Millisecond, "the ranks train")
+	spare, began := b.start("dlrover-run", []string{"POD_NAME=n2"}, args...), time.Now()
+	require.Eventually(t, func() bool { return len(slow.logged("leaving the job")) > 0 }, 10*time.Minute, time.Second)
+	require.Greater(t, time.Since(began), 4*time.Minute, "a while is no reason")
+	require.Equal(t, 1, slow.wait())
+	require.Contains(t, slow.err.String(), "left: drained: rank 3 (node 1 n1) slows the job")
+	require.Eventually(t, func() bool { return len(spare.logged("workers started")) > 0 }, time.Minute, time.Second)
+	b.release()
+	require.Zero(t, first.wait())
+	require.Zero(t, spare.wait())
+}
