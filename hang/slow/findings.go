@@ -20,13 +20,9 @@ func (j *Judge) judge() (changes []Change) {
 	if len(groups) == 0 {
 		return nil
 	}
-	orders := make(map[uint64]float64, len(groups))
+	orders := make(map[uint64]order, len(groups))
 	for id, ps := range groups {
-		before, known := j.orders[id]
-		if !known {
-			before = -1
-		}
-		orders[id] = compare(ps, j.least, before)
+		orders[id] = compare(ps, j.least, j.orders[id])
 	}
 	j.orders = orders
 	by := map[int][]*worker{}

@@ -18,7 +18,8 @@ const (
 	stillShare = 0.08 // likewise, of one that was found to be slow
 	moreBusy   = 0.12 // of its time a rank is at work than one that waits for it
 	maxLate    = 256  // late ranks that are compared with each other, those of the largest shares
-	apart      = 4    // times as far behind the median as the first ones are ahead of it
+	apart      = 4    // times as far behind the median as the first ones are ahead of it,
+	apartFirst = 7    // and in the first two comparisons so many times
 	otherRole  = 0.25 // by which the collectives of a step may differ between ranks that are compared
 )
 
@@ -90,8 +91,8 @@ func (j *Judge) workers() (all []*worker, groups map[uint64][]*place) {
 // compare finds the late ranks of one group. The others are its median: as many ranks may be late as not.
 //
 // Where the first ones are far ahead of the median, ranks come one after the other, as stages of a pipeline do, and the
-// last one is not slow. That order is a mean over windows; before is the one until now, -1 for none.
-func compare(ps []*place, least func(*worker) float64, before float64) (order float64) {
+// last one is not slow. That order is a mean over comparisons.
+func compare(ps []*place, least func(*worker) float64, o order) order {
 	k := median(ps, func(p *place) float64 { return p.k })
 	ps = slices.DeleteFunc(slices.Clone(ps), func(p *place) bool {
 		other := math.Abs(p.k-k) > otherRole*k
@@ -101,12 +102,10 @@ func compare(ps []*place, least func(*worker) float64, before float64) (order fl
 		return other
 	})
 	if len(ps) < 2 {
-		return -1
+		return order{}
 	}
-	mean, order := front(ps)
-	if before >= 0 {
-		order += (before - order) * 3 / 4
-	}
+	mean, ahead := front(ps)
+	o.add(ahead)
 	each := [2]float64{median(ps, func(p *place) float64 { return p.each[0].mean }),
 		median(ps, func(p *place) float64 { return p.each[1].mean })}
 	full := median(ps, func(p *place) float64 { return p.both.full })
@@ -115,7 +114,7 @@ func compare(ps []*place, least func(*worker) float64, before float64) (order fl
 	need := math.Sqrt(sigmas*sigmas + 2*math.Log(max(float64(len(ps))/8, 1)))
 	for _, p := range ps {
 		p.late, p.sigma = mean-p.both.mean, math.Hypot(p.both.sigma, err)
-		agrees := p.late >= max(need*p.sigma, apart*order)
+		agrees := p.late >= max(need*p.sigma, o.apart())
 		for i := range each {
 			agrees = agrees && each[i]-p.each[i].mean >= max(sigmasEach*p.each[i].sigma, p.late/4)
 		}
@@ -126,7 +125,26 @@ func compare(ps []*place, least func(*worker) float64, before float64) (order fl
 			p.share, p.is = hidden, true
 		}
 	}
-	return order
+	return o
+}
+
+// order is by how much the first ones of a group are ahead of its median.
+type order struct {
+	mean float64
+	n    int // comparisons
+}
+
+func (o *order) add(ahead float64) {
+	o.n++
+	o.mean += (ahead - o.mean) / float64(min(o.n, 4))
+}
+
+// apart is how far behind the median a rank must be.
+func (o *order) apart() float64 {
+	if o.n <= 2 {
+		return apartFirst * o.mean
+	}
+	return apart * o.mean
 }
 
 func idOf(p *place) uint64 {

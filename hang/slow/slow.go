@@ -29,12 +29,12 @@ const (
 // Judge finds slow ranks among the workers of one run. It is for one goroutine.
 type Judge struct {
 	world  hang.World
-	nodes  []node             // by group rank
-	began  time.Time          // the window; zero: nobody has reported
-	before time.Time          // the one before
-	tried  time.Time          // when the window was last found to be too short
-	found  []finding          // by group rank
-	orders map[uint64]float64 // of groups, see compare
+	nodes  []node           // by group rank
+	began  time.Time        // the window; zero: nobody has reported
+	before time.Time        // the one before
+	tried  time.Time        // when the window was last found to be too short
+	found  []finding        // by group rank
+	orders map[uint64]order // of groups, see compare
 }
 
 // node is a node of the world, with the sums of its newest report, and those when the present window began.
