@@ -63,22 +63,22 @@ func (r *Round) drain(now time.Time, name string, c *job.Cause) {
 	}
 }
 
-// tooFewWithout is the error if the sound nodes that are here, apart from those of the name, form no world of at least
-// so many nodes; 0: they need not.
-func (r *Round) tooFewWithout(name string, least int) error {
-	if least == 0 {
+// shortage is the error if the sound nodes that are here, apart from those that the order drains, form no world of
+// Least nodes.
+func (o *Order) shortage(m *members, p *Params) error {
+	if o.Least == 0 {
 		return nil
 	}
 	count := 0
-	for _, n := range r.members.nodes {
+	for _, n := range m.nodes {
 		fit := n.state == member || (n.state == waiting || n.state == checking) && n.bar == nil
-		if fit && n.Name != name && !n.suspect() {
+		if fit && n.Name != o.Node && !n.suspect() {
 			count++
 		}
 	}
-	least = max(least, r.params.Min)
-	if size := r.params.fit(count); size < least {
-		return fmt.Errorf("%w: without node %q the world has %d nodes, and %d are needed", ErrBadOrder, name, size, least)
+	least := max(o.Least, p.Min)
+	if size := p.fit(count); size < least {
+		return fmt.Errorf("%w: without node %q the world has %d nodes, and %d are needed", ErrBadOrder, o.Node, size, least)
 	}
 	return nil
 }

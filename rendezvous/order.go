@@ -69,7 +69,7 @@ func (r *Round) order(now time.Time, o Order) error {
 	if err := r.orders.refusal(o, r.epoch, r.members, r.memory.rebuild != nil); err != nil {
 		return err
 	}
-	if err := r.tooFewWithout(o.Node, o.Least); err != nil {
+	if err := o.shortage(r.members, r.params); err != nil {
 		return err
 	}
 	c := o.cause()
