@@ -30,8 +30,6 @@ var variables = []variable{
 	{"DLROVER_ETCD_USER", launcher, "user of etcd with `--rdzv-backend=etcd`, unless `--rdzv-conf` has one"},
 	{"DLROVER_ETCD_PASSWORD_FILE", launcher, "file with the password of that user"},
 	{"USER", "dlroverctl", "who gives an order, in the reason that the run is told"},
-	{"GOGC", "dlrover-master", "the memory that garbage may take before it is collected, in percent of what is in use " +
-		"(default: `200`)"},
 	{"NO_COLOR", "dlroverctl", "not empty: `top` uses no colours"},
 	{"TERM", "dlroverctl", "empty or `dumb`: `top` prints lines, as without a terminal"},
 	{"PYTHON_EXEC", launcher, "the workers' Python"},
