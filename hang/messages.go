@@ -41,7 +41,7 @@ const (
 const summarized = 330
 
 // Summaries is how often a node among so many sends a summary without news. The judge gets 33 a second of one run at
-// most, as each costs a connection: it wants to know the progress of the foremost, and who is slow.
+// most, because each costs a connection. From them it knows the progress of the foremost ranks, and the slow ones.
 func Summaries(nodes int) time.Duration {
 	return max(SummaryEvery, SummaryEvery*time.Duration(nodes)/summarized)
 }

@@ -23,7 +23,7 @@ type Drains struct {
 	next time.Time
 }
 
-// Next are the nodes of which one should leave now, the slowest first; mostly there are none.
+// Next returns the nodes that may leave now, the slowest first. One of them should; mostly there are none.
 func (d *Drains) Next(now time.Time, j *Judge) (list []hang.Drain) {
 	if now.Before(d.next) {
 		return nil

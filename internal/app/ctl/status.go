@@ -55,7 +55,7 @@ func (c *call) showStatus() error {
 	return nil
 }
 
-// showGroups shows the replica groups of a run, of which each is a run of its own. Without any it returns unknown.
+// showGroups shows the replica groups of a run. Each is a run of its own. Without any it returns unknown.
 func (c *call) showGroups(unknown error) error {
 	groups, err := c.daemon.client.Runs(c)
 	if err != nil {

@@ -150,7 +150,7 @@ func (s *Service) Place(run string, q GroupRequest) (GroupAnswer, error) {
 	return GroupAnswer{index}, nil
 }
 
-// divisionLocked also forgets other runs, of which nothing was heard for long.
+// divisionLocked returns the division of a run. It forgets other runs that have been silent for long.
 func (g *groups) divisionLocked(run string, count int, now time.Time) (*division, error) {
 	if g.of == nil {
 		g.of = map[string]*division{}

@@ -16,7 +16,7 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// slowRun is a run of nodes with two ranks each, one of which the others wait for.
+// slowRun is a run of nodes with two ranks each. All wait for one rank.
 type slowRun struct {
 	t     *testing.T
 	s     *Service
@@ -26,7 +26,7 @@ type slowRun struct {
 	steps uint64
 }
 
-// inSlowRun runs f with nodes n0, n1 ... of a run, some of which are spares.
+// inSlowRun runs f with the nodes n0, n1 ... of a run. The last ones may be spares.
 func inSlowRun(t *testing.T, p rendezvous.Params, nodes int, self string, f func(*slowRun)) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &slowRun{t: t}
