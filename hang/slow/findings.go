@@ -92,17 +92,16 @@ func (j *Judge) finding(all, culprits []*worker) finding {
 		All: len(culprits) == n.Slots, Share: min(worst.worst.share, 0.99), Doing: doing(all, worst), Since: j.before}}
 }
 
-// doing is what a late rank does meanwhile, compared with the others.
+// doing is what a late rank does meanwhile: what fills half of the time for which it is late, beyond the others. Those
+// that wait may be as busy, where they ask their device all the time.
 func doing(all []*worker, w *worker) string {
-	var data []float64
-	for _, o := range all {
-		data = append(data, o.data())
+	beyond := func(of func(*worker) float64) bool {
+		return of(w)-median(all, of) >= w.worst.share/2
 	}
-	slices.Sort(data)
 	switch {
-	case w.data()-data[len(data)/2] >= w.worst.share/2:
+	case beyond((*worker).data):
 		return "loading data"
-	case w.busy() >= 0.5:
+	case beyond((*worker).busy), w.busy() >= 0.5:
 		return computing
 	}
 	return "asleep"

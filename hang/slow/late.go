@@ -164,11 +164,11 @@ func front(ps []*place) (mean, order float64) {
 }
 
 // median of an even number is the higher one.
-func median(ps []*place, of func(*place) float64) float64 { return sorted(ps, of)[len(ps)/2] }
+func median[T any](list []T, of func(T) float64) float64 { return sorted(list, of)[len(list)/2] }
 
-func sorted(ps []*place, of func(*place) float64) []float64 {
-	all := make([]float64, len(ps))
-	for i, p := range ps {
+func sorted[T any](list []T, of func(T) float64) []float64 {
+	all := make([]float64, len(list))
+	for i, p := range list {
 		all[i] = of(p)
 	}
 	slices.Sort(all)

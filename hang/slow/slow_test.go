@@ -150,6 +150,27 @@ func TestSlowDataLoaders(t *testing.T) {
 	require.Equal(t, "loading data", s.changes[0].Doing)
 }
 
+// What fills the time for which a rank is late counts, beyond that of the others.
+func TestWhatASlowRankDoes(t *testing.T) {
+	share := func(busy, data uint64) *worker {
+		return &worker{worst: &place{share: 0.4}, looks: hang.RankLooks{Watched: 100, Busy: busy, Data: data}}
+	}
+	for name, c := range map[string]struct {
+		late, other *worker
+		want        string
+	}{
+		"stopped, its work is a device's":    {share(46, 0), share(3, 0), "computing"},
+		"asleep, as the others":              {share(46, 0), share(27, 0), "asleep"},
+		"all ask their devices all the time": {share(98, 0), share(99, 0), "computing"},
+		"its batches come late":              {share(5, 40), share(5, 10), "loading data"},
+		"all load data":                      {share(5, 40), share(5, 25), "asleep"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, c.want, doing([]*worker{c.late, c.other, c.other}, c.late))
+		})
+	}
+}
+
 // pipeline is two replicas of a pipeline of two stages, of two ranks each that split every layer: nodes are replicas.
 // Stages have only point-to-point operations in common, which nobody counts.
 func pipeline(s *simJob) (p plan) {
