@@ -565,9 +565,9 @@ class Learned(Case):
         self.run_in(parent, "import sys, wave\nfrom torch.optim.optimizer import Optimizer\nOptimizer().step()",
                     env=dict(parent.env, DLROVER_WARM=path))
         with open(path) as f:
-            text = f.read()
-        self.assertIn('"why": "step"', text)
-        self.assertTrue("colorsys" in text and "wave" in text and "optimizer" in text)
+            learned = json.load(f)
+        self.assertEqual((learned["why"], "wave" in learned["modules"]), ("step", True))
+        self.assertEqual({"colorsys", "torch.optim.optimizer"} & set(learned["modules"]), set())  # the parent's
 
 
 if __name__ == "__main__":
