@@ -50,7 +50,7 @@ func TestStart(t *testing.T) {
 		t.Skip("SKIPPED: WARM WORKERS ARE NOT TESTED: there is no python3")
 	}
 	runTests(t, interpreter, "test_start.Forms.test_a_script", "test_parent.Forks.test_refused",
-		"test_parent.Forks.test_many")
+		"test_parent.Forks.test_many", "test_pages")
 }
 
 // TestInterpreters runs the tests that need no PyTorch with every interpreter that is installed.
@@ -63,7 +63,7 @@ func TestInterpreters(t *testing.T) {
 			if interpreter == "" {
 				t.Skipf("SKIPPED: WARM WORKERS ARE NOT TESTED WITH PYTHON %s: there is no python%s", version, version)
 			}
-			runTests(t, interpreter, "test_start", "test_parent")
+			runTests(t, interpreter, "test_start", "test_parent", "test_pages")
 		})
 	}
 }

@@ -116,48 +116,58 @@ def _accelerators():
 
 
 def probe(prepare, deadline):
-    """Lets a fork do what would hang or die in forks of a process that is not fit for it. deadline, in seconds, is
-    for a machine that has time. Raises Unsafe."""
+    """Lets a fork do what would hang or die in forks of a process that is not fit for it. Raises Unsafe."""
     if not {"torch", "numpy"} & set(sys.modules):
         return
+
+    def in_fork():
+        prepare()
+        compute()
+
+    why = fails_in_fork(in_fork, deadline)
+    if why:
+        raise Unsafe("a fork that multiplies matrices, goes backward and loads a batch " + why)
+
+
+def fails_in_fork(work, deadline):
+    """Why work cannot be done in a fork of this process; "": it can. deadline, in seconds, is for a machine that has
+    time."""
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _be_probe(prepare, into)
+        _be_probe(work, into)
     os.close(into)
     try:
-        why = _judge(pid, deadline, out)
+        return _judge(pid, deadline, out)
     finally:
         try:
             os.killpg(pid, signal.SIGKILL)  # what it has started, too
         except OSError:
             pass
         os.close(out)
-    if why:
-        raise Unsafe(why)
 
 
-def _be_probe(prepare, into):
+def _be_probe(work, into):
     try:
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         null = os.open(os.devnull, os.O_WRONLY)
         for fd in (1, 2):
             os.dup2(null, fd)
-        prepare()
-        _compute()
+        work()
         os._exit(0)
     except BaseException as e:
         os.write(into, repr(e).encode()[:1000])
         os._exit(1)
 
 
-def _compute():
+def compute():
+    """What a worker with PyTorch or NumPy does, in small."""
     for name, device in _accelerators():  # an import may have asked whether there is one
         assert not getattr(device, "_is_in_bad_fork", bool)(), "torch.%s cannot be used in a fork" % name
     if "numpy" in sys.modules:
-        ones = sys.modules["numpy"].ones((512, 512))
-        assert float((ones @ ones)[0, 0]) == 512
+        ones = sys.modules["numpy"].ones((256, 256))  # enough for several threads
+        assert float((ones @ ones)[0, 0]) == 256
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
         x = torch.ones(256, 256, requires_grad=True)
@@ -185,9 +195,9 @@ def _judge(pid, deadline, out):
                 now - start > deadline and now - moved > deadline / 4 and not _wants_cpu(pid)):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return "a fork that multiplies matrices, goes backward and loads a batch is stuck"
+            return "is stuck"
         else:
-            select.select([], [], [], 0.02)
+            select.select([], [], [], 0.005)
     if status == 0:
         return ""
     os.set_blocking(out, False)
@@ -195,10 +205,9 @@ def _judge(pid, deadline, out):
         text = os.read(out, 1000).decode(errors="replace")
     except BlockingIOError:
         text = ""
-    how = text or "ended with code %d" % (status >> 8)
     if os.WIFSIGNALED(status):
-        how = "ended by signal %d" % os.WTERMSIG(status)
-    return "a fork that multiplies matrices, goes backward and loads a batch failed: " + how
+        return "failed: ended by signal %d" % os.WTERMSIG(status)
+    return "failed: " + (text or "ended with code %d" % (status >> 8))
 
 
 def _cpu(pid):

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from . import command, install, learn, proctitle, repair, start, stdio, wire
+from . import command, install, learn, pages, proctitle, repair, start, stdio, wire
 
 _PR_SET_PDEATHSIG = 1
 _ADOPTION = 10  # seconds until the launcher has adopted a fork, at the most
@@ -35,6 +35,7 @@ class Child:
         proctitle.show(words, [k + b"=" + v for k, v in self.parent.environment.start.items()])
         os.environb[b"DLROVER_WARM"] = os.environb.get(b"DLROVER_WARM", b"")
         time.tzset()
+        pages.copy(self.parent.pages or ())
 
     def run(self, message, fds):
         """Becomes a worker, and returns what the interpreter takes for an importer."""

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 
-from . import check, child, command, pace, repair, script, wire
+from . import check, child, command, pace, pages, repair, script, wire
 
 # Variables of one rank or epoch, which launchers or scripts set: a module that reads one when it is imported is not for
 # others. The others that the first attempt's script had set are set for the imports, for it may have set them so that
@@ -23,6 +23,8 @@ _SEARCHED = frozenset(("PATH",))
 
 # Variables that PyTorch's compiler sets when it is imported, to what it would find without them.
 _OF_THE_COMPILER = (b"TORCHINDUCTOR_CACHE_DIR",)
+
+_REHEARSAL = 1  # seconds that it may take a machine that has time to find the pages that forks write
 
 
 def run():
@@ -45,6 +47,8 @@ class Parent:
         self.launcher = os.getppid()
         self.pid = os.getpid()
         self.known = frozenset()  # the modules that have been imported for workers
+        self.awaited = 0  # forks that workers wait for
+        self.pages = None  # that a fork comes to write, when that is known
         self.told = {}  # variables as workers have told that the script sets them
         self.unknown = set()  # names of variables that it sets to what is not known
         atexit.register(gc.unfreeze)  # the last that a fork does: modules are freed as if nothing had been frozen
@@ -66,6 +70,7 @@ class Parent:
 
     def _prepare(self, message):
         start = time.monotonic()
+        self.awaited, self.pages = message.get("nproc", 0) if message.get("urgent") else 0, None
         self.launcher = message.get("launcher", self.launcher)
         with contextlib.nullcontext() if message.get("urgent") else pace.gentle():
             try:
@@ -160,6 +165,11 @@ class Parent:
     def _fork(self, fds):
         """In the fork it returns the Child. The process between this one and the fork ends at once: the launcher
         adopts the fork, and is told how it ends."""
+        if self.awaited:
+            self.awaited -= 1
+        elif self.pages is None:
+            with pace.gentle():
+                self.pages = pages.written(lambda: repair.threads(self.before), _REHEARSAL)
         between = os.fork()
         if between == 0:
             try:

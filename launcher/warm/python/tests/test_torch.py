@@ -144,6 +144,22 @@ class Shared(Case):
                 assert type(torch.load(b, **({"weights_only": False} if torch.__version__ > "2" else {}))) is Net
         """)
 
+    def test_pages(self):
+        """Forks that nobody waits for have copies of the pages that a training writes."""
+        parent = self.start()
+        self.assertEqual(parent.prepare(*MODULES, urgent=True, nproc=1)["op"], "prepared")
+        first, second = (int(self.run_in(parent, """
+            import resource, torch, io
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            model = torch.nn.Linear(4, 4)
+            o = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(torch.ones(2, 4)).sum().backward()
+            o.step()
+            torch.save(model.state_dict(), io.BytesIO())
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        """, env=parent.env)) for _ in range(2))
+        self.assertLess(second, 0.6 * first)
+
     def test_ends_as_a_fresh_one(self):
         """Also what libraries print when the interpreter ends."""
         worker = self.parent.fork()
