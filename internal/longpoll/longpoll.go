@@ -28,7 +28,7 @@ import (
 const (
 	// writeTime is how long a peer may take to accept an answer. Nearly always there is room for it at once.
 	writeTime = 5 * time.Second
-	// idleTime is how long a connection waits for its next request.
+	// idleTime is how long a connection waits for its next request, from the one before. None is held for half as long.
 	idleTime = 3 * time.Minute
 	// large is the size from which an answer may not fit into the socket's buffer, and keeps no others waiting. Requests
 	// of that size are their server's.
@@ -36,8 +36,8 @@ const (
 	// most is how many requests are served at a time. Of 10,000 that come at once, each with a goroutine of its own, the
 	// larger stacks and the buffers would cost up to a fifth of the processor time.
 	most = 256
-	// spare is how many that have served a request wait for the next one.
-	spare = 16
+	// spare is how many that have served a request wait for the next one: each has grown a stack for that.
+	spare = 64
 	// restTime is how long the rest of a request may take after its first byte. Then it is the server's.
 	restTime = 100 * time.Millisecond
 )
@@ -72,6 +72,7 @@ type Conn struct {
 	remote       string
 	method, path string // of the requests that come here
 	last         bool   // it is closed after the answer
+	received     bool   // a request came here, and the time for the next one runs since
 	first        [1]byte
 
 	// Guarded by pool.mu.
@@ -211,7 +212,9 @@ func (c *Conn) finish(text []byte) {
 		c.close()
 		return
 	}
-	_ = c.SetReadDeadline(time.Now().Add(idleTime))
+	if !c.received {
+		_ = c.SetReadDeadline(time.Now().Add(idleTime))
+	}
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()
 	early := c.early
@@ -310,7 +313,8 @@ func (c *Conn) receive() {
 	_ = c.SetReadDeadline(time.Now().Add(restTime))
 	_, _ = r.Peek(2)
 	data, _ := r.Peek(r.Buffered())
-	if err := c.SetReadDeadline(time.Time{}); err != nil {
+	c.received = true
+	if err := c.SetReadDeadline(time.Now().Add(idleTime)); err != nil {
 		c.close()
 		return
 	}
@@ -374,6 +378,7 @@ func (p *Pool) logf(format string, args ...any) {
 
 // giveBack gives the connection back to its server, with the bytes that were read.
 func (c *Conn) giveBack(read []byte) {
+	_ = c.SetReadDeadline(time.Time{})
 	if !c.leave() {
 		_ = c.Close()
 		return

@@ -113,8 +113,8 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	api.HandleFunc("/", s.answer(func(req *http.Request) (any, error) {
 		return nil, fmt.Errorf("%w: %s %s", ErrNotFound, req.Method, req.URL.Path)
 	}))
+	programs := programsOnly(s.guard(api))
 	top := http.NewServeMux()
-	top.Handle("/v1/", programsOnly(s.guard(api)))
 	top.HandleFunc("/healthz", s.wrongMethod(http.MethodGet))
 	top.HandleFunc("GET /healthz", brief(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }))
 	if cfg.Metrics != nil {
@@ -126,19 +126,21 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	if cfg.Extra != nil {
 		top.HandleFunc("/", brief(cfg.Extra.ServeHTTP))
 	}
-	if cfg.Python == nil {
-		return top
-	}
 	const calls = "/elastic.Master/"
-	for _, path := range []string{calls, "/get", "/report"} {
-		top.Handle(path, programsOnly(cfg.Python))
+	if cfg.Python != nil {
+		for _, path := range []string{calls, "/get", "/report"} {
+			top.Handle(path, programsOnly(cfg.Python))
+		}
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if req.ProtoMajor > 1 && !strings.HasPrefix(req.URL.Path, calls) {
+		switch {
+		case req.ProtoMajor > 1 && !strings.HasPrefix(req.URL.Path, calls):
 			w.WriteHeader(http.StatusHTTPVersionNotSupported) // without a body, for which the peer may have no window
-			return
+		case strings.HasPrefix(req.URL.Path, "/v1/"): // nearly all requests
+			programs.ServeHTTP(w, req)
+		default:
+			top.ServeHTTP(w, req)
 		}
-		top.ServeHTTP(w, req)
 	})
 }
 
