@@ -211,9 +211,13 @@ func (l *lab) importOnce(ctx context.Context) (took, read float64, err error) {
 	return seconds(began, done), read, err
 }
 
-// bytesRead is what a process and the children that it has waited for have read, files in the page cache included.
+// bytesRead is what a process and the children that it has waited for have read, files in the page cache included. One
+// that has ended counts with its parent.
 func bytesRead(pid int) (float64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
 	var n float64
 	if err == nil {
 		_, err = fmt.Sscanf(string(text), "rchar: %g", &n)
