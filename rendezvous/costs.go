@@ -28,7 +28,7 @@ func newCosts(r *Round) *costs {
 // LedgerOf is the account of r's time until now.
 func LedgerOf(r *Round, now time.Time) ledger.Report { return r.costs.book.Until(now) }
 
-// hear books the report of a member about the workers of the newest world.
+// hear books a report about the workers of the newest world, of a member or of the judge of slow ranks.
 func (c *costs) hear(now time.Time, ev Event) {
 	var id string
 	var of job.EpochID
@@ -40,6 +40,11 @@ func (c *costs) hear(now time.Time, ev Event) {
 		id, of, p = e.Node.ID, e.Stopped, e.Progress
 	case Stepped:
 		id, of, p = e.ID, e.EpochID, e.Progress
+	case Slowed:
+		if e.EpochID == c.book.Epoch.ID {
+			c.book.Slow(now, e.Fewer)
+		}
+		return
 	}
 	if of.Round == 0 || of != c.book.Epoch.ID || c.members.nodes[id] == nil {
 		return

@@ -255,6 +255,28 @@ func TestTimesGoOnWithTheNextDaemon(t *testing.T) {
 	require.Equal(t, 5*second, v.times()[ledger.Saving])
 }
 
+// Ranks that slow the newest world are booked, also in the time between two daemons.
+func TestSlowedTimes(t *testing.T) {
+	s := trains(t, Params{Min: 2, Max: 2, MaxRestarts: 9})
+	old := s.r.epoch.id
+	old.Epoch--
+	s.must(Slowed{EpochID: old, Fewer: 1})
+	s.pass(10 * second)
+	require.Zero(t, LedgerOf(s.r, s.now).Slowed, "that is another world")
+	s.must(Slowed{EpochID: s.r.epoch.id, Fewer: 0.5})
+	s.pass(20 * second)
+	v := s.succession()
+	v.now = s.now.Add(30 * second)
+	v.comeBack("a", "b")
+	v.pass(10 * second)
+	v.must(Slowed{EpochID: v.r.epoch.id})
+	v.pass(10 * second)
+	require.Equal(t, 60*second, LedgerOf(v.r, v.now).Slowed.Round(time.Millisecond))
+	require.InDelta(t, 30, LedgerOf(v.r, v.now).Missed, 0.01)
+	v.succeed("a", "b")
+	require.Contains(t, v.noted(job.EventSucceeded), " (slowed 31.6 %: 43,000 steps a day fewer)")
+}
+
 // A daemon without memory begins with the world that it finds.
 func TestTimesOfADaemonWithoutMemory(t *testing.T) {
 	v := trains(t, Params{Min: 2, Max: 2, MaxRestarts: 9}).revive()

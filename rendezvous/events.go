@@ -7,7 +7,8 @@ import (
 )
 
 // Event is something that happened to a run. The events are Join, Attach, Detach, Silence, Unreachable, HungUp,
-// Refused, Ready, Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire, OtherRun and Tick.
+// Refused, Ready, Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire, OtherRun, Slowed
+// and Tick.
 type Event interface{ event() }
 
 // Join: a launcher has no workers and wants to be part of the next world. A member that got a Stop joins again with the
@@ -206,6 +207,12 @@ type Rewire struct{ Topology Topology }
 // OtherRun: the run with this ID waits for nodes at the same time; see Lack.With.
 type OtherRun struct{ ID string }
 
+// Slowed: the world of the epoch makes so many steps fewer in a second because of ranks that slow it; 0: none do.
+type Slowed struct {
+	job.EpochID
+	Fewer float64
+}
+
 // Tick: time has passed; due at Round.Next.
 type Tick struct{}
 
@@ -228,6 +235,7 @@ func (Leaving) event()     {}
 func (Order) event()       {}
 func (Rewire) event()      {}
 func (OtherRun) event()    {}
+func (Slowed) event()      {}
 func (Tick) event()        {}
 
 // Action is a task for the shell around a Round: a new Directive for a node, a Note for the log, nodes to be checked,

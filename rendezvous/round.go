@@ -224,7 +224,7 @@ func (r *Round) apply(now time.Time, ev Event) error {
 	case OtherRun:
 		r.shortage.tellOtherRun(e)
 		return nil
-	case Tick:
+	case Slowed, Tick:
 		return nil
 	}
 	return fmt.Errorf("rendezvous: unknown event %T", ev)

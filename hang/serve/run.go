@@ -28,6 +28,7 @@ type run struct {
 	slow   slow.Judge
 	drains *slow.Drains // nil: no node leaves because it is slow
 	stays  string       // why the nodes have not left that slow the job, as was logged
+	fewer  float64      // steps in a second because of slow ranks, as was told; -1: nothing was
 	shared interner
 	held   int       // bytes of evidence, as booked in the hub
 	used   time.Time // time of the last request
@@ -35,7 +36,7 @@ type run struct {
 
 func (h *Hub) newRun(id string, spec hang.Spec) *run {
 	now := time.Now()
-	r := &run{hub: h, id: id, used: now}
+	r := &run{hub: h, id: id, used: now, fewer: -1}
 	if spec.Slow == hang.ActDrain {
 		r.drains = &slow.Drains{}
 	}
@@ -179,7 +180,9 @@ func (r *run) slowLocked(groupRank int, s *hang.Summary) {
 	if s == nil {
 		return
 	}
-	for _, c := range r.slow.Heard(r.used, groupRank, s) {
+	changes := r.slow.Heard(r.used, groupRank, s)
+	r.costLocked() // first: the notes have the rendezvous keep it
+	for _, c := range changes {
 		n := job.Note{Event: job.EventSlowFound, Node: c.Node, Text: c.Line()}
 		if c.Over {
 			n.Event, n.Text = job.EventSlowOver, c.OverLine()
@@ -192,6 +195,17 @@ func (r *run) slowLocked(groupRank int, s *hang.Summary) {
 	if list := r.drains.Next(r.used, &r.slow); len(list) > 0 {
 		r.Tell(func() { r.drain(list) })
 	}
+}
+
+// costLocked tells what slow ranks cost, when that has changed.
+func (r *run) costLocked() {
+	fewer, known := r.slow.Fewer()
+	if !known || fewer == r.fewer || r.hub.cfg.Slowed == nil {
+		return
+	}
+	r.fewer = fewer
+	epoch, _ := r.of.Epoch()
+	r.Tell(func() { r.hub.cfg.Slowed(r.id, epoch, fewer) })
 }
 
 // drain has the first of the nodes leave that can.

@@ -54,8 +54,8 @@ const (
 	retention = 10 * time.Minute
 )
 
-// Config connects a Hub with the server of the rendezvous. Notify, Note, Order, Doubt and Drain are called without a
-// lock, one at a time for each run and in order.
+// Config connects a Hub with the server of the rendezvous. Notify, Note, Slowed, Order, Doubt and Drain are called
+// without a lock, one at a time for each run and in order.
 type Config struct {
 	// Spec is the one from the run's first node. It is asked for at the first report.
 	Spec func(run string) (hang.Spec, error)
@@ -70,6 +70,9 @@ type Config struct {
 	Notify func(run string, a hang.Ask)
 	// Note takes a line for the run's timeline.
 	Note func(run string, n job.Note)
+	// Slowed takes how many steps fewer the world of an epoch makes in a second because of ranks that slow it; 0: none do.
+	// Nil takes nothing.
+	Slowed func(run string, e job.EpochID, fewer float64)
 	// Order gives an order to the run.
 	Order func(run string, o hang.Order)
 	// Doubt has all nodes of the run checked when nodes are checked next.

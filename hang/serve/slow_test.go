@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,7 +47,12 @@ func (r *rdzv) paced(t *testing.T, tr Transport, looks map[int]*hang.RankLooks, 
 func TestSlowRanksAreToldOfAndTakenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRdzv(hang.ActReport, 2)
-		h := New(r.config())
+		cfg, fewer := r.config(), []float64(nil)
+		cfg.Slowed = func(_ string, e job.EpochID, n float64) {
+			require.Equal(t, r.epoch, e)
+			r.locked(func() { fewer = append(fewer, n) })
+		}
+		h := New(cfg)
 		defer h.Close()
 		over, looks := Over(caller{h.Handler()}), map[int]*hang.RankLooks{}
 		slowed := func() []hang.Slowed {
@@ -56,6 +62,8 @@ func TestSlowRanksAreToldOfAndTakenBack(t *testing.T) {
 		}
 		r.paced(t, over, looks, 6, -1)
 		require.Empty(t, slowed())
+		synctest.Wait()
+		require.Equal(t, []float64{0}, fewer, "once")
 
 		r.paced(t, over, looks, 6, 3)
 		found := slowed()
@@ -72,6 +80,8 @@ func TestSlowRanksAreToldOfAndTakenBack(t *testing.T) {
 		require.Equal(t, "n1", r.notes[0].Node)
 		require.Equal(t, job.EventSlowOver, r.notes[1].Event)
 		require.Regexp(t, `^rank 3 \(node 1 n1\) slows the job no more`, r.notes[1].Text)
+		require.InDelta(t, 10*0.3/0.7, slices.Max(fewer), 0.1, "of 10 steps in a second, which wait for 30 %")
+		require.Zero(t, fewer[len(fewer)-1])
 
 		r.paced(t, over, looks, 6, 0)
 		require.NotEmpty(t, slowed())

@@ -24,7 +24,7 @@ func (j *Judge) judge() (changes []Change) {
 	for id, ps := range groups {
 		orders[id] = compare(ps, j.least, j.orders[id])
 	}
-	j.orders = orders
+	j.orders, j.pace = orders, pace(all)
 	by := map[int][]*worker{}
 	for _, w := range culprits(all) {
 		by[w.groupRank] = append(by[w.groupRank], w)
@@ -53,6 +53,16 @@ func (j *Judge) judge() (changes []Change) {
 	}
 	stable.Sort(j.found, func(a, b finding) int { return cmp.Compare(a.GroupRank, b.GroupRank) })
 	return changes
+}
+
+// pace is how many steps the median rank has made in a second.
+func pace(all []*worker) float64 {
+	var each []float64
+	for _, w := range all {
+		each = append(each, 1000*float64(w.looks.Steps)/max(float64(w.looks.Watched), 1))
+	}
+	slices.Sort(each)
+	return each[len(each)/2]
 }
 
 // over takes back what has not been found any more.

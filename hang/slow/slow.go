@@ -35,6 +35,7 @@ type Judge struct {
 	tried  time.Time        // when the window was last found to be too short
 	found  []finding        // by group rank
 	orders map[uint64]order // of groups, see compare
+	pace   float64          // steps of the median rank in a second of the last two windows; 0: they were not compared
 }
 
 // node is a node of the world, with the sums of its newest report, and those when the present window began.
@@ -78,6 +79,16 @@ func (j *Judge) Slowed() (list []hang.Slowed) {
 		list = append(list, f.Slowed)
 	}
 	return list
+}
+
+// Fewer is how many steps fewer the job makes in a second because of the ranks that slow it; false: its ranks were not
+// compared yet.
+func (j *Judge) Fewer() (steps float64, known bool) {
+	share := 0.0
+	for i := range j.found {
+		share = max(share, j.found[i].Share)
+	}
+	return j.pace * share / (1 - share), j.pace > 0
 }
 
 // Heard takes a summary of a node, and returns what has changed. Sums of ranks that are not the node's are left out.

@@ -125,6 +125,27 @@ func TestFindingsAreTakenBack(t *testing.T) {
 	require.Empty(t, s.judge.Slowed())
 }
 
+// What slow ranks cost is what the job has made fewer steps.
+func TestFewerSteps(t *testing.T) {
+	s := newJob(seedOf(t), 2, 4, async, 0.1)
+	s.slow = at(600, 1.5, 2)
+	_, known := s.judge.Fewer()
+	require.False(t, known, "nothing was compared yet")
+	took := s.begin(t, 600)
+	fewer, known := s.judge.Fewer()
+	require.True(t, known)
+	require.Zero(t, fewer)
+	healthy := 600 / took
+	s.run(s.now + 60)
+	require.Len(t, s.judge.Slowed(), 1)
+	began, steps := s.now, s.steps
+	s.run(s.now + 60)
+	slow := float64(s.steps-steps) / (s.now - began)
+	fewer, _ = s.judge.Fewer()
+	t.Logf("%.2f steps a second, then %.2f: %.2f fewer", healthy, slow, fewer)
+	require.InDelta(t, healthy-slow, fewer, (healthy-slow)*0.4)
+}
+
 // The ranks of one node are named together.
 func TestSlowNodes(t *testing.T) {
 	s := newJob(seedOf(t), 2, 4, async, 0.1)

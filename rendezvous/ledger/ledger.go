@@ -107,6 +107,10 @@ type Report struct {
 	Rows []Row `json:"rows,omitempty"`
 	// Stepping: launchers report steps. Without, Training is all time in which workers ran, unless it was lost.
 	Stepping bool `json:"stepping,omitempty"`
+	// Slowed is the part of Training and Lost in which ranks have slowed the job, and Missed how many steps fewer it has
+	// made because of them.
+	Slowed time.Duration `json:"slowed,omitempty"`
+	Missed float64       `json:"missed_steps,omitempty"`
 }
 
 // Ledger is the account of one run. The zero value is that of one which has not been opened.
@@ -119,6 +123,8 @@ type Ledger struct {
 	Short Bill   `json:"short,omitzero"`
 	Epoch epoch  `json:"epoch,omitzero"`
 	Marks []mark `json:"marks,omitempty"`
+	// Fewer is how many steps fewer the newest world makes in a second because of ranks that slow it; 0: none do.
+	Fewer float64 `json:"fewer,omitempty"`
 }
 
 // epoch is the newest world, as far as it is known. Its training is measured by the run's clock of training, which
@@ -180,6 +186,7 @@ func (l *Ledger) book(now time.Time) {
 		trains := l.share(d)
 		l.Times.add(Training, trains)
 		l.Times.add(Waiting, d-trains)
+		l.slow(trains)
 		if l.Short.Cause != "" {
 			l.row(l.Short).Times.add(Waiting, d-trains)
 		}
@@ -217,6 +224,26 @@ func (l *Ledger) move(from, to Class, d time.Duration) {
 	l.Times.add(to, d)
 	l.charge(from, -d)
 	l.charge(to, d)
+	if from == Training && to != Lost && l.Fewer > 0 {
+		l.unslow(d)
+	}
+	l.unslow(l.Slowed - l.clock())
+}
+
+// slow books time of training as slowed, if ranks slow the job.
+func (l *Ledger) slow(d time.Duration) {
+	if l.Fewer > 0 {
+		l.Slowed += d
+		l.Missed += l.Fewer * d.Seconds()
+	}
+}
+
+// unslow takes d of the slowed time back: nobody has trained.
+func (l *Ledger) unslow(d time.Duration) {
+	if d = min(d, l.Slowed); d > 0 {
+		l.Missed *= float64(l.Slowed-d) / float64(l.Slowed)
+		l.Slowed -= d
+	}
 }
 
 // row is that of a bill, a new one if there is room.
@@ -282,8 +309,19 @@ func (l *Ledger) Sealed(now time.Time, id job.EpochID, ranks int) {
 	case l.Short.Cause == "":
 		l.Short = Bill{Cause: l.Bill.Cause, Node: l.Bill.Node}
 	}
-	l.Ranks, l.Full = ranks, full
+	l.Ranks, l.Full, l.Fewer = ranks, full, 0
 	l.Epoch = epoch{ID: id, Began: l.clock()}
+}
+
+// maxFewer bounds the steps of a second.
+const maxFewer = 1e6
+
+// Slow reports how many steps fewer the newest world makes in a second because of ranks that slow it; 0: none do.
+func (l *Ledger) Slow(now time.Time, fewer float64) {
+	l.book(now)
+	if l.Fewer = 0; fewer > 0 {
+		l.Fewer = min(fewer, maxFewer)
+	}
 }
 
 // Stepped reports the first step of the newest world, which was so long ago, and is the sign that others will be

@@ -259,6 +259,12 @@ func TestSentence(t *testing.T) {
 			{"node-loss", "c", 1, Times{Waiting: 3 * h / 4}}}}
 	require.Equal(t, "trained 96.0 % of 4 d 4 h; lost: checks 1.0 %, saves 1.0 %, hangs 1.0 %, node losses 1.0 %; "+
 		"paused for 1 h", r.String())
+	r.Slowed, r.Missed = 12*h, 1563
+	require.Contains(t, r.String(), "trained 96.0 % of 4 d 4 h (slowed 12.0 %: 3,100 steps a day fewer); lost: ")
+	for want, n := range map[string]float64{"1": 0.6, "99": 98.7, "100": 99.7, "120": 124, "990": 990.1, "1,000": 999,
+		"86,000,000,000": 8.64e10} {
+		require.Equal(t, want, grouped(rough(n)))
+	}
 	for want, d := range map[string]time.Duration{
 		"0.3 s": 300 * time.Millisecond, "12 s": 12 * s, "2 min": 2 * time.Minute, "1 h 1 min": 61*time.Minute + 59*s,
 		"2 d": 48*h + 59*time.Minute,
@@ -330,6 +336,7 @@ func TestAnyHistory(t *testing.T) {
 					r.l.Broke(r.now, c)
 				}
 			},
+			"slow": func(t *rapid.T) { r.l.Slow(r.now, rapid.SampledFrom([]float64{-1, 0, 0.1, 5, 1e300}).Draw(t, "fewer")) },
 			"step": func(t *rapid.T) { r.l.Stepped(r.now, time.Duration(duration.Draw(t, "ago"))*s) },
 			"hear": func(t *rapid.T) {
 				age := func(name string) time.Duration { return time.Duration(duration.Draw(t, name)) * s }
@@ -369,6 +376,10 @@ func TestAnyHistory(t *testing.T) {
 				}
 				require.Equal(t, stops, rows)
 				require.GreaterOrEqual(t, r.l.trained(), time.Duration(0))
+				require.LessOrEqual(t, got.Slowed, got.Times[Training]+got.Times[Lost])
+				require.GreaterOrEqual(t, got.Slowed, time.Duration(0))
+				require.LessOrEqual(t, got.Missed, maxFewer*got.Slowed.Seconds()*1.001)
+				require.GreaterOrEqual(t, got.Missed, 0.0)
 				require.LessOrEqual(t, len(got.Rows), maxRows+1)
 			},
 		})

@@ -154,3 +154,64 @@ func TestResuming(t *testing.T) {
 	r.l.Heard(r.now, job.Progress{Resumed: true, Loaded: 10})
 	require.Equal(t, Times{Training: 10 * s}, r.l.Times, "a checkpoint of this world: nothing can be lost of it")
 }
+
+// slowed is a run that trains for 100 s, and of that for 40 s with ranks that cost it half a step in a second.
+func slowed(t *testing.T) *run {
+	r := newRun(t)
+	r.starts(8, 0)
+	r.in(Training, 60*s)
+	r.l.Slow(r.now, 0.5)
+	r.now = r.now.Add(40 * s)
+	return r
+}
+
+// The time in which ranks slow the job stays training, unless nobody has trained in it.
+func TestSlowedTraining(t *testing.T) {
+	for name, c := range map[string]struct {
+		then   func(r *run)
+		slowed time.Duration
+		all    Times
+	}{
+		"over": {func(r *run) {
+			r.l.Slow(r.now, 0)
+			r.in(Training, 50*s)
+		}, 40 * s, Times{Training: 150 * s}},
+		"another world": {func(r *run) {
+			r.breaks(job.CauseFailure, "n1", 1*s, steps(100, 0))
+			r.starts(8, 1*s)
+			r.in(Training, 50*s)
+		}, 40 * s, Times{Training: 150 * s, Stopping: 1 * s, Starting: 1 * s}},
+		"a hang": {func(r *run) {
+			r.breaks(job.CauseHang, "n1", 0, steps(80, 30*s))
+			r.starts(8, 0)
+		}, 10 * s, Times{Training: 70 * s, Standing: 30 * s}},
+		"a save": {func(r *run) {
+			r.l.Heard(r.now, job.Progress{Blocked: 15 * s})
+		}, 25 * s, Times{Training: 85 * s, Saving: 15 * s}},
+		"steps that are lost": {func(r *run) {
+			r.breaks(job.CauseFailure, "n1", 0, steps(100, 0))
+			r.starts(8, 0)
+			r.l.Heard(r.now, job.Progress{Resumed: true})
+		}, 40 * s, Times{Lost: 100 * s}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := slowed(t)
+			c.then(r)
+			got := r.l.Until(r.now)
+			require.Equal(t, c.all, got.Times)
+			require.Equal(t, c.slowed, got.Slowed)
+			require.InDelta(t, c.slowed.Seconds()/2, got.Missed, 1e-9)
+		})
+	}
+}
+
+// Half of the ranks train: what they are slowed by counts by half, as their training does.
+func TestSlowedInASmallerWorld(t *testing.T) {
+	r := slowed(t)
+	r.l.Slow(r.now, 0)
+	r.breaks(job.CauseLoss, "n1", 0, steps(100, 0))
+	r.starts(4, 0)
+	r.l.Slow(r.now, 0.5)
+	r.in(Training, 40*s)
+	require.Equal(t, 60*s, r.l.Until(r.now).Slowed)
+}

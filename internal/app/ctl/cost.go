@@ -50,6 +50,9 @@ func (c *call) showCost() error {
 		if d > 0 {
 			t.Row(string(class), ledger.Span(d), share)
 		}
+		if class == ledger.Training && l.Slowed > 0 {
+			t.Row("- slowed", ledger.Span(l.Slowed), ledger.Percent(l.Slowed, whole))
+		}
 	}
 	return t.Flush()
 }

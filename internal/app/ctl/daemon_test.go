@@ -253,6 +253,7 @@ func TestCostOfARun(t *testing.T) {
 	d.join("job", "gpu-01", 2)
 	d.join("job", "gpu-02", 2)
 	e := d.start("job", "gpu-01")
+	require.NoError(t, d.hub.Report(t.Context(), "job", rendezvous.Slowed{EpochID: e, Fewer: 1}))
 	time.Sleep(time.Second) // the least that is told
 	d.fail("job", "gpu-02", e)
 	require.Regexp(t, `(?m)^time +workers ran \d+\.\d % of 1\.\d s \(steps unknown\)`, d.ok("status", "job"))
@@ -260,7 +261,8 @@ func TestCostOfARun(t *testing.T) {
 	require.Regexp(t, `^workers ran .*\n\nCAUSE +NODE +COUNT +TIME +SHARE\n`, out)
 	require.Regexp(t, `(?m)^start +- +1 +0\.\d s +\d+\.\d %$`, out)
 	require.Regexp(t, `(?m)^worker-failure +gpu-02 +1 +`, out)
-	require.Regexp(t, `(?m)^training +1\.\d s +\d+\.\d %$`, out)
+	require.Regexp(t, `(?m)^training +1\.\d s +\d+\.\d %\n- slowed +1\.\d s +\d+\.\d %$`, out)
+	require.Regexp(t, ` \(slowed \d+\.\d %: 86,000 steps a day fewer\)`, out)
 	var r ledger.Report
 	require.NoError(t, json.Unmarshal([]byte(d.ok("cost", "job", "--json")), &r))
 	require.InDelta(t, r.At.Sub(r.Since), r.Times.Sum(), float64(time.Millisecond), "but for the slew of the clock")

@@ -24,6 +24,9 @@ func (s *Service) newHangs() *hangs.Hub {
 			_ = s.Hub.Annotate(run, n.Event, n.Node, n.Text) // the run may be over
 			s.logHang(run, n)
 		},
+		Slowed: func(run string, e job.EpochID, fewer float64) { // the run may be over
+			_ = s.Hub.Report(context.Background(), run, rendezvous.Slowed{EpochID: e, Fewer: fewer})
+		},
 		Keep: func(run string) bool {
 			_, err := s.Hub.Params(run)
 			return err == nil

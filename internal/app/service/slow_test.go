@@ -158,6 +158,7 @@ func TestANodeThatSlowsTheJobLeaves(t *testing.T) {
 				}
 				st, err := r.s.Hub.Run("r")
 				require.NoError(t, err)
+				require.InDelta(t, 270*time.Second, st.Ledger.Slowed, float64(30*time.Second), "from the finding on")
 				require.Equal(t, job.CauseSlow, st.Bars["n1"].Kind)
 				require.Zero(t, st.Restarts, "nothing is charged")
 			})
