@@ -108,17 +108,17 @@ func connect(t *testing.T, host string) (nc net.Conn, peer, local netip.AddrPort
 }
 
 func TestUserOfAConnection(t *testing.T) {
-	for name, userOf := range map[string]func(from, to netip.AddrPort) (int, error){
-		"": userOf, " by sock_diag": userByDiag, " by the table": userByTable,
+	for name, of := range map[string]func(from, to netip.AddrPort) (int, error){
+		"": UserOf, " by sock_diag": userByDiag, " by the table": userByTable,
 	} {
 		for _, host := range []string{"127.0.0.1", "::1", "::ffff:127.0.0.1"} {
 			t.Run(host+name, func(t *testing.T) {
 				nc, peer, local := connect(t, host)
-				uid, err := userOf(peer, local)
+				uid, err := of(peer, local)
 				require.NoError(t, err)
 				require.Equal(t, os.Geteuid(), uid)
 				require.NoError(t, nc.Close())
-				_, err = userOf(peer, local)
+				_, err = of(peer, local)
 				require.Error(t, err, "the kernel calls it root's")
 			})
 		}
@@ -133,7 +133,7 @@ func TestUserOfNoConnection(t *testing.T) {
 	defer l.Close()
 	listening := l.Addr().(*net.TCPAddr).AddrPort()
 	for _, ends := range [][2]netip.AddrPort{{listening, local}, {peer, listening}, {local, local}, {listening, peer}} {
-		_, err = userOf(ends[0], ends[1])
+		_, err = UserOf(ends[0], ends[1])
 		require.Error(t, err, "%s", ends)
 	}
 }
@@ -186,7 +186,7 @@ func TestMayAsk(t *testing.T) {
 		uid, own int
 		may      bool
 	}{{7, 7, true}, {0, 0, true}, {0, 7, true}, {7, 0, false}, {8, 7, false}, {-1, 7, false}} {
-		require.Equal(t, c.may, mayAsk(c.uid, c.own), c)
+		require.Equal(t, c.may, MayAsk(c.uid, c.own), c)
 	}
 }
 

@@ -23,7 +23,7 @@ func (s *server) checkUser(req *http.Request) error {
 	uid := -1
 	peer, err := netip.ParseAddrPort(req.RemoteAddr)
 	if err == nil {
-		uid, err = userOf(peer, local.AddrPort())
+		uid, err = UserOf(peer, local.AddrPort())
 	}
 	switch {
 	case err == errNoSocket && s.cfg.Peers != nil && !peer.Addr().Unmap().IsLoopback():
@@ -31,15 +31,15 @@ func (s *server) checkUser(req *http.Request) error {
 	case err != nil:
 		return fmt.Errorf("%w: this rendezvous has none and serves its own user alone, and the kernel does not tell whose "+
 			"connection this is (%w); %s", ErrUnauthorized, err, tokenFix)
-	case !mayAsk(uid, os.Geteuid()):
+	case !MayAsk(uid, os.Geteuid()):
 		return fmt.Errorf("%w: this rendezvous has none and serves its own user alone, uid %d, and this is uid %d; "+
 			"become that user, or %s", ErrUnauthorized, os.Geteuid(), uid, tokenFix)
 	}
 	return nil
 }
 
-// mayAsk admits the daemon's own user, and root, which has the same rights and more.
-func mayAsk(uid, own int) bool { return uid == own || uid == 0 }
+// MayAsk admits the user that a process runs as, and root, which has the same rights and more.
+func MayAsk(uid, own int) bool { return uid == own || uid == 0 }
 
 // The request of sock_diag(7), which package syscall lacks.
 const (
@@ -50,9 +50,9 @@ const (
 	diagAnswerSize   = syscall.NLMSG_HDRLEN + 4 + diagIDSize + 20
 )
 
-// userOf asks the kernel for the user of the process that owns the TCP socket with the local address from, on this
-// host.
-func userOf(from, to netip.AddrPort) (uid int, err error) {
+// UserOf asks the kernel for the user of the process that owns the TCP socket with the local address from, on this
+// host, and that is connected to the address to.
+func UserOf(from, to netip.AddrPort) (uid int, err error) {
 	if uid, err = userByDiag(from, to); err == nil || err == errNoSocket {
 		return uid, err
 	}

@@ -109,3 +109,31 @@ func TestTheStoreOfAJobHasNoPassword(t *testing.T) {
 	b.release()
 	require.Equal(t, 0, l.wait())
 }
+
+// lighthouseAsked opens a connection of HTTP/2 to a launcher's lighthouse, and prints what comes: settings, or nothing.
+const lighthouseAsked = `import socket, sys
+s = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10)
+try:
+    s.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    print("served" if s.recv(64) else "closed")
+except OSError:
+    print("closed")
+`
+
+// TestTheLighthouseIsForItsOwnUser: other users of the host cannot ask for quorums of a job.
+func TestTheLighthouseIsForItsOwnUser(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("SKIPPED: OTHER USERS OF THE HOST ARE NOT TESTED: only root can become one")
+	}
+	g := &grouped{bench: newBench(t)}
+	g.args = []string{"--nnodes=1:2", "--replica-groups=2", "--nproc-per-node=1", "--preset=torchft",
+		"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:" + freePort(t)}
+	l := g.node("a")
+	_, port, _ := strings.Cut(strings.TrimPrefix(g.replica("a", g.started(1)[0]).url, "http://"), ":")
+	require.Equal(t, "closed\n", as(t, 12345, lighthouseAsked, port))
+	require.Equal(t, "served\n", as(t, 0, lighthouseAsked, port))
+	require.Contains(t, l.err.String(), "it is of uid 12345")
+	g.release()
+	require.Zero(t, l.wait())
+}

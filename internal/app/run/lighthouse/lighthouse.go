@@ -2,18 +2,22 @@
 //
 // They reach it at a loopback port of their launcher, which passes their requests on to the rendezvous: that decides
 // which replicas train together. So their address holds when another node serves the rendezvous, and a quorum knows at
-// once of workers that have ended.
+// once of workers that have ended. The port is for processes of the launcher's user alone.
 package lighthouse
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -23,6 +27,7 @@ import (
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
 )
 
 // Variable is torchft's, for the URL of the lighthouse.
@@ -66,7 +71,7 @@ func open(n feature.Node) (*feature.Opened, error) {
 		Part: launcher.Part{End: func(launcher.EndRequest) { end() }},
 		Configure: func(cfg *launcher.Config) {
 			cfg.Env = preset.MergeEnv(cfg.Env, []string{Variable + "=http://" + l.Addr().String()})
-			go func() { _ = s.Serve(l) }() // until it is closed
+			go func() { _ = s.Serve(&ownUser{Listener: l, log: n.Log()}) }() // until it is closed
 		},
 		Close: func() error {
 			end()
@@ -75,6 +80,34 @@ func open(n feature.Node) (*feature.Opened, error) {
 		},
 	}, nil
 }
+
+// ownUser is a listener on loopback that takes connections of this process's user and of root, and closes all others.
+// The first of these is logged.
+type ownUser struct {
+	net.Listener
+	log  *slog.Logger
+	told sync.Once
+}
+
+func (o *ownUser) Accept() (net.Conn, error) {
+	for {
+		c, err := o.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		uid, err := api.UserOf(addrOf(c.RemoteAddr()), addrOf(c.LocalAddr()))
+		if err == nil && api.MayAsk(uid, os.Geteuid()) {
+			return c, nil
+		}
+		_ = c.Close()
+		o.told.Do(func() {
+			err = cmp.Or(err, fmt.Errorf("it is of uid %d", uid))
+			o.log.Warn("the lighthouse serves its own user alone, and has closed a connection", "err", err)
+		})
+	}
+}
+
+func addrOf(a net.Addr) netip.AddrPort { return a.(*net.TCPAddr).AddrPort() }
 
 const (
 	// bodyTime bounds the reading of a request.
