@@ -150,12 +150,17 @@ func (s *Service) Place(run string, q GroupRequest) (GroupAnswer, error) {
 	return GroupAnswer{index}, nil
 }
 
-// divisionLocked returns the division of a run. It forgets other runs that have been silent for long.
+// divisionLocked returns the division of a run, a new one if no node is in it. It forgets other runs that have been
+// silent for long.
 func (g *groups) divisionLocked(run string, count int, now time.Time) (*division, error) {
 	if g.of == nil {
 		g.of = map[string]*division{}
 	}
 	d := g.of[run]
+	if d != nil && len(d.outcomes) != count && g.alive(run, len(d.outcomes)) {
+		return nil, fmt.Errorf("%w: --replica-groups=%d, but run %q was opened with %d; use the same --replica-groups on "+
+			"every node", rendezvous.ErrRefused, count, run, len(d.outcomes))
+	}
 	if d == nil || len(d.outcomes) != count {
 		for id, old := range g.of {
 			if now.Sub(old.used) > promise && !g.alive(id, len(old.outcomes)) {

@@ -63,6 +63,10 @@ func TestGroupsOfARunAreTheSame(t *testing.T) {
 	_, err := s.Place("job", q)
 	require.ErrorIs(t, err, rendezvous.ErrRefused)
 	require.ErrorContains(t, err, "2 groups are needed, but the run was opened with 2, 1 and 1")
+	q.Group = rendezvous.Group{Count: 3, Min: 1}
+	_, err = s.Place("job", q)
+	require.ErrorIs(t, err, rendezvous.ErrRefused)
+	require.ErrorContains(t, err, `--replica-groups=3, but run "job" was opened with 2; use the same`)
 	for _, bad := range []func(*GroupRequest){
 		func(q *GroupRequest) { q.Group.Count = 1 },
 		func(q *GroupRequest) { q.Group = rendezvous.Group{} },
@@ -87,10 +91,25 @@ func TestGroupThatHasEndedTakesNoNodes(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, -1, s.enters(t, ask("3", "c")))
 	require.NoError(t, s.Hub.Forget("job.g1"))
+	other := ask("3", "c")
+	other.Group.Count = 3
+	_, err = s.Place("job", other)
+	require.ErrorIs(t, err, rendezvous.ErrRefused)
 	require.Equal(t, -1, s.enters(t, ask("3", "c")), "also once its run is forgotten")
 	st, err := s.Hub.Run("job.g0")
 	require.NoError(t, err)
 	require.Empty(t, st.Outcome, "one group is enough")
+}
+
+// Once no node is in any group, the run may begin anew with other groups.
+func TestARunWithoutNodesMayHaveOtherGroups(t *testing.T) {
+	s := groupsOf(t)
+	require.Equal(t, 0, s.enters(t, ask("1", "a")))
+	_, err := s.Hub.Leave(t.Context(), "job.g0", rendezvous.Leave{ID: "1", Reason: "test"})
+	require.NoError(t, err)
+	q := ask("2", "b")
+	q.Group.Count = 3
+	require.Equal(t, 0, s.enters(t, q))
 }
 
 func TestRunsWithGroupsAreBounded(t *testing.T) {
