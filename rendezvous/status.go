@@ -115,6 +115,9 @@ func (r *Round) Evidence() job.Evidence { return r.out.evidence() }
 // World is the table of the newest sealed world, by group rank.
 func (r *Round) World() []job.Member { return r.epoch.table() }
 
+// ParamsOf are the rules of r.
+func ParamsOf(r *Round) Params { return *r.params }
+
 // Status is a picture of the run.
 func (r *Round) Status() Status {
 	idle, e, o := r.members.idle(), r.epoch, r.orders

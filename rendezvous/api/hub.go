@@ -334,7 +334,7 @@ func (h *Hub) Params(id string) (rendezvous.Params, error) {
 	}
 	r.Lock()
 	defer r.Unlock()
-	return r.round.Status().Params, nil
+	return rendezvous.ParamsOf(r.round), nil
 }
 
 // Seat is the place of a node, by its launcher's ID, in the newest sealed world of a run. ErrUnknownNode: it has none.

@@ -3,7 +3,6 @@ package service
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -139,7 +138,7 @@ func (s *Service) Lighthouse(run string, r LighthouseRequest) (a LighthouseAnswe
 	if errors.Is(err, api.ErrClosed) {
 		return a, err
 	}
-	if err != nil || p.Group.Of != run || !slices.Contains(s.Hub.IDs(id), r.ID) {
+	if err != nil || p.Group.Of != run || len(s.Hub.Names(id, []string{r.ID})) == 0 {
 		return a, rendezvous.ErrUnknownNode
 	}
 	g.mu.Lock()
