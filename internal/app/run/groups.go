@@ -83,13 +83,12 @@ func (s *settings) enter(index int) {
 	}
 }
 
-// groupEnv are the variables of the workers of a group.
-func (s *settings) groupEnv() []string {
-	if s.replicas.count == 0 {
+// env are the variables of the workers of the group with the index.
+func (r replicas) env(index string) []string {
+	if r.count == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s=%d", groupVariable, s.params.Group.Index),
-		fmt.Sprintf("%s=%d", groupsVariable, s.replicas.count)}
+	return []string{groupVariable + "=" + index, fmt.Sprintf("%s=%d", groupsVariable, r.count)}
 }
 
 // askEvery is the pause between the questions of a node that waits for a place in a group.

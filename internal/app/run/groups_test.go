@@ -322,13 +322,23 @@ func TestLighthouseOutlivesTheServer(t *testing.T) {
 // The plan is that of the group which the node wishes.
 func TestPlanOfAGroup(t *testing.T) {
 	b := newBench(t)
-	l := b.start("dlrover-run", nil, b.sh("true", "--nnodes=2:6", "--replica-groups=3", "--nproc-per-node=2",
-		"--node-rank=3", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1", "--preset=torchft", "--dry-run")...)
-	require.Zero(t, l.wait(), l.err.String())
-	for _, want := range []string{"group rank 1 of 2 nodes with 2 workers each", `"RANK=3"`, `"WORLD_SIZE=4"`,
-		`"TORCHELASTIC_RUN_ID=none.g1"`} {
-		require.Contains(t, l.out.String(), want)
+	plan := func(env string, more ...string) string {
+		args := append([]string{"--nnodes=2:6", "--replica-groups=3", "--nproc-per-node=2", "--rdzv-backend=c10d",
+			"--rdzv-endpoint=localhost:1", "--dry-run"}, more...)
+		l := b.start("dlrover-run", []string{env}, b.sh("true", args...)...)
+		require.Zero(t, l.wait(), l.err.String())
+		return l.out.String()
 	}
+	got := plan("X=", "--node-rank=3", "--preset=torchft")
+	for _, want := range []string{"group rank 1 of 2 nodes with 2 workers each", `"RANK=3"`, `"WORLD_SIZE=4"`,
+		`"TORCHELASTIC_RUN_ID=none.g1"`, `"REPLICA_GROUP_ID=1"`, `"NUM_REPLICA_GROUPS=3"`,
+		`"TORCHFT_LIGHTHOUSE=<from the rendezvous>"`} {
+		require.Contains(t, got, want)
+	}
+	got = plan("TORCHFT_LIGHTHOUSE=http://mine:1", "--preset=torchft")
+	require.Contains(t, got, `"REPLICA_GROUP_ID=<from the rendezvous>"`)
+	require.NotContains(t, got, `"TORCHFT_LIGHTHOUSE=`)
+	require.NotContains(t, plan("X="), `"TORCHFT_LIGHTHOUSE=`, "the preset is another")
 }
 
 func TestGroupsThatCannotBe(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -405,7 +406,7 @@ func (s *settings) workerEnv() []string {
 	if len(s.called.command.Env) > 0 {
 		env = preset.MergeEnv(env, s.called.command.Env)
 	}
-	if extra := s.groupEnv(); extra != nil {
+	if extra := s.replicas.env(strconv.Itoa(s.params.Group.Index)); extra != nil {
 		env = preset.MergeEnv(env, extra)
 	}
 	return slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, guard.TokenVariable+"=") })

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -184,10 +186,13 @@ func planCodes(p policy.CodePolicy) string {
 }
 
 func (p *plan) addWorkers(s *settings, h hostFacts) (err error) {
-	if s.replicas.count > 0 {
-		own := *s
-		own.enter(max(s.replicas.wish, 0))
-		s = &own
+	if r := s.replicas; r.count > 0 {
+		own, index := *s, fromRendezvous
+		if r.wish >= 0 {
+			index = strconv.Itoa(r.wish)
+		}
+		own.enter(max(r.wish, 0))
+		s, p.Env = &own, append(p.Env, r.env(index)...)
 	}
 	nodeRank := max(s.node.Rank, 0)
 	world, all := s.assumedWorld()
@@ -209,6 +214,8 @@ func (p *plan) addWorkers(s *settings, h hostFacts) (err error) {
 		if err != nil {
 			return err
 		}
+		env = append(env, p.Env...)
+		slices.Sort(env)
 		p.Workers = append(p.Workers, planWorker{
 			LocalRank: i, Rank: place.RankBase + i, Argv: cfg.ArgsOf(v), Env: masked(env), CPUs: cpusOf(cfg, i),
 			Memory: memoryOf(cfg, i), Redirects: stdNames[s.logs.redirects.For(i)&3], Tee: stdNames[s.logs.tee.For(i)&3],

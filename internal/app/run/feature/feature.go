@@ -83,6 +83,8 @@ type Plan struct {
 	Checkpoints any `json:"checkpoints,omitempty"`
 	// Features are the parts of the other features, by name. A feature that was not requested adds nothing.
 	Features map[string]any `json:"features,omitempty"`
+	// Env are variables of the workers that features set at the start, with a placeholder where the value is not known.
+	Env []string `json:"-"`
 }
 
 // Options are the command line, the environment and this host.

@@ -46,6 +46,7 @@ func New() feature.Feature {
 		Plan: func(p *feature.Plan) {
 			if wanted {
 				p.Features["lighthouse"] = "served to the workers at $" + Variable
+				p.Env = append(p.Env, Variable+"="+preset.Undecided)
 			}
 		},
 		Open: func(n feature.Node) (*feature.Opened, error) {
