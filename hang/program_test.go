@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang/rankset"
+	"dlrover-run/internal/testkit"
 )
 
 // A program is what all ranks of a job in three dimensions do, step by step. It is run until nobody can go on, because
@@ -167,7 +168,7 @@ func TestWhoeverStopsIsNamed(t *testing.T) {
 	if testing.Short() {
 		rounds = 300
 	}
-	rng := rand.New(rand.NewPCG(seedOf(t), 3))
+	rng := rand.New(rand.NewPCG(testkit.Seed(t, "HANG_SEED"), 3))
 	high, low := 0, 0
 	for range rounds {
 		tp, pp, dp := 1<<rng.IntN(3), 1<<rng.IntN(3), 1<<rng.IntN(3)

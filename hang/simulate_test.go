@@ -3,13 +3,14 @@ package hang
 import (
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/testkit"
 )
 
 // Simulated jobs, step by step: what their workers do at each moment is what the detector and the judge see. Healthy
@@ -241,23 +242,12 @@ func shapes() []shape {
 	}
 }
 
-// seedOf is that of HANG_SEED, or a new one. It is printed.
-func seedOf(t *testing.T) uint64 {
-	t.Helper()
-	seed := rand.Uint64()
-	if s, err := strconv.ParseUint(os.Getenv("HANG_SEED"), 10, 64); err == nil {
-		seed = s
-	}
-	t.Logf("HANG_SEED=%d", seed)
-	return seed
-}
-
 func TestSimulatedHealthyJobs(t *testing.T) {
 	steps := 50_000
 	if testing.Short() {
 		steps = 1_500
 	}
-	seed := seedOf(t)
+	seed := testkit.Seed(t, "HANG_SEED")
 	t.Logf("%-32s %9s %7s %10s %6s %6s %7s", "shape", "steps", "hours", "suspicions", "asked", "told", "decided")
 	for i, s := range shapes() {
 		j := newJob(s, rand.New(rand.NewPCG(seed, uint64(i))))
@@ -279,7 +269,7 @@ func TestSimulatedHangs(t *testing.T) {
 	if testing.Short() {
 		rounds = 3
 	}
-	rng := rand.New(rand.NewPCG(seedOf(t), 7))
+	rng := rand.New(rand.NewPCG(testkit.Seed(t, "HANG_SEED"), 7))
 	var suspected, told []time.Duration
 	for _, ranks := range []int{2, 4, 8} {
 		for i := range rounds * len(faults) {

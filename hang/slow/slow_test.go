@@ -2,7 +2,6 @@ package slow
 
 import (
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -11,18 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/testkit"
 )
-
-// seedOf is that of SLOW_SEED, or a new one. It is printed.
-func seedOf(t *testing.T) uint64 {
-	t.Helper()
-	seed := rand.Uint64()
-	if s, err := strconv.ParseUint(os.Getenv("SLOW_SEED"), 10, 64); err == nil {
-		seed = s
-	}
-	t.Logf("SLOW_SEED=%d", seed)
-	return seed
-}
 
 // within is the time in which a slow rank must be named: 60 s or 20 steps, and that of a report.
 func within(step float64) float64 { return max(60, 20*step) + 11 }
@@ -48,7 +37,7 @@ func (s *simJob) begin(t *testing.T, from int) float64 {
 }
 
 func TestSlowRanksAreNamed(t *testing.T) {
-	seed, all, right := seedOf(t), 0, 0
+	seed, all, right := testkit.Seed(t, "SLOW_SEED"), 0, 0
 	for _, k := range []kind{single, async, sync} {
 		for _, step := range []float64{0.02, 0.1, 1, 5} {
 			for _, factor := range []float64{1.3, 2} {
@@ -85,7 +74,7 @@ func fewer() int {
 
 // TestHealthyJobs is 50,000 steps of each kind with all that keeps ranks waiting without one of them being slow.
 func TestHealthyJobs(t *testing.T) {
-	seed := seedOf(t)
+	seed := testkit.Seed(t, "SLOW_SEED")
 	for _, k := range []kind{single, async, sync} {
 		s := newJob(seed, 2, 4, k, 0.1)
 		s.uneven = 0.25
@@ -111,7 +100,7 @@ func TestHealthyJobs(t *testing.T) {
 }
 
 func TestFindingsAreTakenBack(t *testing.T) {
-	s := newJob(seedOf(t), 2, 4, async, 0.1)
+	s := newJob(testkit.Seed(t, "SLOW_SEED"), 2, 4, async, 0.1)
 	s.slow = func(rank, n int) float64 {
 		if rank == 2 && n >= 600 && n < 2000 {
 			return 1.5
@@ -127,7 +116,7 @@ func TestFindingsAreTakenBack(t *testing.T) {
 
 // What slow ranks cost is what the job has made fewer steps.
 func TestFewerSteps(t *testing.T) {
-	s := newJob(seedOf(t), 2, 4, async, 0.1)
+	s := newJob(testkit.Seed(t, "SLOW_SEED"), 2, 4, async, 0.1)
 	s.slow = at(600, 1.5, 2)
 	_, known := s.judge.Fewer()
 	require.False(t, known, "nothing was compared yet")
@@ -148,7 +137,7 @@ func TestFewerSteps(t *testing.T) {
 
 // The ranks of one node are named together.
 func TestSlowNodes(t *testing.T) {
-	s := newJob(seedOf(t), 2, 4, async, 0.1)
+	s := newJob(testkit.Seed(t, "SLOW_SEED"), 2, 4, async, 0.1)
 	s.slow = at(600, 1.5, 4, 5, 6, 7)
 	s.begin(t, 600)
 	s.run(s.now + 60)
@@ -162,7 +151,7 @@ func TestSlowNodes(t *testing.T) {
 }
 
 func TestSlowDataLoaders(t *testing.T) {
-	s := newJob(seedOf(t), 2, 4, async, 0.1)
+	s := newJob(testkit.Seed(t, "SLOW_SEED"), 2, 4, async, 0.1)
 	s.slow, s.asleep = at(600, 1.5, 6), func(int) bool { return true }
 	s.begin(t, 600)
 	s.run(s.now + 60)
@@ -226,7 +215,7 @@ func pipeline(s *simJob) (p plan) {
 
 func TestPipelinesBlameTheSlowStageAlone(t *testing.T) {
 	for slow := range 8 {
-		s := newJob(seedOf(t), 2, 4, single, 0.2)
+		s := newJob(testkit.Seed(t, "SLOW_SEED"), 2, 4, single, 0.2)
 		s.other = pipeline
 		s.slow = at(300, 1.4, slow)
 		s.begin(t, 300)
@@ -251,7 +240,7 @@ func stages(s *simJob) (p plan) {
 
 func TestStagesThatEndOneAfterTheOtherAreNotSlow(t *testing.T) {
 	for _, nodes := range []int{1, 2, 4} {
-		s := newJob(seedOf(t), nodes, 4, single, 0.2)
+		s := newJob(testkit.Seed(t, "SLOW_SEED"), nodes, 4, single, 0.2)
 		s.other = stages
 		s.run(3000 / float64(fewer()))
 		require.Empty(t, s.changes, "%d stages", 4*nodes)

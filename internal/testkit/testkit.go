@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"runtime"
@@ -25,6 +26,17 @@ func Long(t testing.TB, reason string) {
 	if testing.Short() {
 		t.Skipf("SKIPPED: %s IS NOT RUN with -short: %s", t.Name(), reason)
 	}
+}
+
+// Seed is that of a variable, or a new one. It is logged.
+func Seed(t testing.TB, variable string) uint64 {
+	t.Helper()
+	seed, err := strconv.ParseUint(os.Getenv(variable), 10, 64)
+	if err != nil {
+		seed = rand.Uint64()
+	}
+	t.Logf("%s=%d", variable, seed)
+	return seed
 }
 
 // SideBySide lets up to n parallel tests run at the same time, also on a machine of fewer CPUs. It is for packages

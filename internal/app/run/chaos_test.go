@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/testkit"
 )
 
 // chaos is a job of up to three nodes under a daemon, in which anything may die.
@@ -29,13 +31,7 @@ type chaos struct {
 func TestChaos(t *testing.T) {
 	long(t)
 	t.Parallel()
-	seed := time.Now().UnixNano()
-	if text := os.Getenv("CHAOS_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseInt(text, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Logf("CHAOS_SEED=%d", seed)
+	seed := int64(testkit.Seed(t, "CHAOS_SEED"))
 	c := &chaos{bench: newBench(t), rnd: rand.New(rand.NewSource(seed))}
 	c.daemon, c.addr = c.startDaemon("127.0.0.1:0", "DLROVER_TOKEN="+testToken)
 	for range 3 {

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/testkit"
 )
 
 const (
@@ -81,19 +83,13 @@ type trainSaves struct{ lines, step, pending int }
 func TestCheckpointChaos(t *testing.T) {
 	long(t)
 	t.Parallel()
-	seed, rounds, budget := time.Now().UnixNano(), 25, chaosBudget
-	if text := os.Getenv("CHAOS_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseInt(text, 10, 64)
-		require.NoError(t, err)
-	}
+	seed, rounds, budget := int64(testkit.Seed(t, "CHAOS_SEED")), 25, chaosBudget
 	if text := os.Getenv("CHAOS_ROUNDS"); text != "" {
 		var err error
 		rounds, err = strconv.Atoi(text)
 		require.NoError(t, err)
 		budget = time.Duration(rounds) * chaosPatience
 	}
-	t.Logf("CHAOS_SEED=%d", seed)
 	c := newCkptChaos(t, seed)
 	c.awaitTraining("start", time.Now(), 0)
 	done := 0

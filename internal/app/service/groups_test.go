@@ -2,7 +2,6 @@ package service
 
 import (
 	"fmt"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -11,14 +10,6 @@ import (
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
-
-func groupsOf(t *testing.T) *Service {
-	t.Helper()
-	s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
-	require.NoError(t, err)
-	t.Cleanup(func() { s.Close(0) })
-	return s
-}
 
 func ask(id, name string) GroupRequest {
 	return GroupRequest{ID: id, Name: name, Wish: -1, Size: 1, Group: rendezvous.Group{Count: 2, Min: 1}}
@@ -40,7 +31,7 @@ func (s *Service) enters(t *testing.T, q GroupRequest) int {
 }
 
 func TestPlacesArePromised(t *testing.T) {
-	s := groupsOf(t)
+	s := newService(t)
 	for range 2 { // an answer that was lost is given again
 		a, err := s.Place("job", ask("1", "a"))
 		require.NoError(t, err)
@@ -56,7 +47,7 @@ func TestPlacesArePromised(t *testing.T) {
 }
 
 func TestGroupsOfARunAreTheSame(t *testing.T) {
-	s := groupsOf(t)
+	s := newService(t)
 	require.Equal(t, 0, s.enters(t, ask("1", "a")))
 	q := ask("2", "b")
 	q.Group.Min = 2
@@ -83,7 +74,7 @@ func TestGroupsOfARunAreTheSame(t *testing.T) {
 }
 
 func TestGroupThatHasEndedTakesNoNodes(t *testing.T) {
-	s := groupsOf(t)
+	s := newService(t)
 	require.Equal(t, 0, s.enters(t, ask("1", "a")))
 	require.Equal(t, 1, s.enters(t, ask("2", "b")))
 	require.NoError(t, s.Hub.Order("job.g1", rendezvous.Order{Kind: rendezvous.OrderStop}))
@@ -103,7 +94,7 @@ func TestGroupThatHasEndedTakesNoNodes(t *testing.T) {
 
 // Once no node is in any group, the run may begin anew with other groups.
 func TestARunWithoutNodesMayHaveOtherGroups(t *testing.T) {
-	s := groupsOf(t)
+	s := newService(t)
 	require.Equal(t, 0, s.enters(t, ask("1", "a")))
 	_, err := s.Hub.Leave(t.Context(), "job.g0", rendezvous.Leave{ID: "1", Reason: "test"})
 	require.NoError(t, err)
@@ -113,7 +104,7 @@ func TestARunWithoutNodesMayHaveOtherGroups(t *testing.T) {
 }
 
 func TestRunsWithGroupsAreBounded(t *testing.T) {
-	s := groupsOf(t)
+	s := newService(t)
 	for i := range maxDivisions {
 		_, err := s.Place(fmt.Sprint("job", i), ask("1", "a"))
 		require.NoError(t, err)
@@ -130,7 +121,7 @@ func TestRunsWithGroupsAreBounded(t *testing.T) {
 }
 
 func TestLighthouseServesReplicasOfGroups(t *testing.T) {
-	s := groupsOf(t)
+	s := newService(t)
 	replica := func(id string, group int, number string) LighthouseRequest {
 		return LighthouseRequest{id, rendezvous.QuorumAsk{
 			Replica: "r" + id, Group: group, Number: number, Member: []byte(id)}}
@@ -173,7 +164,7 @@ func TestLighthouseServesReplicasOfGroups(t *testing.T) {
 }
 
 func TestAsksThatWaitEndWithTheService(t *testing.T) {
-	s := groupsOf(t)
+	s := newService(t)
 	s.enters(t, ask("1", "a"))
 	held := make(chan error)
 	go func() {

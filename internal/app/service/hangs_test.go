@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -126,9 +125,7 @@ func TestHangEndsTheEpoch(t *testing.T) {
 	} {
 		t.Run(string(action), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
-				require.NoError(t, err)
-				defer s.Close(0)
+				s := newService(t)
 				ns := training(t, s, hangParams(action))
 				ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 				defer cancel()
@@ -172,9 +169,7 @@ func TestHangEndsTheEpoch(t *testing.T) {
 
 func TestVerdictNamesWhoHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
-		require.NoError(t, err)
-		defer s.Close(0)
+		s := newService(t)
 		ns := training(t, s, hangParams(hang.ActStop))
 		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 		defer cancel()
@@ -200,12 +195,10 @@ func TestVerdictNamesWhoHangs(t *testing.T) {
 // Runs whose nodes say nothing leave nothing here.
 func TestHangsCostNothingUnasked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
-		require.NoError(t, err)
-		defer s.Close(0)
+		s := newService(t)
 		training(t, s, hangParams(hang.ActReport))
 		require.NoError(t, s.Hub.Order("r", rendezvous.Order{Kind: rendezvous.OrderRestart}))
-		_, err = s.Hangs.Picture(t.Context(), "r", false)
+		_, err := s.Hangs.Picture(t.Context(), "r", false)
 		require.ErrorIs(t, err, hangs.ErrUnknownRun)
 	})
 }

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"log/slog"
 	"testing"
 	"time"
 
@@ -67,9 +66,7 @@ func TestSuspiciousEndsReachTheRounds(t *testing.T) {
 		want  job.Kind
 	}{"hang": {job.CauseHang, job.Check}, "by hand": {job.CauseOperator, job.Lead}} {
 		t.Run(name, func(t *testing.T) {
-			s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
-			require.NoError(t, err)
-			defer s.Close(0)
+			s := newService(t)
 			j := joining("n0", "10.0.0.1")
 			j.Params, j.Node.Can = rendezvous.Params{Min: 1, Max: 1, Gate: true}, []rendezvous.Ability{rendezvous.CanGate}
 			require.NoError(t, s.Hub.Join(t.Context(), "r", j))
