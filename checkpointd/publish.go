@@ -116,6 +116,10 @@ func (c *committer) publish(ctx context.Context, s commit.Save, all []commit.Ent
 	if err != nil {
 		return err
 	}
+	if m.ID != s.ID {
+		c.log.Warn("another save of the step is in the place of this checkpoint: does another job save to this directory?",
+			"step", s.Step, "dir", s.Dir)
+	}
 	var bytes int64
 	for _, f := range m.Files {
 		bytes += f.Size

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"dlrover-run/checkpointd/fsx"
@@ -22,6 +23,8 @@ const (
 type Cache struct {
 	mu   sync.Mutex
 	dirs map[string]memory
+
+	lockless atomic.Bool // a lock was not answered at all: none is asked for any more
 }
 
 // memory are cached manifests by directory entry: a file that was replaced has another entry, and is not found.

@@ -93,6 +93,8 @@ type Store struct {
 	// OnDamaged is called for each interrupted commit, or removal, that was set aside because it can never be completed.
 	// path is where its leftovers are now, why the reason. May be nil.
 	OnDamaged func(path string, why error)
+
+	patience time.Duration // with a directory's lock; 0: the usual one
 }
 
 // MetaDir is where manifests and markers are.

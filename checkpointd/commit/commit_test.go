@@ -49,7 +49,7 @@ func TestFilesOnDisk(t *testing.T) {
 		return err
 	}))
 	require.Equal(t, []string{
-		".dlrover/10.json", "dlrover_latest.txt",
+		".dlrover/10.json", ".dlrover/lock", "dlrover_latest.txt",
 		"global_step10/0_model.pt", "global_step10/0_optim.pt", "global_step10/1_model.pt",
 		"global_step10/1_optim.pt", "latest",
 	}, found)

@@ -271,11 +271,11 @@ func recovered(t *testing.T, tree string, age int) goldenOutcome {
 	return out
 }
 
-// contents are the files below dir, by path.
+// contents are the files below dir, by path, without the one for locks.
 func contents(t *testing.T, dir string) map[string]string {
 	all := map[string]string{}
 	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
+		if err != nil || e.IsDir() || path == (layout{dir}).lock() {
 			return err
 		}
 		b, err := os.ReadFile(path)

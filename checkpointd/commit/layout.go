@@ -20,6 +20,9 @@ func (l layout) marker(id string, shard int, phase string) string {
 	return filepath.Join(l.stage(id), "shard-"+strconv.Itoa(shard)+"."+phase)
 }
 
+// lock is the file whose lock is that of the beginning and of the end of each commit.
+func (l layout) lock() string { return filepath.Join(l.meta(), "lock") }
+
 // manifest is where the manifest of a step is; gone is where it is while the files of the step are being removed.
 func (l layout) manifest(step int64) string { return l.numbered(step, ".json") }
 func (l layout) gone(step int64) string     { return l.numbered(step, ".gone") }

@@ -128,7 +128,7 @@ func modelStore() (*crashfs.FS, Store) {
 func storeOn(fs *crashfs.FS) Store {
 	aside := func(path string, why error) { panic(path + " is set aside: " + why.Error()) } // a crash damages nothing
 	now := func() time.Time { return fs.Now().Truncate(time.Hour) }
-	return Store{FS: fs, Now: now, Cache: new(Cache), OnDamaged: aside}
+	return Store{FS: fs, Now: now, Cache: new(Cache), OnDamaged: aside, patience: time.Millisecond}
 }
 
 func itoa(n int64) string { return strconv.FormatInt(n, 10) }

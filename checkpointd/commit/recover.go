@@ -39,7 +39,9 @@ func (t Store) Recover(ctx context.Context, dir string, live func(save string) b
 		}
 		err := ctx.Err()
 		if err == nil {
+			done := t.turn(d)
 			err = t.rollForward(d, m)
+			done()
 		}
 		if err != nil && d.storage.missing(d.storage.intent(m.ID)) {
 			continue // another recovery was faster, or it is set aside

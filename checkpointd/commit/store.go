@@ -1,11 +1,13 @@
 package commit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"dlrover-run/internal/stable"
@@ -92,12 +94,33 @@ func (t Store) Intent(s Save, es []Entry) error {
 	}
 	m, err := d.future(s, es)
 	if err == nil {
+		defer t.turn(d)()
 		err = t.begin(d, m)
 	}
 	if err != nil {
 		return fmt.Errorf("begin the commit of save %s: %w", s.ID, err)
 	}
 	return nil
+}
+
+// usualPatience is enough for a process that completes a large save of another one.
+const usualPatience = 10 * time.Second
+
+// turn waits until no other process begins or completes a commit in the directory. So of two saves of the same files,
+// perhaps of two jobs, the one that begins later sees the intent of the other and completes that first: from then on
+// nobody has files of the other to rename. It waits for nobody where storage has no locks, and not for ever.
+func (t Store) turn(d directory) (done func()) {
+	if t.Cache != nil && t.Cache.lockless.Load() {
+		return func() {}
+	}
+	done, err := t.FS.Lock(d.storage.lock(), cmp.Or(t.patience, usualPatience))
+	if err != nil {
+		if t.Cache != nil && errors.Is(err, syscall.ETIMEDOUT) {
+			t.Cache.lockless.Store(true)
+		}
+		return func() {}
+	}
+	return done
 }
 
 func (t Store) begin(d directory, m Manifest) error {
@@ -241,8 +264,8 @@ func (t Store) Placed(s Save, shard int) error {
 }
 
 // Publish ends the commit when all shards are placed: manifest, trackers, and the markers go. It returns the manifest
-// that the step has then: that of a later save of the step, if there is one. The trackers stay where they are when they
-// name a save that was made after this one, in the same epoch or a later one.
+// that the step has then: that of a save of the step that has followed, if there is one, such as another job's. The
+// trackers stay where they are when they name a save that was made after this one, in the same epoch or a later one.
 func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
 	d, err := t.open(s, 0)
 	if err != nil {
@@ -252,13 +275,14 @@ func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
 	}
+	defer t.turn(d)()
 	begun, err := d.stages.begun(s.ID)
 	if err != nil {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
 	}
 	old, exists := d.steps.committed(s.Step)
-	if !begun && exists && (old.ID == s.ID || old.Saved.After(s.Saved)) {
-		return old, nil // by Recover, or by an earlier call
+	if !begun && exists {
+		return old, nil // by Recover, by an earlier call, or by a save of the step that began later
 	}
 	if !begun {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, errNoIntent)

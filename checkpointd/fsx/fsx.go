@@ -65,6 +65,10 @@ type FS interface {
 	Size(path string) (int64, error)
 	// List returns the names in a directory, sorted.
 	List(dir string) ([]Entry, error)
+	// Lock takes the lock of a file against all other holders, also on other hosts, and makes the file if it is not there.
+	// The lock ends with done, and with the process. An error after patience: another one has it. ETIMEDOUT: the storage
+	// does not answer. Any other: it has no locks.
+	Lock(path string, patience time.Duration) (done func(), err error)
 	// Checksum reads a whole file and returns its CRC-32 (IEEE) and its size.
 	Checksum(ctx context.Context, path string) (crc uint32, size int64, err error)
 }

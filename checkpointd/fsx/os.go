@@ -214,6 +214,59 @@ func (OS) List(dir string) ([]Entry, error) {
 	return es, nil
 }
 
+// lockPoll is the pause between two attempts at a lock.
+const lockPoll = 10 * time.Millisecond
+
+// Lock implements FS. A lock service that does not answer keeps a goroutine, and no caller.
+func (OS) Lock(path string, patience time.Duration) (done func(), err error) {
+	type result struct {
+		f   *os.File
+		err error
+	}
+	results, over := make(chan result), make(chan struct{})
+	defer close(over)
+	go func() {
+		f, err := lock(path, time.Now().Add(patience))
+		select {
+		case results <- result{f, err}:
+		case <-over:
+			_ = f.Close() // nil has an error for it
+		}
+	}()
+	select {
+	case r := <-results:
+		return func() { _ = r.f.Close() }, r.err
+	case <-time.After(patience + time.Second):
+		return nil, pathError("lock", path, unix.ETIMEDOUT)
+	}
+}
+
+// lock locks an open file description: of two that a process has, one waits for the other, too.
+func lock(path string, until time.Time) (*os.File, error) {
+	p, base, err := openParent(path)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	const flags = unix.O_RDWR | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+	fd, err := unix.Openat(int(p.Fd()), base, flags, 0o666)
+	if err != nil {
+		return nil, pathError("lock", path, err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	for ; ; time.Sleep(lockPoll) {
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+		if err == nil {
+			return f, nil
+		}
+		held := errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINTR)
+		if !held || time.Now().After(until) {
+			_ = f.Close()
+			return nil, pathError("lock", path, err)
+		}
+	}
+}
+
 // Checksum implements FS.
 func (OS) Checksum(ctx context.Context, path string) (crc uint32, size int64, err error) {
 	f, _, err := openFile(path)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -360,4 +361,23 @@ func TestFileSystemsWithoutFsync(t *testing.T) {
 	require.NoError(t, o.SyncDir(tempDir(t)))
 	require.NoError(t, OS{}.SyncDir("/proc"))
 	require.Len(t, weak, 4)
+}
+
+// A lock is for one holder at a time, and patience for it ends.
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	done, err := OS{}.Lock(path, 0)
+	require.NoError(t, err)
+	_, err = OS{}.Lock(path, 20*time.Millisecond)
+	require.ErrorIs(t, err, unix.EAGAIN)
+	time.AfterFunc(50*time.Millisecond, done)
+	done, err = OS{}.Lock(path, time.Minute)
+	require.NoError(t, err)
+	done()
+	_, err = OS{}.Lock(filepath.Join(path, "no", "lock"), time.Minute)
+	require.ErrorIs(t, err, unix.ENOTDIR)
+	link := filepath.Join(filepath.Dir(path), "link")
+	require.NoError(t, os.Symlink(path, link))
+	_, err = OS{}.Lock(link, time.Minute)
+	require.ErrorIs(t, err, unix.ELOOP)
 }

@@ -49,6 +49,7 @@ type FS struct {
 	crashed bool
 	tmp     int // for the temporary names
 	fault   func(Op) error
+	locks   map[string]chan struct{} // by path; a held one is full
 }
 
 var _ fsx.FS = (*FS)(nil)
@@ -483,6 +484,25 @@ func (f *FS) List(dir string) (es []fsx.Entry, err error) {
 		}
 	})
 	return es, err
+}
+
+// Lock implements fsx.FS. It makes no file, and is no operation.
+func (f *FS) Lock(path string, patience time.Duration) (done func(), err error) {
+	f.mu.Lock()
+	if f.locks == nil {
+		f.locks = map[string]chan struct{}{}
+	}
+	if f.locks[path] == nil {
+		f.locks[path] = make(chan struct{}, 1)
+	}
+	held := f.locks[path]
+	f.mu.Unlock()
+	select {
+	case held <- struct{}{}:
+		return func() { <-held }, nil
+	case <-time.After(patience):
+		return nil, pathError("lock", path, syscall.EAGAIN)
+	}
 }
 
 // Checksum implements fsx.FS.
