@@ -42,6 +42,8 @@ type Device interface {
 	Remap() (Remap, error)
 	// PCIe is the state of the link to the host.
 	PCIe() (PCIe, error)
+	// Clocks are how fast the device works now, and what slows it down.
+	Clocks() (Clocks, error)
 	// Recovery is the action that the driver wants for the device.
 	Recovery() (Recovery, error)
 	// Xids are the errors that the driver has reported for this device since the adaptor was opened.
@@ -184,6 +186,13 @@ type PCIe struct {
 	Width    int   `json:"width"`
 	MaxWidth int   `json:"max_width"`
 	Replay   int64 `json:"replay"` // counter; -1 is not supported
+}
+
+// Clocks are how fast a device works. One without work is slow for that reason, which is none of Held.
+type Clocks struct {
+	MHz     int      `json:"mhz"`               // of what computes
+	Celsius int      `json:"celsius,omitempty"` // 0: unknown
+	Held    []string `json:"held,omitempty"`    // what holds the clocks down, in words; not the usual limit of its power
 }
 
 // Recovery is the action for a device that its driver requires.

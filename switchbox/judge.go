@@ -22,7 +22,7 @@ func Judge(devices []Facts) []Finding {
 			continue
 		}
 		for _, rule := range []func(Facts, []Facts) []Finding{
-			failedCalls, unsupported, fabric, links, p2p, recovery, remapped, eccErrors, memory, pcie,
+			failedCalls, unsupported, fabric, links, p2p, recovery, remapped, eccErrors, memory, pcie, clocks,
 		} {
 			findings = append(findings, rule(d, devices)...)
 		}
@@ -327,4 +327,18 @@ func pcie(d Facts, all []Facts) []Finding {
 		return []Finding{f.measured("pcie_gen", float64(d.PCIe.MaxGen), float64(usual.MaxGen), "")}
 	}
 	return nil
+}
+
+// clocks: a device that is too hot, or lacks power, works for all that, and slows its job.
+func clocks(d Facts, _ []Facts) []Finding {
+	if d.Clocks == nil || len(d.Clocks.Held) == 0 {
+		return nil
+	}
+	at := ""
+	if d.Clocks.Celsius > 0 {
+		at = fmt.Sprintf(" at %d C", d.Clocks.Celsius)
+	}
+	f := warn(d, "gpu.clocks", "has its clocks held down by %s: %d MHz%s", strings.Join(d.Clocks.Held, ", "),
+		d.Clocks.MHz, at)
+	return []Finding{f.measured("clock", float64(d.Clocks.MHz), 0, "MHz")}
 }

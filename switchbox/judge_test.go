@@ -165,6 +165,7 @@ func TestJudge(t *testing.T) {
 				"fatal gpu.driver: GPU 1 cannot be asked for PCIe: Unknown Error",
 				"warn gpu.driver: GPU 1 cannot be asked for Traffic: Unknown Error",
 				"warn gpu.driver: GPU 1 cannot be asked for Fabric: Unknown Error",
+				"warn gpu.driver: GPU 1 cannot be asked for Clocks: Unknown Error",
 				"warn gpu.driver: GPU 1 cannot be asked for Recovery: Unknown Error",
 				"warn gpu.driver: GPU 1 cannot be asked for Xids: Unknown Error",
 				"warn gpu.driver: GPU 1 cannot be asked for Links: Unknown Error",
@@ -180,6 +181,12 @@ func TestJudge(t *testing.T) {
 			g[0].Is.MIG = true
 			g[0].Fail["Links"], g[0].Fail["Fabric"] = switchbox.ErrNotSupported, fmt.Errorf("no: %w", switchbox.ErrNotSupported)
 		}, []string{"info gpu.driver: GPU 0 is divided (MIG); skipped: Fabric, Links"}},
+		"hot, and power fails": {fake.Box(2), func(g []*fake.GPU) {
+			g[1].Speed = switchbox.Clocks{MHz: 345, Celsius: 94, Held: []string{"its temperature", "its power supply"}}
+		}, []string{"warn gpu.clocks: GPU 1 has its clocks held down by its temperature, its power supply: 345 MHz at 94 C"}},
+		"its clocks are unknown": {fake.Box(1), func(g []*fake.GPU) {
+			g[0].Fail["Clocks"] = errors.New("timeout")
+		}, []string{"warn gpu.driver: GPU 0 cannot be asked for Clocks: timeout"}},
 		"vGPU": {fake.Box(1), func(g []*fake.GPU) {
 			g[0].Is.Virtual = true
 			g[0].Fail["ECC"] = switchbox.ErrNotSupported

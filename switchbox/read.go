@@ -18,6 +18,7 @@ type Facts struct {
 	ECC      *ECC         `json:"ecc,omitempty"`
 	Remap    *Remap       `json:"remap,omitempty"`
 	PCIe     *PCIe        `json:"pcie,omitempty"`
+	Clocks   *Clocks      `json:"clocks,omitempty"`
 	Recovery Recovery     `json:"recovery,omitempty"`
 	Xids     []Xid        `json:"xids,omitempty"`
 	// Lost is the call that returned ErrLost and its text: no further call was made. Unsupported are the methods of
@@ -141,6 +142,7 @@ func (r reader) state(d Device) {
 	f.ECC = ask(r, "ECC", d.ECC)
 	f.Remap = ask(r, "Remap", d.Remap)
 	f.PCIe = ask(r, "PCIe", d.PCIe)
+	f.Clocks = ask(r, "Clocks", d.Clocks)
 	f.Recovery = value(ask(r, "Recovery", d.Recovery))
 	f.Xids = value(ask(r, "Xids", d.Xids))
 }

@@ -39,7 +39,7 @@ const (
 // Finding is one measurement or observation, with the value that it was compared with.
 type Finding struct {
 	Check     string   `json:"check"` // nvml, switchbox
-	Kind      string   `json:"kind"`  // gpu. and copy, driver, fabric, link, lost, memory, p2p, pcie or reset
+	Kind      string   `json:"kind"`  // gpu. and clocks, copy, driver, fabric, link, lost, memory, p2p, pcie or reset
 	Severity  Severity `json:"severity"`
 	Entity    string   `json:"entity,omitempty"` // GPU 3, 0:1
 	Metric    string   `json:"metric,omitempty"`

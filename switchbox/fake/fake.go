@@ -20,6 +20,7 @@ type GPU struct {
 	MemErrs  switchbox.ECC
 	Rows     switchbox.Remap
 	Host     switchbox.PCIe
+	Speed    switchbox.Clocks
 	Action   switchbox.Recovery
 	Told     []switchbox.Xid
 	// Fail are the errors of methods, by name. Called is called before every answer; it may block.
@@ -66,6 +67,7 @@ func newGPU(i int) *GPU {
 		Mem:      switchbox.Memory{Total: 140 << 30, Used: 1 << 30},
 		MemErrs:  switchbox.ECC{Enabled: true},
 		Host:     switchbox.PCIe{Gen: 5, MaxGen: 5, Width: 16, MaxWidth: 16},
+		Speed:    switchbox.Clocks{MHz: 1980, Celsius: 60},
 		Action:   switchbox.RecoverNothing,
 		Fail:     map[string]error{},
 	}
@@ -89,7 +91,7 @@ func Devices(gpus []*GPU) []switchbox.Device {
 func (g *GPU) Lose(err error) {
 	for _, method := range []string{
 		"Mode", "Links", "Link", "LinkErrors", "Traffic", "Fabric", "Peer",
-		"Memory", "ECC", "Remap", "PCIe", "Recovery", "Xids",
+		"Memory", "ECC", "Remap", "PCIe", "Clocks", "Recovery", "Xids",
 	} {
 		g.Fail[method] = err
 	}
@@ -144,6 +146,9 @@ func (g *GPU) Remap() (switchbox.Remap, error) { return answer(g, "Remap", g.Row
 
 // PCIe returns Host.
 func (g *GPU) PCIe() (switchbox.PCIe, error) { return answer(g, "PCIe", g.Host) }
+
+// Clocks returns Speed.
+func (g *GPU) Clocks() (switchbox.Clocks, error) { return answer(g, "Clocks", g.Speed) }
 
 // Recovery returns Action.
 func (g *GPU) Recovery() (switchbox.Recovery, error) { return answer(g, "Recovery", g.Action) }

@@ -212,6 +212,44 @@ func (d *device) PCIe() (switchbox.PCIe, error) {
 	return p, nil
 }
 
+// slowdowns are NVML's bits for what holds clocks down. Others are usual, such as the limit of the power.
+var slowdowns = []struct {
+	bit  uint64
+	text string
+}{
+	{nvml.ClocksEventReasonSwThermalSlowdown | nvml.ClocksThrottleReasonHwThermalSlowdown, "its temperature"},
+	{nvml.ClocksThrottleReasonHwPowerBrakeSlowdown, "its power supply"},
+}
+
+func (d *device) Clocks() (c switchbox.Clocks, err error) {
+	if err := d.usable("nvmlDeviceGetClockInfo"); err != nil {
+		return c, err
+	}
+	mhz, ret := d.handle.GetClockInfo(nvml.CLOCK_SM)
+	if err := absent(ret); err != nil {
+		return c, err
+	}
+	c.MHz = int(mhz)
+	if d.usable("nvmlDeviceGetTemperature") == nil {
+		if n, ret := d.handle.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS {
+			c.Celsius = int(n)
+		}
+	}
+	if d.usable("nvmlDeviceGetCurrentClocksThrottleReasons") != nil { // newer drivers have it, too
+		return c, nil
+	}
+	reasons, ret := d.handle.GetCurrentClocksThrottleReasons()
+	for _, s := range slowdowns {
+		if ret == nvml.SUCCESS && reasons&s.bit != 0 {
+			c.Held = append(c.Held, s.text)
+		}
+	}
+	if ret == nvml.SUCCESS && len(c.Held) == 0 && reasons&nvml.ClocksThrottleReasonHwSlowdown != 0 {
+		c.Held = append(c.Held, "its hardware") // of a reason that the driver does not know
+	}
+	return c, nil
+}
+
 // recoveries are the actions by NVML's number.
 var recoveries = []switchbox.Recovery{
 	nvml.GPU_RECOVERY_ACTION_NONE:                switchbox.RecoverNothing,

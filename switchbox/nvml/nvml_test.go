@@ -84,6 +84,11 @@ func (b *box) healthy(i int) {
 	g.GetCurrPcieLinkGenerationFunc, g.GetMaxPcieLinkGenerationFunc = number(5), number(5)
 	g.GetCurrPcieLinkWidthFunc, g.GetMaxPcieLinkWidthFunc = number(16), number(16)
 	g.GetPcieReplayCounterFunc = number(3)
+	g.GetClockInfoFunc = func(nvml.ClockType) (uint32, nvml.Return) { return 1980, nvml.SUCCESS }
+	g.GetTemperatureFunc = func(nvml.TemperatureSensors) (uint32, nvml.Return) { return 60, nvml.SUCCESS }
+	g.GetCurrentClocksThrottleReasonsFunc = func() (uint64, nvml.Return) {
+		return nvml.ClocksThrottleReasonSwPowerCap, nvml.SUCCESS
+	}
 	g.RegisterEventsFunc = func(uint64, nvml.EventSet) nvml.Return { return nvml.SUCCESS }
 }
 
@@ -178,8 +183,31 @@ func TestHealthyBox(t *testing.T) {
 	require.Equal(t, switchbox.ECC{Enabled: true}, must(d.ECC()))
 	require.Equal(t, switchbox.Remap{}, must(d.Remap()))
 	require.Equal(t, switchbox.PCIe{Gen: 5, MaxGen: 5, Width: 16, MaxWidth: 16, Replay: 3}, must(d.PCIe()))
+	require.Equal(t, switchbox.Clocks{MHz: 1980, Celsius: 60}, must(d.Clocks()), "the limit of its power is usual")
 	require.Equal(t, switchbox.RecoverNothing, must(d.Recovery()))
 	require.Empty(t, must(d.Xids()))
+}
+
+func TestClocks(t *testing.T) {
+	for name, c := range map[string]struct {
+		reasons uint64
+		ret     nvml.Return
+		want    []string
+	}{
+		"no work":         {nvml.ClocksThrottleReasonGpuIdle, nvml.SUCCESS, nil},
+		"hot":             {nvml.ClocksThrottleReasonHwThermalSlowdown | 8, nvml.SUCCESS, []string{"its temperature"}},
+		"warm":            {nvml.ClocksThrottleReasonSwThermalSlowdown, nvml.SUCCESS, []string{"its temperature"}},
+		"no power":        {nvml.ClocksThrottleReasonHwPowerBrakeSlowdown | 8, nvml.SUCCESS, []string{"its power supply"}},
+		"of unknown kind": {nvml.ClocksThrottleReasonHwSlowdown, nvml.SUCCESS, []string{"its hardware"}},
+		"unknown":         {0xff, nvml.ERROR_NOT_SUPPORTED, nil},
+	} {
+		b := newBox()
+		b.gpus[0].GetCurrentClocksThrottleReasonsFunc = func() (uint64, nvml.Return) { return c.reasons, c.ret }
+		require.Equal(t, switchbox.Clocks{MHz: 1980, Celsius: 60, Held: c.want}, must(b.open(t)[0].Clocks()), name)
+	}
+	b := newBox()
+	b.lacks["nvmlDeviceGetCurrentClocksThrottleReasons"], b.lacks["nvmlDeviceGetTemperature"] = true, true
+	require.Equal(t, switchbox.Clocks{MHz: 1980}, must(b.open(t)[0].Clocks()))
 }
 
 func TestLinkDown(t *testing.T) {
@@ -601,6 +629,8 @@ func errorsOf(d switchbox.Device) map[string]error {
 	note("Remap", err)
 	_, err = d.PCIe()
 	note("PCIe", err)
+	_, err = d.Clocks()
+	note("Clocks", err)
 	_, err = d.Recovery()
 	note("Recovery", err)
 	_, err = d.Xids()

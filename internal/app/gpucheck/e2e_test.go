@@ -123,6 +123,7 @@ func TestFaultsOfAFakeDriver(t *testing.T) {
 		{"routes unhealthy", "FAKE_NVML_HEALTH=0x10", switchbox.Faulty, "has broken routes through its switches"},
 		{"H100 refuses the newest structure", "FAKE_NVML_FABRIC_V=2", switchbox.OK, ""},
 		{"link down", "FAKE_NVML_DOWN=1:5", switchbox.Faulty, "GPU 1 has 17 active links, others have 18; down: 5"},
+		{"hot", "FAKE_NVML_HOT=1", switchbox.OK, "GPU 1 has its clocks held down by its temperature: 1095 MHz at 91 C"},
 		{"memory in use", "FAKE_NVML_USED_MB=40000", switchbox.Faulty, "of its memory in use"},
 		{"versions differ", "FAKE_NVML_INIT=18", switchbox.Faulty, "of different versions"},
 		{"slow pair", "FAKE_CUDA_SLOW=1>0=9999", switchbox.Faulty, "pair 0:1 reaches 9999 MB/s, less than 10000 MB/s"},

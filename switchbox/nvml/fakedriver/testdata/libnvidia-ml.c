@@ -10,6 +10,7 @@
 //   FAKE_NVML_HEALTH=0x10     health mask of the fabric
 //   FAKE_NVML_P2P=5           status of every pair (0, OK)
 //   FAKE_NVML_USED_MB=100     memory in use
+//   FAKE_NVML_HOT=3           the clocks of device 3 are held down by its temperature
 //   FAKE_NVML_MIG=1           every device is divided
 //   FAKE_NVML_XID=79          device 0 has this error when it has copied something
 //   FAKE_NVML_HANG=nvmlDeviceGetUUID   this function never returns
@@ -101,6 +102,19 @@ int nvmlDeviceGetModuleId(struct device *d, unsigned *id) {
 }
 int nvmlDeviceGetMigMode(struct device *d, unsigned *current, unsigned *pending) {
   *current = *pending = number("FAKE_NVML_MIG", 0);
+  return 0;
+}
+static int hot(struct device *d) { return d->index == number("FAKE_NVML_HOT", -1); }
+int nvmlDeviceGetClockInfo(struct device *d, int type, unsigned *mhz) {
+  *mhz = hot(d) ? 1095 : 1980;
+  return 0;
+}
+int nvmlDeviceGetTemperature(struct device *d, int sensor, unsigned *celsius) {
+  *celsius = hot(d) ? 91 : 62;
+  return 0;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(struct device *d, unsigned long long *reasons) {
+  *reasons = hot(d) ? 0x48 : 4;
   return 0;
 }
 struct memory2 {
