@@ -55,6 +55,8 @@ func (in *Incident) Step(now time.Time, ev IncidentEvent) []Effect {
 		in.heard(ev)
 	case Collect:
 		in.beginCollection()
+	case Examine:
+		in.emit(Effect{Ask: &Ask{What: AskFacts, Nodes: ev.Nodes}})
 	case Over:
 		in.over(ev.Epoch)
 	}
@@ -370,6 +372,11 @@ func (in *Incident) Wants(groupRank int, ask uint64) bool {
 func (in *Incident) Collection() (seq uint64, recent bool) {
 	k := &in.asker.collect
 	return k.ask.Seq, k.ask.Seq != 0 && (!k.until.IsZero() || in.now.Sub(k.at) < pagesTime)
+}
+
+// Idle reports whether workers run, nothing is suspected, and no node is asked for anything.
+func (in *Incident) Idle() bool {
+	return in.live && in.state == StateIdle && in.asker.collect.until.IsZero()
 }
 
 // Held is about how many bytes of evidence are kept, without stacks and groups, which many workers share.

@@ -21,6 +21,8 @@ type (
 	}
 	// Collect: a user wants to see stacks, with or without a suspicion.
 	Collect struct{}
+	// Examine: these nodes, by group rank, are asked for facts about themselves.
+	Examine struct{ Nodes []int }
 	// Over: the epoch has ended.
 	Over struct{ Epoch job.EpochID }
 	// Tick: the time of Next is reached.
@@ -30,6 +32,7 @@ type (
 func (Begin) incidentEvent()   {}
 func (Heard) incidentEvent()   {}
 func (Collect) incidentEvent() {}
+func (Examine) incidentEvent() {}
 func (Over) incidentEvent()    {}
 func (Tick) incidentEvent()    {}
 

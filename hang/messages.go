@@ -29,6 +29,17 @@ type Report struct {
 	RAS string `json:"ras,omitempty"`
 	// Partial is the reason if Evidence is less than was asked for.
 	Partial string `json:"partial,omitempty"`
+	// Facts are the answer to AskFacts.
+	Facts []Fact `json:"facts,omitempty"`
+}
+
+// Fact is what a node knows of a part of itself while its workers train: a figure, or a fault in words.
+type Fact struct {
+	Kind  string  `json:"kind"`            // such as link.speed; hang/slow knows them
+	Of    string  `json:"of,omitempty"`    // the part, such as eth0
+	Value float64 `json:"value,omitempty"` // the figure
+	Fault string  `json:"fault,omitempty"` // complete in itself
+	Fatal bool    `json:"fatal,omitempty"` // the part is of no use
 }
 
 // How often a node reports. Jitter of a tenth spreads the reports of many nodes.
@@ -86,6 +97,8 @@ const (
 	// AskStacks: one sample, the stacks of all threads and the flight recorder, of workers with or without a
 	// suspicion.
 	AskStacks askKind = "stacks"
+	// AskFacts: the nodes of Ask.Nodes examine themselves, without any load on what the workers use.
+	AskFacts askKind = "facts"
 	// TellVerdict: the incident is decided; Line is the verdict, and Picture has the evidence.
 	TellVerdict askKind = "verdict"
 	// TellOver: the workers make progress again, or nothing hangs after all.
@@ -104,6 +117,7 @@ type Ask struct {
 	Incident uint64      `json:"case"`            // the number of its incident
 	Epoch    job.EpochID `json:"epoch"`
 	What     askKind     `json:"what"`
+	Nodes    []int       `json:"nodes,omitempty"` // group ranks, of AskFacts
 
 	// Line is the text for people, of TellVerdict and TellOver.
 	Line string `json:"line,omitempty"`
@@ -136,6 +150,7 @@ const (
 	ActReport  Action = "report"  // nothing; people are notified
 	ActRestart Action = "restart" // the workers are restarted; that spends a restart
 	ActStop    Action = "stop"    // the run ends as failed
+	ActCheck   Action = "check"   // Spec.Slow alone: a node that slows the job is compared with another one
 	ActDrain   Action = "drain"   // Spec.Slow alone: a node that slows the job leaves
 )
 

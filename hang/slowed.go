@@ -18,6 +18,8 @@ type Slowed struct {
 	Share     float64   `json:"share"` // of every step, for which the others wait for them: 0 to 0.99
 	Doing     string    `json:"doing"` // computing, loading data, or asleep
 	Since     time.Time `json:"since"` // by the clock of the judge
+	// Checked is how the node differs from another one, in a line; "": it was not compared.
+	Checked string `json:"checked,omitempty"`
 }
 
 // Drain has a node leave whose ranks slow the job.
@@ -39,9 +41,16 @@ func (s *Slowed) Factor() float64 { return 1 / (1 - min(max(s.Share, 0), 0.99)) 
 
 // Line is the finding for people, with times in the zone of this process.
 func (s *Slowed) Line() string {
-	return fmt.Sprintf("%s: %.1fx since %s, %s, %.0f %% of every step", s.subject("slows", "slow"), s.Factor(),
+	line := fmt.Sprintf("%s: %.1fx since %s, %s, %.0f %% of every step", s.subject("slows", "slow"), s.Factor(),
 		s.Since.Local().Format(time.TimeOnly), s.Doing, 100*s.Share)
+	if s.Checked != "" {
+		line += "; " + s.Checked
+	}
+	return line
 }
+
+// CheckedLine is how the node differs from another one.
+func (s *Slowed) CheckedLine() string { return s.who() + ": " + s.Checked }
 
 // OverLine says that the finding does not hold any more.
 func (s *Slowed) OverLine() string {
@@ -49,13 +58,23 @@ func (s *Slowed) OverLine() string {
 }
 
 func (s *Slowed) subject(one, several string) string {
-	ranks, verb := "rank "+s.Ranks, one
-	if strings.ContainsAny(s.Ranks, ",-") {
-		ranks, verb = "ranks "+s.Ranks, several
+	verb := one
+	if s.several() {
+		verb = several
 	}
-	all := ""
+	return s.who() + " " + verb + " the job"
+}
+
+func (s *Slowed) several() bool { return strings.ContainsAny(s.Ranks, ",-") }
+
+// who are the ranks, and their node.
+func (s *Slowed) who() string {
+	ranks, all := "rank ", ""
+	if s.several() {
+		ranks = "ranks "
+	}
 	if s.All {
 		all = "all of "
 	}
-	return fmt.Sprintf("%s (%snode %d %s) %s the job", ranks, all, s.GroupRank, s.Node, verb)
+	return fmt.Sprintf("%s%s (%snode %d %s)", ranks, s.Ranks, all, s.GroupRank, s.Node)
 }

@@ -18,7 +18,7 @@ type Spec struct {
 	// After is how long there must have been no progress before anything is done, unless other rules take longer; 0: three
 	// minutes.
 	After time.Duration
-	// Slow is the reaction to ranks that slow the job: ActDrain; "" only reports them.
+	// Slow is the reaction to ranks that slow the job: ActCheck or ActDrain; "" only reports them.
 	Slow Action
 }
 
@@ -64,8 +64,8 @@ func (s Spec) Validate() error {
 	if s.Action != ActReport && s.Action != ActRestart && s.Action != ActStop {
 		return fmt.Errorf("the action %.80q is unknown: use %s, %s or %s", s.Action, ActReport, ActRestart, ActStop)
 	}
-	if s.Slow != "" && s.Slow != ActDrain {
-		return fmt.Errorf("the action %.80q on slow ranks is unknown: use %s, or none", s.Slow, ActDrain)
+	if s.Slow != "" && s.Slow != ActCheck && s.Slow != ActDrain {
+		return fmt.Errorf("the action %.80q on slow ranks is unknown: use %s, %s, or none", s.Slow, ActCheck, ActDrain)
 	}
 	return nil
 }

@@ -18,10 +18,12 @@ func TestSpec(t *testing.T) {
 	s, err := ParseSpec(late.String())
 	require.NoError(t, err)
 	require.Equal(t, late, s)
-	drains := Spec{Action: ActReport, Slow: ActDrain}
-	s, err = ParseSpec(drains.String())
-	require.NoError(t, err)
-	require.Equal(t, drains, s)
+	for _, slow := range []Action{ActCheck, ActDrain} {
+		acts := Spec{Action: ActReport, Slow: slow}
+		s, err = ParseSpec(acts.String())
+		require.NoError(t, err)
+		require.Equal(t, acts, s)
+	}
 	s, err = ParseSpec("")
 	require.NoError(t, err)
 	require.Equal(t, Spec{Action: ActReport}, s)

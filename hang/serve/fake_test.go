@@ -19,12 +19,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // rdzv is a rendezvous with one run, "r", whose nodes have the IDs id0, id1 and so on, with two workers each.
 type rdzv struct {
-	mu      sync.Mutex
-	spec    hang.Spec
-	epoch   job.EpochID
-	nodes   int
-	running bool
-	worlds  int // that were asked for
+	mu       sync.Mutex
+	spec     hang.Spec
+	epoch    job.EpochID
+	nodes    int
+	running  bool
+	worlds   int              // that were asked for
+	suspects []hang.Suspicion // of node 0, while it trains
 
 	asks   chan hang.Ask
 	notes  []job.Note

@@ -30,6 +30,8 @@ const (
 	maxText     = 1 << 10
 	maxRanks    = 16 << 10 // the members of a group
 	maxLong     = 16 << 10 // RAS, the end of a log
+	maxFacts    = 2048
+	maxFault    = 300
 
 	maxAge = 30 * 24 * time.Hour
 )
@@ -49,6 +51,12 @@ func fit(r *hang.Report) {
 		for i := range s.Looks {
 			s.Looks[i].Groups = cut(s.Looks[i].Groups, maxLooked)
 		}
+	}
+	r.Facts = cut(r.Facts, maxFacts)
+	for i := range r.Facts {
+		f := &r.Facts[i]
+		line(maxName, &f.Kind, &f.Of)
+		line(maxFault, &f.Fault)
 	}
 	r.Store = cut(r.Store, maxStore)
 	for i := range r.Store {

@@ -26,6 +26,7 @@ type run struct {
 
 	of     *hang.Incident
 	slow   slow.Judge
+	checks *slow.Checks // nil: no node is examined because it is slow
 	drains *slow.Drains // nil: no node leaves because it is slow
 	stays  string       // why the nodes have not left that slow the job, as was logged
 	fewer  float64      // steps in a second because of slow ranks, as was told; -1: nothing was
@@ -37,7 +38,10 @@ type run struct {
 func (h *Hub) newRun(id string, spec hang.Spec) *run {
 	now := time.Now()
 	r := &run{hub: h, id: id, used: now, fewer: -1}
-	if spec.Slow == hang.ActDrain {
+	switch spec.Slow {
+	case hang.ActCheck:
+		r.checks = &slow.Checks{}
+	case hang.ActDrain:
 		r.drains = &slow.Drains{}
 	}
 	var kept hang.Kept
@@ -75,9 +79,13 @@ func (r *run) take(s Seat, p *parcel) (hang.Ask, error) {
 		return hang.Ask{}, notMember(r.id, errOtherEpoch)
 	}
 	r.hub.stats.reported()
+	if len(p.report.Facts) > 0 {
+		p.report.Ask = 0 // it is no evidence
+	}
 	r.unpackLocked(s.GroupRank, p)
 	r.stepLocked(r.used, hang.Heard{GroupRank: s.GroupRank, Report: p.report})
 	r.slowLocked(s.GroupRank, p.report.Summary)
+	r.checkLocked(s.GroupRank, p.report.Facts)
 	return r.of.Pending(s.GroupRank), nil
 }
 
@@ -206,6 +214,24 @@ func (r *run) costLocked() {
 	r.fewer = fewer
 	epoch, _ := r.of.Epoch()
 	r.Tell(func() { r.hub.cfg.Slowed(r.id, epoch, fewer) })
+}
+
+// checkLocked has a node examined whose ranks slow the job, and tells the result.
+func (r *run) checkLocked(groupRank int, facts []hang.Fact) {
+	if r.checks == nil {
+		return
+	}
+	r.checks.Heard(groupRank, facts)
+	if s := r.checks.Done(r.used, &r.slow); s != nil {
+		n := job.Note{Event: job.EventSlowChecked, Node: s.Node, Text: s.CheckedLine()}
+		r.performLocked([]hang.Effect{{Note: &n}})
+	}
+	if !r.of.Idle() {
+		return
+	}
+	if nodes := r.checks.Next(r.used, &r.slow); len(nodes) > 0 {
+		r.stepLocked(r.used, hang.Examine{Nodes: nodes})
+	}
 }
 
 // drain has the first of the nodes leave that can.

@@ -37,7 +37,11 @@ func (r *rdzv) paced(t *testing.T, tr Transport, looks map[int]*hang.RankLooks, 
 				s.Looks = append(s.Looks, *l)
 				s.Looks[len(s.Looks)-1].Groups = []hang.GroupLooks{*g}
 			}
-			_, err := tr.Post(t.Context(), "r", hang.Report{ID: id(node), Epoch: r.epoch, Summary: s})
+			rep := hang.Report{ID: id(node), Epoch: r.epoch, Summary: s}
+			if node == 0 {
+				rep.Suspicions = r.suspects
+			}
+			_, err := tr.Post(t.Context(), "r", rep)
 			require.NoError(t, err)
 		}
 		time.Sleep(10 * time.Second)
@@ -89,4 +93,87 @@ func TestSlowRanksAreToldOfAndTakenBack(t *testing.T) {
 		synctest.Wait()
 		require.Empty(t, slowed(), "the workers are gone")
 	})
+}
+
+// facts are what a node knows of itself; one of them has a slower link.
+func (r *rdzv) facts(node int) []hang.Fact {
+	return []hang.Fact{{Kind: "link.speed", Of: "eth0\x1b", Value: 100 / float64(1+9*node)}}
+}
+
+// A node whose rank slows the job for a minute is compared with another one, once; nobody else acts on that.
+func TestANodeThatSlowsTheJobIsCompared(t *testing.T) {
+	for _, slow := range []hang.Action{hang.ActCheck, hang.ActDrain, ""} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRdzv(hang.ActReport, 2)
+			r.spec.Slow = slow
+			cfg := r.config()
+			cfg.Drain = func(string, hang.Drain) error { return errNobody }
+			h := New(cfg)
+			defer h.Close()
+			over, looks := Over(caller{h.Handler()}), map[int]*hang.RankLooks{}
+			for times := 0; times < 12 && len(r.asks) == 0; times++ {
+				r.paced(t, over, looks, 1, 3)
+				synctest.Wait()
+			}
+			if slow != hang.ActCheck {
+				require.Empty(t, r.asks)
+				return
+			}
+			require.Len(t, r.asks, 1)
+			ask := <-r.asks
+			require.Equal(t, hang.Ask{Seq: ask.Seq, Judge: ask.Judge, Epoch: r.epoch, What: hang.AskFacts, Nodes: []int{1, 0}},
+				ask)
+			for node := range 2 {
+				_, err := over.Post(t.Context(), "r",
+					hang.Report{ID: id(node), Epoch: r.epoch, Ask: ask.Seq, Facts: r.facts(node)})
+				require.NoError(t, err)
+			}
+			synctest.Wait()
+			require.Len(t, r.notes, 2)
+			require.Equal(t, job.Note{Event: job.EventSlowChecked, Node: "n1",
+				Text: "rank 3 (node 1 n1): eth0  runs at 10 Gb/s, 100 at node 0 n0"}, r.notes[1], "no terminal acts on it")
+			p, err := over.Picture(t.Context(), "r", false)
+			require.NoError(t, err)
+			require.Contains(t, p.Slowed[0].Line(), "% of every step; eth0  runs at 10 Gb/s")
+			require.Equal(t, hang.StateIdle, p.State, "nothing hangs")
+			r.paced(t, over, looks, 60, 3)
+			require.Empty(t, r.asks)
+			require.Len(t, r.notes, 2)
+		})
+	}
+}
+
+// While something is suspected, nodes are asked for nothing else.
+func TestHangsComeFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRdzv(hang.ActReport, 2)
+		r.spec.Slow = hang.ActCheck
+		h := New(r.config())
+		defer h.Close()
+		looks := map[int]*hang.RankLooks{}
+		r.paced(t, h, looks, 5, 3)
+		require.Len(t, r.asks, 0)
+		r.suspects = r.suspicion(0, 12*time.Second).Suspicions
+		r.paced(t, h, looks, 4, 3)
+		synctest.Wait()
+		require.Equal(t, hang.AskEvidence, (<-r.asks).What)
+		r.suspects = nil
+		for len(r.asks) > 0 {
+			require.NotEqual(t, hang.AskFacts, (<-r.asks).What)
+		}
+		r.paced(t, h, looks, 2, 3)
+		synctest.Wait()
+		require.Equal(t, hang.TellOver, (<-r.asks).What)
+		require.Equal(t, hang.AskFacts, (<-r.asks).What)
+	})
+}
+
+// What nobody has asked for is not kept, and a report has a bound.
+func TestFactsOfStrangers(t *testing.T) {
+	many := make([]hang.Fact, 3*maxFacts)
+	many[0] = hang.Fact{Fault: string(make([]byte, 10*maxFault))}
+	rep := hang.Report{Facts: many}
+	fit(&rep)
+	require.Len(t, rep.Facts, maxFacts)
+	require.LessOrEqual(t, len(rep.Facts[0].Fault), maxFault)
 }

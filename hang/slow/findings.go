@@ -39,9 +39,9 @@ func (j *Judge) judge() (changes []Change) {
 			}
 			continue
 		}
-		since := f.Since
+		was := *f
 		*f = j.finding(all, ws)
-		f.Since = since
+		f.Since, f.Checked, f.examined = was.Since, was.Checked, was.examined
 	}
 	changes = j.over()
 	for _, ws := range by {

@@ -55,8 +55,9 @@ type rank struct {
 // finding is what is known of the slow ranks of one node.
 type finding struct {
 	hang.Slowed
-	ranks  rankset.Set
-	missed int // windows since they were seen to be slow
+	ranks    rankset.Set
+	missed   int  // windows since they were seen to be slow
+	examined bool // by Checks
 }
 
 // Change is that ranks slow the job, or do no more.

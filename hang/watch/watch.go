@@ -53,6 +53,8 @@ type Config struct {
 	RAS     func(ctx context.Context) string
 	// Traffic is how many bytes the present TCP connections of processes have carried, both ways.
 	Traffic func(pids []int) uint64
+	// Facts is what this node knows of itself but for its workers' processes. It must return when ctx is done.
+	Facts func(ctx context.Context) []hang.Fact
 	// Output is the end of a worker's output.
 	Output func(local int) string
 	// Exception finds in such a text the Python exception that its worker has ended by.

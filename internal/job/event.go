@@ -57,6 +57,7 @@ const (
 	EventHangWithdrawn Event = "hang-withdrawn"
 	EventSlowFound     Event = "slow-found"
 	EventSlowOver      Event = "slow-over"
+	EventSlowChecked   Event = "slow-checked"
 	EventExec          Event = "exec"
 	EventExecEnded     Event = "exec-ended"
 	EventNodeMarked    Event = "node-marked"

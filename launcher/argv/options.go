@@ -412,10 +412,10 @@ func hangOptions() []Option {
 		choice(Option{Name: "hang-action", Choices: []string{"report", "restart", "stop"}, Default: "report",
 			Meta: "report|restart|stop", Category: hangSection, Extra: true,
 			Usage: "reaction to a hang: report only reports it, restart restarts the workers, stop ends the job"}),
-		choice(Option{Name: "slow-action", Choices: []string{"report", "drain"}, Default: "report", Meta: "report|drain",
-			Category: hangSection, Extra: true,
-			Usage: "reaction to ranks that slow the job: report only names them, drain has their node leave where a spare, " +
-				"or fewer nodes, can go on. It implies --hang=auto"}),
+		choice(Option{Name: "slow-action", Choices: []string{"report", "check", "drain"}, Default: "report",
+			Meta: "report|check|drain", Category: hangSection, Extra: true,
+			Usage: "reaction to ranks that slow the job: report names them, check compares their node with another one, " +
+				"drain has it leave where a spare, or fewer nodes, can go on. It implies --hang=auto"}),
 	}
 }
 

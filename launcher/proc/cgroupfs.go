@@ -88,6 +88,11 @@ type cgroups struct {
 // ownCgroups reads the place of this process. procRoot stands for /proc and
 // cgroupRoot for /sys/fs/cgroup; "" means the real one.
 func ownCgroups(procRoot, cgroupRoot string) (cgroups, error) {
+	return cgroupsOf(procRoot, cgroupRoot, "self")
+}
+
+// cgroupsOf reads the place of a process, as this one sees it.
+func cgroupsOf(procRoot, cgroupRoot, process string) (cgroups, error) {
 	if procRoot == "" {
 		procRoot = "/proc"
 	}
@@ -95,9 +100,9 @@ func ownCgroups(procRoot, cgroupRoot string) (cgroups, error) {
 	if err != nil {
 		return cgroups{}, fmt.Errorf("find cgroup mounts: %w", err)
 	}
-	own, err := os.ReadFile(filepath.Join(procRoot, "self/cgroup"))
+	own, err := os.ReadFile(filepath.Join(procRoot, process, "cgroup"))
 	if err != nil {
-		return cgroups{}, fmt.Errorf("find own cgroup: %w", err)
+		return cgroups{}, fmt.Errorf("find the cgroup of a process: %w", err)
 	}
 	return cgroups{parseMountinfo(string(mounts)), parseOwnCgroups(string(own)), cgroupRoot}, nil
 }

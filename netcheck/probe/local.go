@@ -202,6 +202,16 @@ func (h Host) ports(s selector) []netcheck.Finding {
 	return found
 }
 
+// Ports are the RDMA ports that c selects and that are active, as interfaces with a name and a speed.
+func (h Host) Ports(c Choice) (ports []netcheck.NIC) {
+	for _, p := range h.selectedPorts(c.HCAs) {
+		if r, known := h.rate(p); known && strings.HasPrefix(read(h.portFile(p, "state")), "4:") {
+			ports = append(ports, netcheck.NIC{Name: p.String(), Mbps: int(1000 * r)})
+		}
+	}
+	return ports
+}
+
 // rate of a port in 10^9 bit/s.
 func (h Host) rate(p port) (float64, bool) { return leading(read(h.portFile(p, "rate"))) }
 

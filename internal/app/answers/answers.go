@@ -417,7 +417,7 @@ func OfEvent(e job.Event) Tone {
 		job.EventRankFailed, job.EventDeviceFault, job.EventTooFew:
 		return Bad
 	case job.EventSuspect, job.EventBackOff, job.EventHeld, job.EventGate, job.EventHangSuspected, job.EventHangVerdict,
-		job.EventBarred, job.EventLeaving, job.EventSlowFound:
+		job.EventBarred, job.EventLeaving, job.EventSlowFound, job.EventSlowChecked:
 		return Waits
 	}
 	return Plain

@@ -52,7 +52,7 @@ func (mgr *Manager) Hear(run string, n rendezvous.Note) {
 	case job.EventJoin:
 		mgr.Place(run, n.Node, n.Machine)
 	case job.EventBarred, job.EventLateCheck, job.EventOrder, job.EventNodeError, job.EventDeviceFault,
-		job.EventLogRule, job.EventSlowFound:
+		job.EventLogRule, job.EventSlowFound, job.EventSlowChecked:
 		mgr.queue.add(run, func(h *heard) {
 			if n.Machine != "" {
 				h.machines[n.Node] = n.Machine
@@ -272,7 +272,7 @@ func kindOf(s said, bars map[string]job.Cause) (nodehealth.Kind, string) {
 		return nodehealth.Kind(what), rest
 	case s.event == job.EventLogRule:
 		return nodehealth.LogRule, s.text
-	case s.event == job.EventSlowFound:
+	case s.event == job.EventSlowFound || s.event == job.EventSlowChecked: // the newest is kept of each run
 		return nodehealth.Slow, s.text
 	case s.event == job.EventBarred || s.event == job.EventLateCheck || s.event == job.EventNodeError:
 		return nodehealth.CheckFailed, s.text

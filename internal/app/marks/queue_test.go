@@ -179,6 +179,10 @@ func TestRanksThatSlowTheJob(t *testing.T) {
 		require.Len(t, list[0].Findings, 2, "one of each run")
 		require.Equal(t, nodehealth.Slow, list[0].Findings[0].Kind)
 		require.Contains(t, list[0].Findings[0].Text, "1.3x", "the newest")
+		require.NoError(t, j.s.Hub.Annotate("r", job.EventSlowChecked, "n1", "rank 1 (node 1 n1): GPU 3 is hot"))
+		j.settle()
+		require.Len(t, j.k.List().Nodes[0].Findings, 2, "the cause is no further finding")
+		require.Contains(t, j.k.List().Nodes[0].Findings[0].Text+j.k.List().Nodes[0].Findings[1].Text, "GPU 3 is hot")
 
 		find("t")
 		require.Equal(t, []string{"m1"}, names(j.k))

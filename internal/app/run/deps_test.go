@@ -138,7 +138,7 @@ func TestPurePackages(t *testing.T) {
 	for _, pkg := range []string{
 		"rendezvous", "rendezvous/successor", "launcher/argv", "launcher/argv/native", "launcher/policy", "launcher/verdict",
 		"launcher/preset", "netcheck", "switchbox", "launcher/logs/rule", "launcher/streams", "launcher/hostfile",
-		"launcher/scheduler", "internal/app/nodehealth", "internal/job", "hang", "hang/page", "hang/rankset",
+		"launcher/scheduler", "internal/app/nodehealth", "internal/job", "hang", "hang/page", "hang/rankset", "hang/slow",
 		"hang/straggler", "rendezvous/ledger",
 		"internal/app/describe", "internal/app/answers", "internal/app/ctl/top",
 	} {

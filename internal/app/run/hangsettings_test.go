@@ -10,6 +10,7 @@ import (
 func TestTheRunHearsWhatIsDoneAboutHangs(t *testing.T) {
 	for line, want := range map[string]string{
 		"": "action=report", "--hang-action=restart": "action=restart", "--hang=off": "", "--hang=auto": "action=report",
+		"--slow-action=check": "action=report slow=check", "--slow-action=report": "action=report",
 	} {
 		s, err := resolved(t, line+" train.py", nil)
 		require.NoError(t, err)

@@ -38,7 +38,7 @@ func (s *Service) newHangs() *hangs.Hub {
 func (s *Service) logHang(run string, n job.Note) {
 	level := slog.LevelDebug
 	switch n.Event {
-	case job.EventSlowFound:
+	case job.EventSlowFound, job.EventSlowChecked:
 		level = slog.LevelWarn
 	case job.EventSlowOver:
 		level = slog.LevelInfo

@@ -42,7 +42,7 @@ _dlrover_run() {
     --check-action|--check_action) COMPREPLY=($(compgen -W 'exclude report' -- "$cur")); return ;;
     --hang) COMPREPLY=($(compgen -W 'auto outside off' -- "$cur")); return ;;
     --hang-action|--hang_action) COMPREPLY=($(compgen -W 'report restart stop' -- "$cur")); return ;;
-    --slow-action|--slow_action) COMPREPLY=($(compgen -W 'report drain' -- "$cur")); return ;;
+    --slow-action|--slow_action) COMPREPLY=($(compgen -W 'report check drain' -- "$cur")); return ;;
     --print-completion|--print_completion) COMPREPLY=($(compgen -W 'bash zsh tcsh' -- "$cur")); return ;;
     ?*) return ;;
   esac

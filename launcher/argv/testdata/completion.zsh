@@ -121,7 +121,7 @@ _arguments -s -S -A '-*' \
   '*--min-channels=[number of pairs that must pass --switchbox-check (default\: 2)]:N: ' \
   '*--hang=[detection of hangs\: outside only looks at the workers; auto also puts a small shim into their interpreters; off finds none. --hang-action and XPU_TIMER_ variables imply auto (default\: outside)]:auto|outside|off:(auto outside off)' \
   '*--hang-action=[reaction to a hang\: report only reports it, restart restarts the workers, stop ends the job (default\: report)]:report|restart|stop:(report restart stop)' \
-  '*--slow-action=[reaction to ranks that slow the job\: report only names them, drain has their node leave where a spare, or fewer nodes, can go on. It implies --hang=auto (default\: report)]:report|drain:(report drain)' \
+  '*--slow-action=[reaction to ranks that slow the job\: report names them, check compares their node with another one, drain has it leave where a spare, or fewer nodes, can go on. It implies --hang=auto (default\: report)]:report|check|drain:(report check drain)' \
   '*--dry-run[print the plan of the run as JSON, and exit]' \
   '*--print-completion=[print a completion script for bash, zsh or tcsh, and exit]:SHELL:(bash zsh tcsh)' \
   '*--help[show this text, and exit]' \

@@ -75,8 +75,8 @@ func read(o feature.Options, name string) (k hangSettings, err error) {
 		return k, fmt.Errorf("--slow-action=%s needs to see steps, but hang detection is %s by %s: use --hang=auto",
 			o.String("slow-action"), k.mode, k.why)
 	}
-	if o.String("slow-action") == string(hang.ActDrain) {
-		k.slow = hang.ActDrain
+	if slow := hang.Action(o.String("slow-action")); slow != hang.ActReport {
+		k.slow = slow
 	}
 	k.xpuTimer = k.mode != hangOff && xpuTimerSign(o, name) != ""
 	k.files = cmp.Or(o.Lookup("XPU_TIMER_TIMELINE_PATH"), report.Default(o.LookupEnv, k.xpuTimer))

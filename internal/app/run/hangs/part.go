@@ -25,14 +25,17 @@ import (
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/sockets"
 	"dlrover-run/hang/watch"
+	"dlrover-run/internal/app/nodecheck"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/app/run/pypath"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
+	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous/tcpstore"
+	"dlrover-run/switchbox"
 )
 
 // lookAuto is the interval of the looks at workers with a shim.
@@ -215,6 +218,9 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 	if e.Place.GroupRank == 0 {
 		cfg.Store = h.storeWaits
 	}
+	if auto {
+		cfg.Facts = h.facts(e, pids)
+	}
 	if h.metrics != nil {
 		cfg.Looked = h.metrics.looked
 	}
@@ -222,6 +228,22 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 		cfg.Collected = h.collected(cfg.Epoch, e.Place.WorldSize)
 	}
 	return cfg
+}
+
+// driverTime is for an answer of a device's driver.
+const driverTime = 20 * time.Second
+
+// facts examines this node while the workers train.
+func (h *hangs) facts(e launcher.Epoch, pids []int) func(context.Context) []hang.Fact {
+	t := nodecheck.Training{Addr: h.node.Job().Node.Addr, Env: os.Getenv, PIDs: pids, RankBase: e.Place.RankBase}
+	return func(ctx context.Context) []hang.Fact {
+		if _, kind := proc.GPUCount("", os.LookupEnv); kind == "cuda" {
+			t.Devices = func(ctx context.Context) switchbox.Report {
+				return nodecheck.NVIDIA(ctx, h.node.Processes().Command, "--level=links", "--timeout="+driverTime.String())
+			}
+		}
+		return t.Facts(ctx)
+	}
 }
 
 // read reads the stacks of one process.

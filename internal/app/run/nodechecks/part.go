@@ -20,7 +20,6 @@ import (
 	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/switchbox"
-	"dlrover-run/switchbox/gpuchild"
 	"dlrover-run/switchbox/metax"
 )
 
@@ -89,21 +88,11 @@ func (c *nodeChecks) metax() (func(context.Context) switchbox.Report, error) {
 // gpucheckTime limits gpucheck, which reports by itself if a call hangs.
 const gpucheckTime = 25 * time.Second
 
-// nvidia runs gpucheck, a separate program, because the driver may hang or kill its caller.
+// nvidia asks NVIDIA's driver, and copies between devices on request.
 func (c *nodeChecks) nvidia(ctx context.Context) switchbox.Report {
 	ctx, cancel := context.WithTimeout(ctx, gpucheckTime+5*time.Second)
 	defer cancel()
-	own, _ := os.Executable() // "" is in no directory
-	r, err := gpuchild.Program{Path: gpuchild.Find(own), Start: c.startCommand}.Run(ctx, c.gpucheckArgs()...)
-	if usage, ok := errors.AsType[*gpuchild.UsageError](err); ok { // a pair of GPUs that are not on this node
-		r = switchbox.Report{Adaptor: "nvml", Findings: []switchbox.Finding{
-			{Check: "switchbox", Kind: "gpu.pairs", Severity: switchbox.Fatal, Text: usage.Text},
-		}}
-		r.Conclude()
-	} else if err != nil {
-		return switchbox.Skip("nvml", err.Error())
-	}
-	return r
+	return nodecheck.NVIDIA(ctx, c.startCommand, c.gpucheckArgs()...)
 }
 
 // gpucheckArgs are gpucheck's arguments; it has the default pairs itself.

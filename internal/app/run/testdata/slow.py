@@ -1,7 +1,8 @@
 """A training loop over gloo of about 100 ms a step, of which a rank may take more.
 
 slow.py CASE RANK FACTOR, until there is $DIR/go. data: the batches of the rank come later; stop: it is stopped for a
-part of the time; compute: it computes for longer; healthy: all have uneven batches, and rank 0 evaluates and logs.
+part of the time; compute: it computes for longer; quota: it needs a CPU, and its pid is in $DIR/pid; healthy: all have
+uneven batches, and rank 0 evaluates and logs.
 """
 import os
 import random
@@ -40,7 +41,12 @@ class Batches(torch.utils.data.Dataset):
 def compute(factor):
     """Pieces, as of kernels: one that is stopped comes later with all that follow."""
     for _ in range(PIECES):
-        time.sleep(EACH * factor)
+        if CASE == "quota" and RANK == CULPRIT:
+            end = time.thread_time() + EACH
+            while time.thread_time() < end:
+                pass
+        else:
+            time.sleep(EACH * factor)
 
 
 def main():
@@ -52,6 +58,9 @@ def main():
     rng = random.Random(RANK)
     if CASE == "stop" and RANK == CULPRIT:  # of 100 ms it runs for so many that all takes FACTOR times as long
         subprocess.Popen([sys.executable, "-c", STOPPER, str(os.getpid()), str(0.1 / FACTOR), str(0.1 - 0.1 / FACTOR)])
+    if CASE == "quota" and RANK == CULPRIT:
+        with open(os.path.join(DIR, "pid"), "w") as f:
+            f.write(str(os.getpid()))
     for step, batch in enumerate(torch.utils.data.DataLoader(Batches(), batch_size=1)):
         factor = 1.0
         if CASE == "compute" and RANK == CULPRIT:

@@ -1,0 +1,108 @@
+package slow
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"dlrover-run/hang"
+	"dlrover-run/internal/job"
+)
+
+// Times of Checks.
+const (
+	checkAfter = time.Minute      // for which ranks slow the job before their node is examined
+	nextCheck  = 5 * time.Minute  // until another node is
+	answerTime = 45 * time.Second // for both nodes
+)
+
+// Checks decides which node is examined because its ranks slow the job, and with which one it is compared: one at a
+// time, and once for each finding. The zero value is of a run in which none was examined.
+type Checks struct {
+	next time.Time
+	of   *check // under way
+}
+
+// check is an examination of a node, and of the one that it is compared with, if there is one.
+type check struct {
+	slowed hang.Slowed
+	epoch  job.EpochID
+	nodes  []int // their group ranks
+	other  string
+	late   time.Time
+	facts  [2][]hang.Fact // of nodes; nil: it has not answered
+}
+
+// Next returns the group ranks of the nodes that examine themselves now; mostly there are none.
+func (c *Checks) Next(now time.Time, j *Judge) []int {
+	if c.of != nil || now.Before(c.next) {
+		return nil
+	}
+	var worst *finding
+	for i := range j.found {
+		f := &j.found[i]
+		due := !f.examined && f.missed == 0 && now.Sub(f.Since) >= checkAfter
+		if due && (worst == nil || f.Share > worst.Share) {
+			worst = f
+		}
+	}
+	if worst == nil {
+		return nil
+	}
+	worst.examined, c.next = true, now.Add(nextCheck)
+	c.of = &check{slowed: worst.Slowed, epoch: j.world.Epoch, nodes: []int{worst.GroupRank}, late: now.Add(answerTime)}
+	if i := j.other(worst.GroupRank); i >= 0 {
+		c.of.nodes, c.of.other = append(c.of.nodes, i), fmt.Sprintf("node %d %s", i, j.world.Nodes[i].Name)
+	}
+	return c.of.nodes
+}
+
+// other is the next node with as many ranks, none of which is slow; -1: there is none.
+func (j *Judge) other(than int) int {
+	for k := 1; k < len(j.nodes); k++ {
+		i := (than + k) % len(j.nodes)
+		slow := slices.ContainsFunc(j.found, func(f finding) bool { return f.GroupRank == i })
+		if !slow && len(j.nodes[i].ranks) == len(j.nodes[than].ranks) {
+			return i
+		}
+	}
+	return -1
+}
+
+// Heard takes the facts of a node. Those that nobody has asked for are dropped.
+func (c *Checks) Heard(groupRank int, facts []hang.Fact) {
+	if c.of == nil || len(facts) == 0 {
+		return
+	}
+	if i := slices.Index(c.of.nodes, groupRank); i >= 0 {
+		c.of.facts[i] = facts
+	}
+}
+
+// Done returns the ranks of an examination that has ended, once, and notes the result in the finding.
+func (c *Checks) Done(now time.Time, j *Judge) *hang.Slowed {
+	k := c.of
+	if k == nil || k.waits() && now.Before(k.late) && k.epoch == j.world.Epoch {
+		return nil
+	}
+	if c.of = nil; k.epoch != j.world.Epoch {
+		return nil
+	}
+	s := &k.slowed
+	s.Checked = k.result()
+	for i := range j.found {
+		if f := &j.found[i]; f.GroupRank == s.GroupRank && f.examined {
+			f.Checked = s.Checked
+		}
+	}
+	return s
+}
+
+func (k *check) waits() bool {
+	for i := range k.nodes {
+		if k.facts[i] == nil {
+			return true
+		}
+	}
+	return false
+}

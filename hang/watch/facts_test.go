@@ -1,0 +1,96 @@
+package watch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang"
+)
+
+// spend has a process of fakeProc use a share of a CPU, its thread wait for another one, and changes its state.
+func spend(t *testing.T, root string, pid int, state byte, parent int, cpu, wait float64) {
+	began := time.Now()
+	replace := func(name, text string) {
+		path := filepath.Join(root, strconv.Itoa(pid), name)
+		if os.WriteFile(path+".new", []byte(text), 0o600) == nil {
+			_ = os.Rename(path+".new", path)
+		}
+	}
+	var write func()
+	write = func() {
+		if t.Context().Err() != nil {
+			return
+		}
+		ns := float64(time.Since(began))
+		replace("stat", below(parent, state, uint64(cpu*ns/float64(tick))))
+		replace("schedstat", fmt.Sprintf("%.0f %.0f 5\n", cpu*ns+5, wait*ns+5))
+		time.AfterFunc(10*time.Millisecond, write)
+	}
+	write()
+}
+
+// below is the stat of a process with a parent.
+func below(parent int, state byte, ticks uint64) string {
+	text := line("x", state, ticks, 0, 0, 0, 1, 1)
+	return strings.Replace(text, fmt.Sprintf(" %c 1 ", state), fmt.Sprintf(" %c %d ", state, parent), 1)
+}
+
+// A node that is asked for facts tells what its workers and others do; one that is not meant is silent.
+func TestFactsOfANode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, j := bench(t)
+		c.GroupRank, c.First = 1, time.Hour
+		c.Facts = func(context.Context) []hang.Fact { return []hang.Fact{{Kind: "cpu.count", Value: 8}} }
+		fakeProc(t, c.root, 9, 1)
+		fakeProc(t, c.root, 10, 1)
+		require.NoError(t, os.WriteFile(filepath.Join(c.root, "10", "comm"), []byte("stress\n"), 0o600))
+		spend(t, c.root, 7, 'T', 1, 0, 0)
+		spend(t, c.root, 8, 'D', 1, 0.5, 0.25)
+		spend(t, c.root, 9, 'R', 7, 1, 0) // a child of a worker
+		spend(t, c.root, 10, 'R', 1, 1, 0)
+		watchFor(t, New(c), 20*time.Second, map[time.Duration]hang.Ask{
+			time.Second:      {Seq: 5, What: hang.AskFacts, Nodes: []int{0, 2}},
+			10 * time.Second: {Seq: 6, What: hang.AskFacts, Nodes: []int{0, 1}},
+		})
+		require.Len(t, j.heard, 1)
+		require.Equal(t, uint64(6), j.heard[0].Ask)
+		require.Less(t, j.at[0], 13*time.Second)
+		by := map[string]float64{}
+		for _, f := range j.heard[0].Facts {
+			by[f.Kind+" "+f.Of] = f.Value
+		}
+		require.Equal(t, 100.0, by["cpu.stopped rank 10"])
+		require.Zero(t, by["cpu.stopped rank 11"])
+		require.Equal(t, 100.0, by["cpu.blocked rank 11"])
+		require.InDelta(t, 0, by["cpu.waiting rank 10"], 0.1)
+		require.InDelta(t, 25, by["cpu.waiting rank 11"], 2)
+		require.Equal(t, 8.0, by["cpu.count "])
+		require.Contains(t, by, "cpu.others other processes such as stress (pid 10)")
+		require.Len(t, by, 8)
+	})
+}
+
+func TestOtherProcesses(t *testing.T) {
+	ofJob := map[int]bool{7: true}
+	before := map[int]stat{7: {start: 1}, 8: {start: 1, parent: 7}, 9: {start: 1, parent: 1}, 10: {start: 1, parent: 9}}
+	p := newProcfs(t.TempDir())
+	for pid, ticks := range map[int]uint64{7: 100, 8: 100, 9: 10, 10: 30, 11: 50} {
+		fakeProc(t, p.root, pid, 1)
+		text := below(before[pid].parent, 'R', ticks)
+		require.NoError(t, os.WriteFile(filepath.Join(p.root, strconv.Itoa(pid), "stat"), []byte(text), 0o600))
+	}
+	f := p.others(before, time.Second, ofJob)
+	require.Equal(t, "cpu.others", f.Kind)
+	require.InDelta(t, 100*0.4/float64(runtime.NumCPU()), f.Value, 1e-9, "of 9 and 10: 11 is new")
+	require.False(t, descends(map[int]stat{1: {parent: 2}, 2: {parent: 1}}, 1, ofJob), "a circle ends")
+}
