@@ -56,7 +56,7 @@ func (in *Incident) Step(now time.Time, ev IncidentEvent) []Effect {
 	case Collect:
 		in.beginCollection()
 	case Examine:
-		in.emit(Effect{Ask: &Ask{What: AskFacts, Nodes: ev.Nodes}})
+		in.emit(Effect{Ask: &ev.Ask})
 	case Over:
 		in.over(ev.Epoch)
 	}

@@ -21,8 +21,8 @@ type (
 	}
 	// Collect: a user wants to see stacks, with or without a suspicion.
 	Collect struct{}
-	// Examine: these nodes, by group rank, are asked for facts about themselves.
-	Examine struct{ Nodes []int }
+	// Examine: nodes are asked about themselves; the Ask gets its number.
+	Examine struct{ Ask Ask }
 	// Over: the epoch has ended.
 	Over struct{ Epoch job.EpochID }
 	// Tick: the time of Next is reached.

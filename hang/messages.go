@@ -1,6 +1,7 @@
 package hang
 
 import (
+	"encoding/json"
 	"time"
 
 	"dlrover-run/internal/job"
@@ -29,8 +30,18 @@ type Report struct {
 	RAS string `json:"ras,omitempty"`
 	// Partial is the reason if Evidence is less than was asked for.
 	Partial string `json:"partial,omitempty"`
-	// Facts are the answer to AskFacts.
+	// Facts are the answer to AskFacts and AskLink.
 	Facts []Fact `json:"facts,omitempty"`
+	// End is this end of a test of links, if AskFacts wants one: less than 3 KiB for the other end.
+	End json.RawMessage `json:"end,omitempty"`
+}
+
+// Link is a test of the links between two nodes: what AskLink tells one of them.
+type Link struct {
+	Test  string          `json:"test"` // unique
+	Key   []byte          `json:"key"`  // by which both ends know each other; nobody else has it
+	Serve bool            `json:"serve,omitempty"`
+	Peer  json.RawMessage `json:"peer"` // Report.End of the other one
 }
 
 // Fact is what a node knows of a part of itself while its workers train: a figure, or a fault in words.
@@ -99,6 +110,8 @@ const (
 	AskStacks askKind = "stacks"
 	// AskFacts: the nodes of Ask.Nodes examine themselves, without any load on what the workers use.
 	AskFacts askKind = "facts"
+	// AskLink: the node To tests its links with another one.
+	AskLink askKind = "link"
 	// TellVerdict: the incident is decided; Line is the verdict, and Picture has the evidence.
 	TellVerdict askKind = "verdict"
 	// TellOver: the workers make progress again, or nothing hangs after all.
@@ -117,7 +130,10 @@ type Ask struct {
 	Incident uint64      `json:"case"`            // the number of its incident
 	Epoch    job.EpochID `json:"epoch"`
 	What     askKind     `json:"what"`
-	Nodes    []int       `json:"nodes,omitempty"` // group ranks, of AskFacts
+	Nodes    []int       `json:"nodes,omitempty"`  // group ranks, of AskFacts and AskLink
+	Listen   bool        `json:"listen,omitempty"` // of AskFacts: an AskLink may follow
+	Link     *Link       `json:"link,omitempty"`
+	To       string      `json:"-"` // the name of the only node that gets it; "": all do
 
 	// Line is the text for people, of TellVerdict and TellOver.
 	Line string `json:"line,omitempty"`

@@ -20,6 +20,8 @@ type Spec struct {
 	After time.Duration
 	// Slow is the reaction to ranks that slow the job: ActCheck or ActDrain; "" only reports them.
 	Slow Action
+	// SlowLink: with ActCheck the links to the other node are loaded for a moment.
+	SlowLink bool
 }
 
 // String is the text that ParseSpec understands.
@@ -30,6 +32,9 @@ func (s Spec) String() string {
 	}
 	if s.Slow != "" {
 		text += " slow=" + string(s.Slow)
+	}
+	if s.SlowLink {
+		text += " slow-link=yes"
 	}
 	return text
 }
@@ -48,6 +53,8 @@ func ParseSpec(text string) (s Spec, err error) {
 			}
 		case "slow":
 			s.Slow = Action(value)
+		case "slow-link":
+			s.SlowLink = value == "yes"
 		default:
 			return Spec{}, fmt.Errorf("%w %.200q: %.80q is unknown here: all nodes of a run need the same version",
 				ErrSpec, text, field)

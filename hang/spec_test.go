@@ -24,6 +24,10 @@ func TestSpec(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, acts, s)
 	}
+	loads := Spec{Action: ActReport, Slow: ActCheck, SlowLink: true}
+	s, err = ParseSpec(loads.String())
+	require.NoError(t, err)
+	require.Equal(t, loads, s)
 	s, err = ParseSpec("")
 	require.NoError(t, err)
 	require.Equal(t, Spec{Action: ActReport}, s)

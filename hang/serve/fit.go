@@ -32,6 +32,7 @@ const (
 	maxLong     = 16 << 10 // RAS, the end of a log
 	maxFacts    = 2048
 	maxFault    = 300
+	maxEnd      = 3 << 10 // a notice has less than 4 KiB
 
 	maxAge = 30 * 24 * time.Hour
 )
@@ -51,6 +52,9 @@ func fit(r *hang.Report) {
 		for i := range s.Looks {
 			s.Looks[i].Groups = cut(s.Looks[i].Groups, maxLooked)
 		}
+	}
+	if len(r.End) > maxEnd {
+		r.End = nil
 	}
 	r.Facts = cut(r.Facts, maxFacts)
 	for i := range r.Facts {

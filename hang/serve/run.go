@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"crypto/rand"
 	"fmt"
 	"iter"
 	"strings"
@@ -40,7 +41,7 @@ func (h *Hub) newRun(id string, spec hang.Spec) *run {
 	r := &run{hub: h, id: id, used: now, fewer: -1}
 	switch spec.Slow {
 	case hang.ActCheck:
-		r.checks = &slow.Checks{}
+		r.checks = &slow.Checks{Links: spec.SlowLink}
 	case hang.ActDrain:
 		r.drains = &slow.Drains{}
 	}
@@ -85,7 +86,7 @@ func (r *run) take(s Seat, p *parcel) (hang.Ask, error) {
 	r.unpackLocked(s.GroupRank, p)
 	r.stepLocked(r.used, hang.Heard{GroupRank: s.GroupRank, Report: p.report})
 	r.slowLocked(s.GroupRank, p.report.Summary)
-	r.checkLocked(s.GroupRank, p.report.Facts)
+	r.checkLocked(s.GroupRank, &p.report)
 	return r.of.Pending(s.GroupRank), nil
 }
 
@@ -217,11 +218,18 @@ func (r *run) costLocked() {
 }
 
 // checkLocked has a node examined whose ranks slow the job, and tells the result.
-func (r *run) checkLocked(groupRank int, facts []hang.Fact) {
+func (r *run) checkLocked(groupRank int, rep *hang.Report) {
 	if r.checks == nil {
 		return
 	}
-	r.checks.Heard(groupRank, facts)
+	r.checks.Heard(groupRank, rep)
+	if asks := r.checks.Test(r.used); len(asks) > 0 {
+		test, key := rand.Text(), []byte(rand.Text()+rand.Text())
+		for _, a := range asks {
+			a.Link.Test, a.Link.Key = test, key
+			r.stepLocked(r.used, hang.Examine{Ask: a})
+		}
+	}
 	if s := r.checks.Done(r.used, &r.slow); s != nil {
 		n := job.Note{Event: job.EventSlowChecked, Node: s.Node, Text: s.CheckedLine()}
 		r.performLocked([]hang.Effect{{Note: &n}})
@@ -230,7 +238,8 @@ func (r *run) checkLocked(groupRank int, facts []hang.Fact) {
 		return
 	}
 	if nodes := r.checks.Next(r.used, &r.slow); len(nodes) > 0 {
-		r.stepLocked(r.used, hang.Examine{Nodes: nodes})
+		ask := hang.Ask{What: hang.AskFacts, Nodes: nodes, Listen: r.checks.Links && len(nodes) > 1}
+		r.stepLocked(r.used, hang.Examine{Ask: ask})
 	}
 }
 

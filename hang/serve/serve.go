@@ -66,7 +66,7 @@ type Config struct {
 	// Saved is the run's newest checkpoint; false: none is known. It is called with the run locked, and must be quick. Nil
 	// knows none.
 	Saved func(run string) (step int64, known bool)
-	// Notify sends an Ask to all nodes of the run.
+	// Notify sends an Ask to all nodes of the run, or to Ask.To.
 	Notify func(run string, a hang.Ask)
 	// Note takes a line for the run's timeline.
 	Note func(run string, n job.Note)

@@ -1,6 +1,8 @@
 package serve
 
 import (
+	"encoding/json"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -141,6 +143,48 @@ func TestANodeThatSlowsTheJobIsCompared(t *testing.T) {
 			require.Len(t, r.notes, 2)
 		})
 	}
+}
+
+// With SlowLink each of the two gets a test of its own that the other one does not, with the same key.
+func TestLinksOfSlowNodesAreTested(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRdzv(hang.ActReport, 2)
+		r.spec.Slow, r.spec.SlowLink = hang.ActCheck, true
+		h := New(r.config())
+		defer h.Close()
+		over, looks := Over(caller{h.Handler()}), map[int]*hang.RankLooks{}
+		for len(r.asks) == 0 {
+			r.paced(t, over, looks, 1, 3)
+			synctest.Wait()
+		}
+		require.True(t, (<-r.asks).Listen)
+		answer := func(node int, facts []hang.Fact, end string) {
+			rep := hang.Report{ID: id(node), Epoch: r.epoch, Ask: 1, Facts: facts, End: json.RawMessage(end)}
+			_, err := over.Post(t.Context(), "r", rep)
+			require.NoError(t, err)
+		}
+		for node := range 2 {
+			answer(node, r.facts(node), fmt.Sprintf(`{"node":%d}`, node))
+		}
+		synctest.Wait()
+		require.Len(t, r.asks, 2)
+		first, second := <-r.asks, <-r.asks
+		require.Equal(t, []string{"n1", "n0"}, []string{first.To, second.To})
+		require.JSONEq(t, `{"node":0}`, string(first.Link.Peer))
+		require.JSONEq(t, `{"node":1}`, string(second.Link.Peer))
+		require.NotEqual(t, first.Link.Serve, second.Link.Serve)
+		require.Equal(t, first.Link.Key, second.Link.Key)
+		require.GreaterOrEqual(t, len(first.Link.Key), 32)
+		require.Equal(t, first.Seq+1, second.Seq)
+		for node := range 2 {
+			answer(node, []hang.Fact{{Kind: "test.received", Of: "eth0", Value: 5 + float64(node)}}, "")
+		}
+		synctest.Wait()
+		require.Regexp(t, "100 at node 0 n0; eth0 sends 5 Gb/s to node 0 n0, and gets 6$", r.notes[1].Text)
+	})
+	rep := hang.Report{End: make(json.RawMessage, maxEnd+1)}
+	fit(&rep)
+	require.Nil(t, rep.End, "no notice could carry it")
 }
 
 // While something is suspected, nodes are asked for nothing else.

@@ -1,6 +1,7 @@
 package slow
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -14,13 +15,15 @@ const (
 	checkAfter = time.Minute      // for which ranks slow the job before their node is examined
 	nextCheck  = 5 * time.Minute  // until another node is
 	answerTime = 45 * time.Second // for both nodes
+	testTime   = 20 * time.Second // for a test of their links
 )
 
 // Checks decides which node is examined because its ranks slow the job, and with which one it is compared: one at a
 // time, and once for each finding. The zero value is of a run in which none was examined.
 type Checks struct {
-	next time.Time
-	of   *check // under way
+	Links bool // are tested, too
+	next  time.Time
+	of    *check // under way
 }
 
 // check is an examination of a node, and of the one that it is compared with, if there is one.
@@ -30,7 +33,11 @@ type check struct {
 	nodes  []int // their group ranks
 	other  string
 	late   time.Time
-	facts  [2][]hang.Fact // of nodes; nil: it has not answered
+	names  [2]string
+	facts  [2][]hang.Fact     // of nodes; nil: it has not answered
+	ends   [2]json.RawMessage // of a test of links; nil: there is none
+	tested bool               // such a test has begun
+	rates  [2][]hang.Fact     // in it
 }
 
 // Next returns the group ranks of the nodes that examine themselves now; mostly there are none.
@@ -51,7 +58,9 @@ func (c *Checks) Next(now time.Time, j *Judge) []int {
 	}
 	worst.examined, c.next = true, now.Add(nextCheck)
 	c.of = &check{slowed: worst.Slowed, epoch: j.world.Epoch, nodes: []int{worst.GroupRank}, late: now.Add(answerTime)}
+	c.of.names[0] = worst.Node
 	if i := j.other(worst.GroupRank); i >= 0 {
+		c.of.names[1] = j.world.Nodes[i].Name
 		c.of.nodes, c.of.other = append(c.of.nodes, i), fmt.Sprintf("node %d %s", i, j.world.Nodes[i].Name)
 	}
 	return c.of.nodes
@@ -70,13 +79,32 @@ func (j *Judge) other(than int) int {
 }
 
 // Heard takes the facts of a node. Those that nobody has asked for are dropped.
-func (c *Checks) Heard(groupRank int, facts []hang.Fact) {
-	if c.of == nil || len(facts) == 0 {
+func (c *Checks) Heard(groupRank int, r *hang.Report) {
+	if c.of == nil || len(r.Facts) == 0 {
 		return
 	}
-	if i := slices.Index(c.of.nodes, groupRank); i >= 0 {
-		c.of.facts[i] = facts
+	switch i := slices.Index(c.of.nodes, groupRank); {
+	case i < 0:
+	case c.of.tested:
+		c.of.rates[i] = r.Facts
+	default:
+		c.of.facts[i], c.of.ends[i] = r.Facts, r.End
 	}
+}
+
+// Test returns what both nodes are asked to do for a test of their links, once; the caller adds its name and key.
+func (c *Checks) Test(now time.Time) []hang.Ask {
+	k := c.of
+	if k == nil || k.tested || !c.Links || k.ends[0] == nil || k.ends[1] == nil {
+		return nil
+	}
+	k.tested, k.late = true, now.Add(testTime)
+	var asks []hang.Ask
+	for i, node := range k.nodes {
+		asks = append(asks, hang.Ask{What: hang.AskLink, To: k.names[i], Nodes: []int{node},
+			Link: &hang.Link{Serve: i == 1, Peer: k.ends[1-i]}})
+	}
+	return asks
 }
 
 // Done returns the ranks of an examination that has ended, once, and notes the result in the finding.
@@ -89,7 +117,7 @@ func (c *Checks) Done(now time.Time, j *Judge) *hang.Slowed {
 		return nil
 	}
 	s := &k.slowed
-	s.Checked = k.result()
+	s.Checked = k.result(c.Links)
 	for i := range j.found {
 		if f := &j.found[i]; f.GroupRank == s.GroupRank && f.examined {
 			f.Checked = s.Checked
@@ -100,7 +128,7 @@ func (c *Checks) Done(now time.Time, j *Judge) *hang.Slowed {
 
 func (k *check) waits() bool {
 	for i := range k.nodes {
-		if k.facts[i] == nil {
+		if k.facts[i] == nil || k.tested && k.rates[i] == nil {
 			return true
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
-	"dlrover-run/internal/testkit"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/testkit"
 )
 
 // ofRanks is ofNodes with two ranks on each node.
@@ -29,8 +29,8 @@ func slowed(node int, share float64) hang.Slowed {
 		Doing: computing}
 }
 
-func facts(of string, value float64) []hang.Fact {
-	return []hang.Fact{{Kind: "link.speed", Of: of, Value: value}, {Kind: "cpu.count", Value: 8}}
+func facts(of string, value float64) *hang.Report {
+	return &hang.Report{Facts: []hang.Fact{{Kind: "link.speed", Of: of, Value: value}, {Kind: "cpu.count", Value: 8}}}
 }
 
 func TestWhichNodesAreCompared(t *testing.T) {
@@ -62,7 +62,7 @@ func TestEachFindingIsExaminedOnce(t *testing.T) {
 	require.Equal(t, []int{1, 3}, k.Next(at, j))
 	require.Nil(t, k.Next(at.Add(time.Hour), j), "it has not ended")
 	k.Heard(0, facts("eth0", 1))
-	k.Heard(1, nil)
+	k.Heard(1, &hang.Report{})
 	k.Heard(1, facts("eth0", 10))
 	require.Nil(t, k.Done(at, j))
 	k.Heard(3, facts("eth0", 100))
@@ -106,6 +106,54 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	k.Heard(1, facts("eth0", 10))
 	require.Nil(t, k.Done(at.Add(answerTime), j), "its workers are gone")
 	require.NotNil(t, k.Next(at.Add(nextCheck), ofRanks(3, slowed(1, 0.3))))
+}
+
+// With Links both ends are told of each other, once, and the rates that each has received are said.
+func TestLinksAreTested(t *testing.T) {
+	at := noon.Add(checkAfter)
+	begin := func(links bool, ends ...string) (*Checks, *Judge, []hang.Ask) {
+		k, j := &Checks{Links: links}, ofRanks(3, slowed(1, 0.3))
+		for i, node := range k.Next(at, j) {
+			r := facts("eth0", 10)
+			if ends[i] != "" {
+				r.End = json.RawMessage(ends[i])
+			}
+			k.Heard(node, r)
+		}
+		return k, j, k.Test(at)
+	}
+	received := func(rates ...float64) *hang.Report {
+		r := &hang.Report{}
+		for i, v := range rates {
+			r.Facts = append(r.Facts, is("test.received", fmt.Sprint("eth", i), v))
+		}
+		return r
+	}
+	const same = "nothing differs from node 2 n2 (CPU, links); "
+	k, j, asks := begin(true, `"a"`, `"b"`)
+	require.Equal(t, []hang.Ask{
+		{What: hang.AskLink, To: "n1", Nodes: []int{1}, Link: &hang.Link{Peer: json.RawMessage(`"b"`)}},
+		{What: hang.AskLink, To: "n2", Nodes: []int{2}, Link: &hang.Link{Serve: true, Peer: json.RawMessage(`"a"`)}},
+	}, asks)
+	require.Empty(t, k.Test(at))
+	k.Heard(1, received(9.4, 9.3))
+	require.Nil(t, k.Done(at.Add(testTime-1), j))
+	k.Heard(2, received(3.1))
+	require.Equal(t, same+"eth0 sends 3.1 Gb/s to node 2 n2, and gets 9.4", k.Done(at, j).Checked)
+
+	k, j, _ = begin(true, `"a"`, `"b"`)
+	k.Heard(1, received(9.4))
+	k.Heard(2, &hang.Report{Facts: []hang.Fact{fault("test.failed", "refused: by a firewall", false)}})
+	require.Equal(t, same+"the test of its links has failed: refused: by a firewall", k.Done(at, j).Checked)
+
+	k, j, _ = begin(true, `"a"`, `"b"`)
+	require.Equal(t, same+"its links were not tested", k.Done(at.Add(testTime), j).Checked, "they are silent")
+	k, j, asks = begin(true, `"a"`, "")
+	require.Empty(t, asks, "one cannot listen")
+	require.Equal(t, same+"its links were not tested", k.Done(at, j).Checked)
+	k, j, asks = begin(false, `"a"`, `"b"`)
+	require.Empty(t, asks, "nobody wants it")
+	require.Equal(t, "nothing differs from node 2 n2 (CPU, links)", k.Done(at, j).Checked)
 }
 
 // A later window keeps what is known of a finding.
@@ -196,7 +244,7 @@ func FuzzResult(f *testing.F) {
 		k := check{slowed: slowed(1, 0.3), other: "node 0 n0"}
 		_ = json.Unmarshal([]byte(own), &k.facts[0])
 		_ = json.Unmarshal([]byte(other), &k.facts[1])
-		text := k.result()
+		text := k.result(false)
 		require.NotEmpty(t, text)
 		require.LessOrEqual(t, len(text), maxResult)
 		require.NotContains(t, text, "NaN")

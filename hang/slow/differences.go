@@ -63,7 +63,7 @@ func kinds(facts []hang.Fact) byKind {
 }
 
 // result says how the node differs from the other one.
-func (k *check) result() string {
+func (k *check) result(links bool) string {
 	if k.facts[0] == nil {
 		return fmt.Sprintf("its node has not answered within %.0f s", answerTime.Seconds())
 	}
@@ -78,7 +78,29 @@ func (k *check) result() string {
 	if k.other != "" && k.facts[1] == nil {
 		lines = append(lines, k.other+" has not answered, so its node was compared with none")
 	}
+	if links && len(k.nodes) > 1 {
+		lines = append(lines, k.links()...)
+	}
 	return text.Line(strings.Join(lines, "; "), maxResult)
+}
+
+// links says what a test of the links between the nodes has found: each end knows what it has received.
+func (k *check) links() (lines []string) {
+	own, other := kinds(k.rates[0]), kinds(k.rates[1])
+	failed := append(own["test.failed"], other["test.failed"]...)
+	switch {
+	case len(failed) > 0:
+		return []string{"the test of its links has failed: " + failed[0].Fault}
+	case !k.tested || k.waits():
+		return []string{"its links were not tested"}
+	}
+	for i, f := range own["test.received"] {
+		if i < len(other["test.received"]) {
+			lines = append(lines, text.Line(fmt.Sprintf("%s sends %s Gb/s to %s, and gets %s", f.Of,
+				number(other["test.received"][i].Value), k.other, number(f.Value)), maxLine))
+		}
+	}
+	return lines[:min(len(lines), maxDifferences)]
 }
 
 // compared lists the areas of which both nodes have facts.

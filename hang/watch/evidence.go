@@ -24,8 +24,10 @@ const (
 
 // answer collects the evidence that the judge asks for.
 func (w *Watcher) answer(ctx context.Context, own *looker, a hang.Ask) {
-	if a.What == hang.AskFacts {
-		w.examine(ctx, own, a)
+	if a.What == hang.AskFacts || a.What == hang.AskLink {
+		if slices.Contains(a.Nodes, w.cfg.GroupRank) {
+			w.examine(ctx, own, a)
+		}
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, budget)

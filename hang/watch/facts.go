@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,28 +22,40 @@ const (
 	betweenMost = 60 * time.Millisecond
 )
 
-// examine answers AskFacts, if this node is meant.
+// examine answers AskFacts and AskLink.
 func (w *Watcher) examine(ctx context.Context, own *looker, a hang.Ask) {
-	if !slices.Contains(a.Nodes, w.cfg.GroupRank) {
-		return
-	}
 	limited, cancel := context.WithTimeout(ctx, factsTime)
 	defer cancel()
+	r := hang.Report{Ask: a.Seq}
+	switch {
+	case a.What == hang.AskFacts:
+		r.Facts = w.facts(limited, own)
+		if a.Listen && w.cfg.End != nil {
+			r.End = w.cfg.End(limited)
+		}
+	case a.Link != nil && w.cfg.Test != nil:
+		r.Facts = w.cfg.Test(limited, *a.Link)
+	}
+	if len(r.Facts) > 0 {
+		w.send(ctx, r)
+	}
+}
+
+// facts are all that are known of this node.
+func (w *Watcher) facts(ctx context.Context, own *looker) []hang.Fact {
 	others := make(chan []hang.Fact, 1)
 	go func() {
 		if w.cfg.Facts != nil {
-			others <- w.cfg.Facts(limited)
+			others <- w.cfg.Facts(ctx)
 		}
 		close(others)
 	}()
-	facts := own.facts(limited)
+	facts := own.facts(ctx)
 	select {
 	case more := <-others:
-		facts = append(facts, more...)
-	case <-limited.Done():
-	}
-	if len(facts) > 0 {
-		w.send(ctx, hang.Report{Ask: a.Seq, Facts: facts})
+		return append(facts, more...)
+	case <-ctx.Done():
+		return facts
 	}
 }
 

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -34,7 +35,7 @@ func spend(t *testing.T, root string, pid int, state byte, parent int, cpu, wait
 		ns := float64(time.Since(began))
 		replace("stat", below(parent, state, uint64(cpu*ns/float64(tick))))
 		replace("schedstat", fmt.Sprintf("%.0f %.0f 5\n", cpu*ns+5, wait*ns+5))
-		time.AfterFunc(10*time.Millisecond, write)
+		time.AfterFunc(20*time.Millisecond, write)
 	}
 	write()
 }
@@ -51,6 +52,10 @@ func TestFactsOfANode(t *testing.T) {
 		c, _, j := bench(t)
 		c.GroupRank, c.First = 1, time.Hour
 		c.Facts = func(context.Context) []hang.Fact { return []hang.Fact{{Kind: "cpu.count", Value: 8}} }
+		c.End = func(context.Context) json.RawMessage { return json.RawMessage(`"here"`) }
+		c.Test = func(_ context.Context, l hang.Link) []hang.Fact {
+			return []hang.Fact{{Kind: "test.received", Of: l.Test}}
+		}
 		fakeProc(t, c.root, 9, 1)
 		fakeProc(t, c.root, 10, 1)
 		require.NoError(t, os.WriteFile(filepath.Join(c.root, "10", "comm"), []byte("stress\n"), 0o600))
@@ -58,13 +63,18 @@ func TestFactsOfANode(t *testing.T) {
 		spend(t, c.root, 8, 'D', 1, 0.5, 0.25)
 		spend(t, c.root, 9, 'R', 7, 1, 0) // a child of a worker
 		spend(t, c.root, 10, 'R', 1, 1, 0)
-		watchFor(t, New(c), 20*time.Second, map[time.Duration]hang.Ask{
-			time.Second:      {Seq: 5, What: hang.AskFacts, Nodes: []int{0, 2}},
-			10 * time.Second: {Seq: 6, What: hang.AskFacts, Nodes: []int{0, 1}},
+		watchFor(t, New(c), 6*time.Second, map[time.Duration]hang.Ask{
+			time.Second / 2: {Seq: 5, What: hang.AskFacts, Nodes: []int{0, 2}},
+			time.Second:     {Seq: 6, What: hang.AskFacts, Nodes: []int{0, 1}, Listen: true},
+			4 * time.Second: {Seq: 7, What: hang.AskLink, Nodes: []int{1}, Link: &hang.Link{Test: "x"}},
+			5 * time.Second: {Seq: 8, What: hang.AskLink, Nodes: []int{0}, Link: &hang.Link{Test: "y"}},
 		})
-		require.Len(t, j.heard, 1)
+		require.Len(t, j.heard, 2)
+		require.JSONEq(t, `"here"`, string(j.heard[0].End))
+		rates := []hang.Fact{{Kind: "test.received", Of: "x"}}
+		require.Equal(t, hang.Report{Ask: 7, Epoch: c.Epoch, Facts: rates}, j.heard[1])
 		require.Equal(t, uint64(6), j.heard[0].Ask)
-		require.Less(t, j.at[0], 13*time.Second)
+		require.Less(t, j.at[0], 4*time.Second)
 		by := map[string]float64{}
 		for _, f := range j.heard[0].Facts {
 			by[f.Kind+" "+f.Of] = f.Value

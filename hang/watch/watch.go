@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -55,6 +56,9 @@ type Config struct {
 	Traffic func(pids []int) uint64
 	// Facts is what this node knows of itself but for its workers' processes. It must return when ctx is done.
 	Facts func(ctx context.Context) []hang.Fact
+	// End is this node's end of a test of links, and Test carries out the one that follows.
+	End  func(ctx context.Context) json.RawMessage
+	Test func(ctx context.Context, l hang.Link) []hang.Fact
 	// Output is the end of a worker's output.
 	Output func(local int) string
 	// Exception finds in such a text the Python exception that its worker has ended by.

@@ -416,6 +416,9 @@ func hangOptions() []Option {
 			Meta: "report|check|drain", Category: hangSection, Extra: true,
 			Usage: "reaction to ranks that slow the job: report names them, check compares their node with another one, " +
 				"drain has it leave where a spare, or fewer nodes, can go on. It implies --hang=auto"}),
+		choice(Option{Name: "slow-check-link", Choices: []string{"no", "yes"}, Default: "no", Meta: "no|yes",
+			Category: hangSection, Extra: true,
+			Usage: "with --slow-action=check: yes loads the job's links between the two nodes for a second or two"}),
 	}
 }
 

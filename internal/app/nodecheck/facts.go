@@ -2,6 +2,8 @@ package nodecheck
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -27,6 +29,9 @@ type Training struct {
 	RankBase int
 	Devices  func(context.Context) switchbox.Report // asks the driver; nil skips this
 
+	mu     sync.Mutex
+	prober *probe.Prober // of the next test of links
+
 	host         probe.Host // in tests, as all that follow
 	proc, cgroup string
 }
@@ -35,7 +40,7 @@ type Training struct {
 const watched = 2 * time.Second
 
 // Facts examines the node. It takes little longer than watched, and Devices.
-func (t Training) Facts(ctx context.Context) (facts []hang.Fact) {
+func (t *Training) Facts(ctx context.Context) (facts []hang.Fact) {
 	var devices []hang.Fact
 	var wg sync.WaitGroup
 	if t.Devices != nil {
@@ -55,7 +60,7 @@ func (t Training) Facts(ctx context.Context) (facts []hang.Fact) {
 }
 
 // choice selects the interfaces of the job.
-func (t Training) choice() (probe.Choice, error) {
+func (t *Training) choice() (probe.Choice, error) {
 	addr, err := resolve(t.Addr)
 	if err != nil {
 		return probe.Choice{}, err
@@ -70,7 +75,7 @@ type counts struct {
 	links  probe.Counters
 }
 
-func (t Training) count(c probe.Choice) counts {
+func (t *Training) count(c probe.Choice) counts {
 	n := counts{strain: proc.ReadStrain(t.proc, t.cgroup, t.host.Sys), links: t.host.Snapshot(c)}
 	for _, pid := range t.PIDs {
 		n.quotas = append(n.quotas, proc.Quotas(t.proc, t.cgroup, pid))
@@ -79,7 +84,7 @@ func (t Training) count(c probe.Choice) counts {
 }
 
 // growth compares two moments.
-func (t Training) growth(a, b counts) (facts []hang.Fact) {
+func (t *Training) growth(a, b counts) (facts []hang.Fact) {
 	x, y := a.strain, b.strain
 	for _, f := range []struct {
 		kind, of     string
@@ -128,7 +133,7 @@ func faults(area string, f netcheck.Finding) []hang.Fact {
 }
 
 // links tells of the job's interfaces.
-func (t Training) links(c probe.Choice) (facts []hang.Fact) {
+func (t *Training) links(c probe.Choice) (facts []hang.Fact) {
 	nics, _ := t.host.NICs(c) // no interface is a finding
 	for _, n := range append(nics, t.host.Ports(c)...) {
 		if n.Mbps > 0 {
@@ -140,6 +145,65 @@ func (t Training) links(c probe.Choice) (facts []hang.Fact) {
 	}
 	for _, f := range t.host.Local(c) {
 		facts = append(facts, faults("link.", f)...)
+	}
+	return facts
+}
+
+// Bounds of a test of links.
+const (
+	maxTested = 8                // rails
+	listens   = 40 * time.Second // for which this end waits for the other
+	testLeft  = 8 * time.Second
+)
+
+// End opens this end of a test of the job's links, for a short time.
+func (t *Training) End(ctx context.Context) json.RawMessage {
+	choice, err := t.choice()
+	if err != nil {
+		return nil
+	}
+	nics, err := t.host.NICs(choice)
+	if err != nil {
+		return nil
+	}
+	peer := netcheck.Peer{ID: rand.Text(), Addr: t.Addr, NICs: nics[:min(len(nics), maxTested)]}
+	p := probe.New(probe.Config{ID: peer.ID, NICs: peer.NICs, Addr: t.Addr})
+	if peer.Addrs = p.Listen(ctx); peer.Addrs == nil {
+		return nil
+	}
+	time.AfterFunc(listens, p.Close)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.prober = p
+	data, _ := json.Marshal(peer) // texts and numbers
+	return data
+}
+
+// Test tests the links with the other end, once for each End.
+func (t *Training) Test(ctx context.Context, l hang.Link) []hang.Fact {
+	t.mu.Lock()
+	p := t.prober
+	t.prober = nil
+	t.mu.Unlock()
+	a := netcheck.Assignment{Test: l.Test, Key: l.Key, Left: testLeft, Quick: true, Told: true}
+	if err := json.Unmarshal(l.Peer, &a.Peer); err != nil || p == nil {
+		return []hang.Fact{{Kind: "test.failed", Fault: "this end is not ready"}}
+	}
+	defer p.Close()
+	var r netcheck.Result
+	if l.Serve {
+		r = p.Serve(ctx, a, func([]string) error { return nil })
+	} else {
+		r = p.Dial(ctx, a)
+	}
+	if r.Class != netcheck.OK {
+		return []hang.Fact{{Kind: "test.failed", Fault: fmt.Sprintf("%s: %s", r.Class, r.Text)}}
+	}
+	facts := []hang.Fact{}
+	for _, f := range r.Flows {
+		if f.Kind == "" {
+			facts = append(facts, hang.Fact{Kind: "test.received", Of: f.NIC, Value: f.Mbps / 1000})
+		}
 	}
 	return facts
 }

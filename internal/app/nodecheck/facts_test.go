@@ -2,6 +2,7 @@ package nodecheck
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"testing"
@@ -17,10 +18,10 @@ import (
 )
 
 // training is a machine with two workers.
-func (m *machine) training() Training {
+func (m *machine) training() *Training {
 	m.set("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw")
 	m.set("proc/self/cgroup", "0::/")
-	return Training{Addr: "10.0.0.1", Env: func(string) string { return "" }, PIDs: []int{7, 8}, RankBase: 4,
+	return &Training{Addr: "10.0.0.1", Env: func(string) string { return "" }, PIDs: []int{7, 8}, RankBase: 4,
 		host: m.host(), proc: filepath.Join(m.dir, "proc"), cgroup: filepath.Join(m.dir, "cg")}
 }
 
@@ -113,7 +114,33 @@ func TestFactsOfABareHost(t *testing.T) {
 
 // The interfaces and the kernel of this machine can be read.
 func TestFactsOfThisHost(t *testing.T) {
-	facts := Training{Addr: "127.0.0.1", Env: func(string) string { return "" }, PIDs: []int{1}}.Facts(t.Context())
+	here := Training{Addr: "127.0.0.1", Env: func(string) string { return "" }, PIDs: []int{1}}
+	facts := here.Facts(t.Context())
 	require.Contains(t, factsIn(facts), "link.mtu lo")
 	require.Empty(t, probe.Host{Sys: t.TempDir()}.Ports(probe.Choice{}))
+}
+
+// Two nodes test the links between them with what each has said of its end, once, and nothing stays open.
+func TestLinksOfTwoNodes(t *testing.T) {
+	env := func(string) string { return "" }
+	a, b := Training{Addr: "127.0.0.1", Env: env}, Training{Addr: "127.0.0.1", Env: env}
+	ends := []json.RawMessage{a.End(t.Context()), b.End(t.Context())}
+	require.Less(t, len(ends[0]), 1000)
+	key := []byte("0123456789abcdef0123456789abcdef")
+	served := make(chan []hang.Fact)
+	go func() { served <- b.Test(t.Context(), hang.Link{Test: "x", Key: key, Serve: true, Peer: ends[0]}) }()
+	facts := a.Test(t.Context(), hang.Link{Test: "x", Key: key, Peer: ends[1]})
+	for _, facts := range [][]hang.Fact{facts, <-served} {
+		require.Len(t, facts, 1)
+		require.Equal(t, "test.received", facts[0].Kind, facts[0].Fault)
+		require.Equal(t, "lo", facts[0].Of)
+		require.Greater(t, facts[0].Value, 0.1)
+	}
+	again := a.Test(t.Context(), hang.Link{Test: "y", Key: key, Peer: ends[1]})
+	require.Equal(t, []hang.Fact{{Kind: "test.failed", Fault: "this end is not ready"}}, again)
+	require.NotNil(t, a.End(t.Context()))
+	refused := a.Test(t.Context(), hang.Link{Test: "z", Key: key, Peer: ends[1]})
+	require.Contains(t, refused[0].Fault, "refused: ", "the other end has closed")
+	strange := Training{Addr: "10.9.9.9", Env: env}
+	require.Nil(t, strange.End(t.Context()), "it has no such interface")
 }

@@ -134,29 +134,30 @@ func TestNodesOfSlowRanksAreComparedWithTorch(t *testing.T) {
 	}
 }
 
-// Nodes with networks of their own: the other MTU of one is told, here by the status, too.
+// Nodes with networks of their own: the other MTU of one is told, here by the status, too, and how much it can send.
 func TestNetworksOfSlowRanksAreComparedWithTorch(t *testing.T) {
 	longest(t)
 	besideOthers(t)
 	c := newCluster(t, 2, "1gbit")
 	c.tool("ip", "-n", c.names[1], "link", "set", "eth0", "mtu", "1400")
+	c.sends(1, "200mbit")
 	path, err := filepath.Abs("testdata/slow.py")
 	require.NoError(t, err)
 	env := []string{"PYTHON_EXEC=" + torchpython.Require(t, "NETWORKS OF SLOW RANKS ARE"), "GLOO_SOCKET_IFNAME=eth0",
 		"PYTHONWARNINGS=ignore"}
 	args := []string{"--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", "--rdzv-endpoint=" + c.addrs[0] + ":29400",
-		"--rdzv-id=job", "--slow-action=check", "--log-format=json", path, "stop", "5", "2"}
+		"--rdzv-id=job", "--slow-action=check", "--slow-check-link=yes", "--log-format=json", path, "stop", "5", "2"}
 	first := c.on(0, "dlrover-run", env, args...)
 	eventually(t, "it serves", func() bool { return len(first.logged("serving the rendezvous")) > 0 })
 	second := c.on(1, "dlrover-run", env, args...)
 	checked := func() bool { return len(first.logged("slow-checked")) > 0 }
 	require.Eventually(t, checked, 5*time.Minute, 100*time.Millisecond)
 	t.Log(first.logged("slow-"))
-	require.Regexp(t, `: rank 5 was stopped, .*; eth0 has an MTU of 1400, 1500 at node 0 node0$`,
-		first.logged("slow-checked")[0])
+	require.Regexp(t, `: rank 5 was stopped, .*; eth0 has an MTU of 1400, 1500 at node 0 node0; `+
+		`eth0 sends 0\.1\d? Gb/s to node 0 node0, and gets 0\.[789]\d?$`, first.logged("slow-checked")[0])
 	l := c.on(0, "dlroverctl", []string{"DLROVER_MASTER_ADDR=" + c.addrs[0] + ":29400"}, "status", "job")
 	require.Zero(t, l.wait())
-	require.Regexp(t, `slow +rank 5 .*; eth0 has an MTU of 1400, 1500 at node 0 node0\n`, l.out.String())
+	require.Regexp(t, `slow +rank 5 .*; eth0 has an MTU of 1400, 1500 at node 0 node0; eth0 sends `, l.out.String())
 	c.release()
 	require.Zero(t, first.wait())
 	require.Zero(t, second.wait())

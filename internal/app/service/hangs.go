@@ -110,14 +110,14 @@ func (s *Service) saved(run string) (step int64, known bool) {
 	return step, known
 }
 
-// askNodes sends a notice to all nodes of a run.
+// askNodes sends a notice to all nodes of a run, or to one.
 func (s *Service) askNodes(run string, a hang.Ask) {
 	var body strings.Builder
 	enc := json.NewEncoder(&body)
 	enc.SetEscapeHTML(false) // <module> is long enough
 	_ = enc.Encode(a)        // into memory
 	// the run may be over; nodes that report are asked by the answer
-	if err := s.Hub.Notify(run, "", hang.Topic, body.String()); err != nil {
+	if err := s.Hub.Notify(run, a.To, hang.Topic, body.String()); err != nil {
 		s.cfg.Log.Debug("the nodes cannot be asked about a hang", "run_id", run, "err", err)
 	}
 }

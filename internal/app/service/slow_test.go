@@ -46,7 +46,8 @@ func inSlowRun(t *testing.T, p rendezvous.Params, nodes int, self string, f func
 
 func (r *slowRun) join(id string, p rendezvous.Params, stopped job.EpochID) {
 	j := joining(id, "10.0.0.1")
-	j.Params, j.Node.Slots, j.Stopped, j.Node.Can = p, 2, stopped, []rendezvous.Ability{rendezvous.CanLeave}
+	j.Params, j.Node.Slots, j.Stopped = p, 2, stopped
+	j.Node.Can = []rendezvous.Ability{rendezvous.CanLeave, rendezvous.CanNotice}
 	require.NoError(r.t, r.s.Hub.Join(r.t.Context(), "r", j))
 	if stopped == (job.EpochID{}) {
 		r.nodes = append(r.nodes, id)
@@ -187,5 +188,21 @@ func TestNotTwiceForTheSameRanks(t *testing.T) {
 		require.Empty(t, r.stopped(), "one an hour")
 		r.train(1, 10*time.Minute)
 		require.Equal(t, "n0", r.stopped())
+	})
+}
+
+// The key of a test of links goes to the node alone that it is for.
+func TestAsksToOneNode(t *testing.T) {
+	inSlowRun(t, rendezvous.Params{Min: 2, Max: 2}, 2, "", func(r *slowRun) {
+		heard := func(id string) string {
+			d, err := r.s.Hub.Watch(t.Context(), "r", id, api.Cursor{WithNotices: true, Notices: 1})
+			require.NoError(t, err)
+			return fmt.Sprint(d.Notices)
+		}
+		r.s.askNodes("r", hang.Ask{What: hang.AskFacts, Nodes: []int{0, 1}})
+		r.s.askNodes("r", hang.Ask{What: hang.AskLink, To: "n1", Link: &hang.Link{Test: "secret"}})
+		require.Contains(t, heard("n1"), `"what":"link","link":{"test":"secret"`)
+		require.Contains(t, heard("n0"), `"what":"facts","nodes":[0,1]`)
+		require.NotContains(t, heard("n0"), "secret")
 	})
 }

@@ -122,6 +122,7 @@ _arguments -s -S -A '-*' \
   '*--hang=[detection of hangs\: outside only looks at the workers; auto also puts a small shim into their interpreters; off finds none. --hang-action and XPU_TIMER_ variables imply auto (default\: outside)]:auto|outside|off:(auto outside off)' \
   '*--hang-action=[reaction to a hang\: report only reports it, restart restarts the workers, stop ends the job (default\: report)]:report|restart|stop:(report restart stop)' \
   '*--slow-action=[reaction to ranks that slow the job\: report names them, check compares their node with another one, drain has it leave where a spare, or fewer nodes, can go on. It implies --hang=auto (default\: report)]:report|check|drain:(report check drain)' \
+  '*--slow-check-link=[with --slow-action=check\: yes loads the job'\''s links between the two nodes for a second or two (default\: no)]:no|yes:(no yes)' \
   '*--dry-run[print the plan of the run as JSON, and exit]' \
   '*--print-completion=[print a completion script for bash, zsh or tcsh, and exit]:SHELL:(bash zsh tcsh)' \
   '*--help[show this text, and exit]' \

@@ -31,6 +31,7 @@ type hangSettings struct {
 	why    string // the option or variable that has chosen the mode; "" by default
 	action hang.Action
 	slow   hang.Action   // of hang.Spec
+	link   bool          // as well, SlowLink
 	limit  time.Duration // XPU_TIMER_HANG_TIMEOUT; 0: adaptive
 	files  string        // XPU_TIMER_TIMELINE_PATH
 	// xpuTimer is set if the job was started for xpu_timer, so its files are written as well.
@@ -47,7 +48,7 @@ func New() feature.Feature {
 		Name: "hang detection",
 		Settings: func(o feature.Options) (err error) {
 			if k, err = read(o, o.Job().Called); err == nil && k.mode != hangOff {
-				o.Job().Params.Hang = hang.Spec{Action: k.action, After: k.limit, Slow: k.slow}.String()
+				o.Job().Params.Hang = hang.Spec{Action: k.action, After: k.limit, Slow: k.slow, SlowLink: k.link}.String()
 			}
 			return err
 		},
@@ -77,6 +78,9 @@ func read(o feature.Options, name string) (k hangSettings, err error) {
 	}
 	if slow := hang.Action(o.String("slow-action")); slow != hang.ActReport {
 		k.slow = slow
+	}
+	if k.link = o.String("slow-check-link") == "yes"; o.IsSet("slow-check-link") && k.slow != hang.ActCheck {
+		return k, fmt.Errorf("--slow-check-link acts only with --slow-action=check: add that, or leave it out")
 	}
 	k.xpuTimer = k.mode != hangOff && xpuTimerSign(o, name) != ""
 	k.files = cmp.Or(o.Lookup("XPU_TIMER_TIMELINE_PATH"), report.Default(o.LookupEnv, k.xpuTimer))
@@ -145,12 +149,13 @@ type planHang struct {
 	From    string      `json:"mode_from"`
 	Action  hang.Action `json:"action"`
 	Slow    hang.Action `json:"slow_action,omitempty"`
+	Link    bool        `json:"slow_check_link,omitempty"`
 	Timeout string      `json:"timeout,omitempty"`
 	Files   string      `json:"files,omitempty"`
 }
 
 func (k *hangSettings) plan() planHang {
-	p := planHang{Mode: k.mode, From: k.why, Action: k.action, Slow: k.slow, Files: k.files}
+	p := planHang{Mode: k.mode, From: k.why, Action: k.action, Slow: k.slow, Link: k.link, Files: k.files}
 	if k.limit > 0 {
 		p.Timeout = k.limit.String()
 	}

@@ -219,7 +219,8 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 		cfg.Store = h.storeWaits
 	}
 	if auto {
-		cfg.Facts = h.facts(e, pids)
+		t := h.training(e, pids)
+		cfg.Facts, cfg.End, cfg.Test = t.Facts, t.End, t.Test
 	}
 	if h.metrics != nil {
 		cfg.Looked = h.metrics.looked
@@ -233,17 +234,15 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 // driverTime is for an answer of a device's driver.
 const driverTime = 20 * time.Second
 
-// facts examines this node while the workers train.
-func (h *hangs) facts(e launcher.Epoch, pids []int) func(context.Context) []hang.Fact {
-	t := nodecheck.Training{Addr: h.node.Job().Node.Addr, Env: os.Getenv, PIDs: pids, RankBase: e.Place.RankBase}
-	return func(ctx context.Context) []hang.Fact {
-		if _, kind := proc.GPUCount("", os.LookupEnv); kind == "cuda" {
-			t.Devices = func(ctx context.Context) switchbox.Report {
-				return nodecheck.NVIDIA(ctx, h.node.Processes().Command, "--level=links", "--timeout="+driverTime.String())
+// training is this node while the workers train.
+func (h *hangs) training(e launcher.Epoch, pids []int) *nodecheck.Training {
+	return &nodecheck.Training{Addr: h.node.Job().Node.Addr, Env: os.Getenv, PIDs: pids, RankBase: e.Place.RankBase,
+		Devices: func(ctx context.Context) switchbox.Report {
+			if _, kind := proc.GPUCount("", os.LookupEnv); kind != "cuda" {
+				return switchbox.Report{}
 			}
-		}
-		return t.Facts(ctx)
-	}
+			return nodecheck.NVIDIA(ctx, h.node.Processes().Command, "--level=links", "--timeout="+driverTime.String())
+		}}
 }
 
 // read reads the stacks of one process.
