@@ -21,6 +21,7 @@ var tools = []string{"tools/bench", "tools/demo", "tools/dist", "tools/reference
 // below /proc, /sys or as /dev/null, make a new file (O_EXCL), or open a directory (O_DIRECTORY) need no line here.
 var raw = map[string]string{
 	"checkpointd/fsx/os.go create":                   "a new file, O_EXCL",
+	"checkpointd/fsx/os.go lock":                     "no links in the whole path, O_NONBLOCK; it is only locked",
 	"checkpointd/fsx/os.go open":                     "no links in the whole path; openFile looks what it is",
 	"checkpointd/fsx/os.go walk":                     "as open",
 	"checkpointd/shm/free.go field":                  "/proc, /sys",
@@ -35,6 +36,7 @@ var raw = map[string]string{
 	"internal/app/gpucheck/files.go open":            "a device, O_NONBLOCK",
 	"hang/sockets/sockets.go eachLink":               "/proc",
 	"hang/sockets/sockets.go readTable":              "/proc",
+	"hang/watch/facts.go processes":                  "/proc",
 	"hang/watch/procfs.go read":                      "/proc",
 	"hang/watch/threads.go threads":                  "/proc",
 	"launcher/filetimer/fifo.go clearAway":           "a FIFO",
@@ -44,7 +46,7 @@ var raw = map[string]string{
 	"launcher/proc/cgroup.go newCgroup":              "/sys",
 	"launcher/proc/cgroup.go removeStale":            "/sys",
 	"launcher/proc/cgroup.go renew":                  "/sys",
-	"launcher/proc/cgroupfs.go ownCgroups":           "/proc",
+	"launcher/proc/cgroupfs.go cgroupsOf":            "/proc",
 	"launcher/proc/cpus.go readFile":                 "/sys",
 	"launcher/proc/family/cgroup.go KillCgroup":      "/sys",
 	"launcher/proc/family/cgroup.go Members":         "/sys",
