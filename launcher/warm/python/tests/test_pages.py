@@ -12,7 +12,7 @@ import help
 sys.path.insert(0, help.TREE)
 from _dlrover_warm import pages  # noqa: E402
 
-_N = 64
+_N = 128
 _CAN_COPY = tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2]) >= (5, 14)
 
 
