@@ -302,7 +302,7 @@ func (c *child) ready() {
 func (s *Spawner) serveFork(c *child, from conn, theirs *os.File, a action) (why string) {
 	c.forked = s.cfg.Processes.Forking()
 	defer c.forked()
-	err := from.send(request{Op: opFork}, theirs)
+	err := from.send(request{Op: opFork, Urgent: a.Urgent}, theirs)
 	theirs.Close()
 	if err != nil {
 		return "" // the parent is to blame

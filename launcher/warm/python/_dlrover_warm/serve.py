@@ -24,6 +24,7 @@ _SEARCHED = frozenset(("PATH",))
 # Variables that PyTorch's compiler sets when it is imported, to what it would find without them.
 _OF_THE_COMPILER = (b"TORCHINDUCTOR_CACHE_DIR",)
 
+_AT_ONCE = 0.002  # seconds
 _REHEARSAL = 1  # seconds that it may take a machine that has time to find the pages that forks write
 
 
@@ -47,7 +48,6 @@ class Parent:
         self.launcher = os.getppid()
         self.pid = os.getpid()
         self.known = frozenset()  # the modules that have been imported for workers
-        self.awaited = 0  # forks that workers wait for
         self.pages = None  # that a fork comes to write, when that is known
         self.told = {}  # variables as workers have told that the script sets them
         self.unknown = set()  # names of variables that it sets to what is not known
@@ -55,14 +55,17 @@ class Parent:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # that is for the job
 
     def serve(self):
+        following = None
         while True:
-            message, fds = self.wire.receive()
+            message, fds = following or self.wire.receive()
+            following = None
             if message is None or message.get("op") == "quit":
                 os._exit(0)
             elif message["op"] == "prepare":
                 self._prepare(dict(message, **wire.load(fds[0])) if fds else message)
             elif message["op"] == "fork":
-                fork = self._fork(fds)
+                forks, following = self._asked(message, fds)
+                fork = self._fork(forks, message.get("urgent"))
                 if fork is not None:
                     return fork.serve()
             elif message["op"] == "run":
@@ -70,7 +73,7 @@ class Parent:
 
     def _prepare(self, message):
         start = time.monotonic()
-        self.awaited, self.pages = message.get("nproc", 0) if message.get("urgent") else 0, None
+        self.pages = None
         self.launcher = message.get("launcher", self.launcher)
         with contextlib.nullcontext() if message.get("urgent") else pace.gentle():
             try:
@@ -162,26 +165,40 @@ class Parent:
             raise check.Unsafe("importing %s reads $%s, which the script has set, and only running it tells how" %
                                (name, variable), package)
 
-    def _fork(self, fds):
-        """In the fork it returns the Child. The process between this one and the fork ends at once: the launcher
-        adopts the fork, and is told how it ends."""
-        if self.awaited:
-            self.awaited -= 1
-        elif self.pages is None:
+    def _asked(self, message, fds):
+        """The descriptors of each fork that is asked for, and a message that came after these. Workers that start want
+        all of theirs at once."""
+        forks = [fds]
+        while message.get("urgent") and self.wire.readable(_AT_ONCE):
+            following = message, fds = self.wire.receive()
+            if message is None or message.get("op") != "fork":
+                return forks, following
+            forks.append(fds)
+        return forks, None
+
+    def _fork(self, forks, urgent):
+        """In a fork it returns its Child. The process between this one and the forks ends at once: the launcher adopts
+        them, and is told how they end."""
+        if self.pages is None and not urgent:
             with pace.gentle():
                 self.pages = pages.written(lambda: repair.threads(self.before), _REHEARSAL)
         between = os.fork()
         if between == 0:
             try:
-                if os.fork():
+                for own in forks:
+                    if os.fork() == 0:
+                        break
+                else:
                     os._exit(0)
                 self.wire.close()
-                wire.close(fds[1:])
-                return child.Child(self, wire.Wire(fds[0]))
+                for fds in forks:
+                    wire.close([fd for fd in fds if fd != own[0]])
+                return child.Child(self, wire.Wire(own[0]))
             except BaseException:
                 traceback.print_exc()
                 os._exit(3)
-        wire.close(fds)
+        for fds in forks:
+            wire.close(fds)
         os.waitpid(between, 0)
         return None
 

@@ -3,6 +3,7 @@
 import array
 import json
 import os
+import select
 import socket
 
 VERSION = 1
@@ -29,6 +30,10 @@ class Wire:
         """Raises OSError when nobody reads."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self._socket.sendmsg([json.dumps(message).encode()], rights, socket.MSG_NOSIGNAL)
+
+    def readable(self, timeout):
+        """Whether there is a packet, or the end, within seconds."""
+        return bool(select.select([self._socket], [], [], timeout)[0])
 
     def receive(self):
         """Waits for a packet, and returns the message with the descriptors, which are the caller's; None, []: the

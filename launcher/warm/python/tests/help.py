@@ -73,12 +73,16 @@ class Parent:
         send(self.wire, dict(dict(op="prepare", modules=modules, deny=[], launcher=os.getpid()), **more))
         return receive(self.wire)
 
-    def fork(self):
+    def fork(self, urgent=False):
         """A child that is parked."""
+        return Worker(self, self.asked(urgent))
+
+    def asked(self, urgent):
+        """The connection to a child that is going to be parked."""
         ours, theirs = pair()
-        send(self.wire, {"op": "fork"}, theirs.fileno())
+        send(self.wire, {"op": "fork", "urgent": urgent}, theirs.fileno())
         theirs.close()
-        return Worker(self, ours)
+        return ours
 
     def close(self):
         self.wire.close()

@@ -56,9 +56,9 @@ class Case(unittest.TestCase):
         self.err.seek(0)
         return self.err.read()
 
-    def run_in(self, parent, text, *argv, **more):
+    def run_in(self, parent, text, *argv, urgent=False, **more):
         """What a fork prints that runs a script."""
-        worker = parent.fork()
+        worker = parent.fork(urgent)
         self.out.seek(0)
         self.out.truncate()
         answer = worker.run(self.script(text), *argv, stdout=self.out, stderr=self.err, **more)
@@ -310,9 +310,16 @@ class Parents(Case):
 
 class Forks(Case):
     def test_many(self):
+        for urgent in False, True:
+            self.many(urgent)
+
+    def many(self, urgent):
         parent = self.start()
         parent.prepare("random")
-        workers = [parent.fork() for _ in range(8)]
+        wires = [parent.asked(urgent) for _ in range(8)]
+        help.send(parent.wire, {"op": "prepare", "modules": ["json"], "launcher": os.getpid()})
+        workers = [help.Worker(parent, w) for w in wires]
+        self.assertEqual(help.receive(parent.wire)["op"], "prepared")
         files = [open(os.path.join(self.dir, "o%d" % n), "w+") for n in range(8)]
         script = self.script("import os, random\nprint(os.environ['RANK'], os.getpid(), random.random())")
         for n, w in enumerate(workers):

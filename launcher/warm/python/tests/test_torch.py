@@ -147,7 +147,7 @@ class Shared(Case):
     def test_pages(self):
         """Forks that nobody waits for have copies of the pages that a training writes."""
         parent = self.start()
-        self.assertEqual(parent.prepare(*MODULES, urgent=True, nproc=1)["op"], "prepared")
+        self.assertEqual(parent.prepare(*MODULES)["op"], "prepared")
         first, second = (int(self.run_in(parent, """
             import resource, torch, io
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -157,7 +157,7 @@ class Shared(Case):
             o.step()
             torch.save(model.state_dict(), io.BytesIO())
             print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-        """, env=parent.env)) for _ in range(2))
+        """, env=parent.env, urgent=urgent)) for urgent in (True, False))
         self.assertLess(second, 0.6 * first)
 
     def test_ends_as_a_fresh_one(self):
