@@ -562,7 +562,7 @@ func (c *ckptChaos) checkAll() {
 
 // leftovers are all files of the checkpoint directory that are none of a committed step.
 func (c *ckptChaos) leftovers() (paths []string) {
-	wanted := map[string]bool{"dlrover_latest.txt": true}
+	wanted := map[string]bool{"dlrover_latest.txt": true, ".dlrover/lock": true}
 	files, _ := filepath.Glob(filepath.Join(c.ckpts, ".dlrover/*.json"))
 	for _, path := range files {
 		m, err := readChaosManifest(path)
