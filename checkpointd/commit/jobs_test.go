@@ -35,8 +35,8 @@ func (v *saver) all() error {
 	return steps(v.begin(), v.jobs[0].place(), v.jobs[1].place(), v.publish())
 }
 
-// Two jobs save the same step into one directory at the same time. The directory has the step of one of them, and never
-// a mixture, whatever the first one is doing when the second comes.
+// Two jobs save the same step into one directory at the same time. Wherever the first one is when the second comes, the
+// directory ends up with the step of one of them, and never with a mixture.
 func TestTwoJobsCommitOneStep(t *testing.T) {
 	for name, play := range map[string]func(a, b *saver, pauses func(f func() error, meanwhile func() error)){
 		"they begin": func(a, b *saver, pauses func(func() error, func() error)) {

@@ -66,7 +66,7 @@ func (c *Checks) Next(now time.Time, j *Judge) []int {
 	return c.of.nodes
 }
 
-// other is the next node with as many ranks, none of which is slow; -1: there is none.
+// other returns the next node that has as many ranks and no slow one; -1 if there is none.
 func (j *Judge) other(than int) int {
 	for k := 1; k < len(j.nodes); k++ {
 		i := (than + k) % len(j.nodes)

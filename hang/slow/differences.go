@@ -103,7 +103,7 @@ func (k *check) links() (lines []string) {
 	return lines[:min(len(lines), maxDifferences)]
 }
 
-// compared lists the areas of which both nodes have facts.
+// compared lists the areas in which both nodes have facts.
 func compared(own, other byKind, alone bool) string {
 	var names []string
 	for _, a := range areas {
