@@ -29,6 +29,7 @@ var figures = [...]figure{
 	{"cpu.waiting", "%s waited for a CPU for %s of the time", " %", leastPercent, 100},
 	{"cpu.stopped", "%s was stopped, by a signal or a debugger, for %s of the time", " %", leastPercent, 100},
 	{"cpu.blocked", "%s was blocked in the kernel, as by a disk, for %s of the time", " %", leastPercent, 100},
+	{"storage.files", "%s for %s of the time", " %", leastPercent, 100},
 	{"cpu.others", "%s, not of this job, used %s of the CPUs", " %", leastPercent, 100},
 	{"cpu.stolen", "%s took %s of the CPU time", " %", 2, 100},
 	{"cpu.hot", "%s were slowed down by their temperature %s", " times", 1, 10},
@@ -43,7 +44,9 @@ var figures = [...]figure{
 }
 
 // areas are the beginnings of kinds, in words.
-var areas = []struct{ kind, text string }{{"cpu.", "CPU"}, {"link.", "links"}, {"device.", "devices"}}
+var areas = []struct{ kind, text string }{
+	{"cpu.", "CPU"}, {"storage.", "storage"}, {"link.", "links"}, {"device.", "devices"},
+}
 
 // maxDifferences is how many are said, in as many bytes.
 const (

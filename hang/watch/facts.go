@@ -61,20 +61,25 @@ func (w *Watcher) facts(ctx context.Context, own *looker) []hang.Fact {
 
 // facts tell what the workers, and other processes, have done for a while.
 func (l *looker) facts(ctx context.Context) (facts []hang.Fact) {
-	before, began := l.sampler.fs.another().processes(), l.sampler.now()
+	fs := l.sampler.fs.another()
+	before, began := fs.processes(), l.sampler.now()
 	var series [][]hang.Sample
+	waits := l.fileWaits()
 	for l.sampler.now()-began < workersTime {
 		look := l.look(ctx, false)
 		if look == nil || !retry.Sleep(ctx, 1+rand.N(betweenMost)) { // a worker may be stopped at a fixed pace
 			return nil
 		}
 		series = append(series, look)
+		for i := range look {
+			waits[i].look(fs, &look[i])
+		}
 	}
 	took := l.sampler.now() - began
 	for i := range l.state {
-		facts = append(facts, ofRank(series, i)...)
+		facts = append(append(facts, ofRank(series, i)...), waits[i].fact(series[0][i].Rank))
 	}
-	return append(facts, l.sampler.fs.another().others(before, took, l.roots()))
+	return append(facts, fs.others(before, took, l.roots()))
 }
 
 // ofRank tells in which states a worker was found.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"dlrover-run/hang"
 )
@@ -63,6 +64,7 @@ func TestFactsOfANode(t *testing.T) {
 		spend(t, c.root, 8, 'D', 1, 0.5, 0.25)
 		spend(t, c.root, 9, 'R', 7, 1, 0) // a child of a worker
 		spend(t, c.root, 10, 'R', 1, 1, 0)
+		inCall(t, c.root, 8, unix.SYS_READ, 5, "/data/"+strings.Repeat("x", 100))
 		watchFor(t, New(c), 6*time.Second, map[time.Duration]hang.Ask{
 			time.Second / 2: {Seq: 5, What: hang.AskFacts, Nodes: []int{0, 2}},
 			time.Second:     {Seq: 6, What: hang.AskFacts, Nodes: []int{0, 1}, Listen: true},
@@ -86,8 +88,51 @@ func TestFactsOfANode(t *testing.T) {
 		require.InDelta(t, 25, by["cpu.waiting rank 11"], 2)
 		require.Equal(t, 8.0, by["cpu.count "])
 		require.Contains(t, by, "cpu.others other processes such as stress (pid 10)")
-		require.Len(t, by, 8)
+		require.Contains(t, by, "storage.files rank 10 waited for files")
+		require.Equal(t, 100.0, by["storage.files rank 11 waited for files such as /data/"+strings.Repeat("x", 91)+"…"])
+		require.Len(t, by, 10)
 	})
+}
+
+// inCall has a process of fakeProc wait in a system call with the descriptor of a file.
+func inCall(t *testing.T, root string, pid, call, fd int, file string) {
+	dir := filepath.Join(root, strconv.Itoa(pid))
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "fd"), 0o700))
+	require.NoError(t, os.Symlink(file, filepath.Join(dir, "fd", strconv.Itoa(fd))))
+	text := fmt.Sprintf("%d %#x 0x7f 0x1 0x0 0x0 0x0 0x7fff 0x7f7f\n", call, fd)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "syscall"), []byte(text), 0o600))
+}
+
+// A worker waits for a file if it, or a process that loads its data, sleeps in a call on a file that is not in memory.
+func TestFilesThatAreWaitedFor(t *testing.T) {
+	root := t.TempDir()
+	fs := newProcfs(root)
+	for i, c := range []struct {
+		call       int
+		file, want string
+	}{
+		{unix.SYS_PREAD64, "/data/a b", "/data/a b"},
+		{unix.SYS_FSYNC, "/log", "/log"},
+		{unix.SYS_FUTEX, "/data/a", ""},
+		{unix.SYS_READ, "/dev/shm/a", ""},
+		{unix.SYS_READ, "/memfd:a (deleted)", ""},
+		{unix.SYS_READ, "pipe:[7]", ""},
+		{unix.SYS_READ, "socket:[7]", ""},
+	} {
+		inCall(t, root, 10+i, c.call, 3, c.file)
+		require.Equal(t, c.want, fs.waitedFor(10+i, 10+i), c.file)
+	}
+	require.Empty(t, fs.waitedFor(9, 9), "there is no such process")
+	for _, text := range []string{"running\n", "", "-1 0x7fff 0x7f7f\n", "0", "0 x", "0 0xffffffff 0x1"} {
+		require.NoError(t, os.WriteFile(filepath.Join(root, "10", "syscall"), []byte(text), 0o600))
+		require.Empty(t, fs.waitedFor(10, 10), text)
+	}
+	w := fileWaits{pid: 10, below: []int{12, 11}}
+	w.look(fs, &hang.Sample{})
+	require.Equal(t, hang.Fact{Kind: "storage.files", Of: "rank 4 waited for files such as /log", Value: 100}, w.fact(4))
+	w.below = nil
+	w.look(fs, &hang.Sample{})
+	require.InDelta(t, 50.0, w.fact(4).Value, 1e-9)
 }
 
 func TestOtherProcesses(t *testing.T) {

@@ -3,6 +3,7 @@ package run
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"dlrover-run/launcher/torchpython"
 )
@@ -110,12 +112,17 @@ func TestNodesOfSlowRanksAreComparedWithTorch(t *testing.T) {
 	}{
 		{"stopped", "stop", `rank 5 was stopped, by a signal or a debugger, for [3-7]\d % of the time, 0 at node 0 `, false},
 		{"quota", "quota", `rank 5 used up the CPU quota of its cgroup in (\d\d|100) % of all periods, 0 at `, true},
+		{"disk", "disk", `rank 5 waited for files such as /.*/slow-disk/batch for \d\d % of the time, \d at node 0 `, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.rare {
 				longest(t)
 			}
-			found, dir := slowJobWith(t, "--slow-action=check", c.script, "5", "2")
+			script := []string{c.script, "5", "2"}
+			if c.script == "disk" {
+				script = append(script, slowDisk(t))
+			}
+			found, dir := slowJobWith(t, "--slow-action=check", script...)
 			if c.script == "quota" {
 				pid, err := os.ReadFile(filepath.Join(dir, "pid"))
 				require.NoError(t, err)
@@ -132,6 +139,22 @@ func TestNodesOfSlowRanksAreComparedWithTorch(t *testing.T) {
 			require.Regexp(t, c.want, checked()[0])
 		})
 	}
+}
+
+// slowDisk is a directory with a file "batch" of 64 KiB, of which 400 KiB can be read in a second.
+func slowDisk(t *testing.T) string {
+	t.Helper()
+	bindfs, err := exec.LookPath("bindfs")
+	if err != nil || os.Getuid() != 0 {
+		t.Skip("A SLOW DISK IS NOT TESTED: it takes bindfs, and root")
+	}
+	src, dir := t.TempDir(), filepath.Join(t.TempDir(), "slow-disk")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(src, "batch"), make([]byte, 64<<10), 0o600))
+	out, err := exec.Command(bindfs, "--read-rate=400k", "-o", "direct_io", src, dir).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	return dir
 }
 
 // Nodes with networks of their own: the other MTU of one is told, here by the status, too, and how much it can send.

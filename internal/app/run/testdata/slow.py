@@ -1,8 +1,8 @@
 """A training loop over gloo of about 100 ms a step, of which a rank may take more.
 
-slow.py CASE RANK FACTOR, until there is $DIR/go. data: the batches of the rank come later; stop: it is stopped for a
-part of the time; compute: it computes for longer; quota: it needs a CPU, and its pid is in $DIR/pid; healthy: all have
-uneven batches, and rank 0 evaluates and logs.
+slow.py CASE RANK FACTOR [DISK], until there is $DIR/go. data: the batches of the rank come later; disk: it reads them
+from DISK/batch; stop: it is stopped for a part of the time; compute: it computes for longer; quota: it needs a CPU, and
+its pid is in $DIR/pid; healthy: all have uneven batches, and rank 0 evaluates and logs.
 """
 import os
 import random
@@ -35,6 +35,9 @@ class Batches(torch.utils.data.Dataset):
     def __getitem__(self, i):
         if CASE == "data" and RANK == CULPRIT:
             time.sleep((FACTOR - 1) * PIECES * EACH)
+        if CASE == "disk" and RANK == CULPRIT:
+            with open(os.path.join(sys.argv[4], "batch"), "rb") as f:
+                f.read()
         return torch.randn(64)
 
 
