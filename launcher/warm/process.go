@@ -107,6 +107,9 @@ func (s *Spawner) hearParent(p *parent, a action) {
 			took := s.prepared(m)
 			s.mu.Lock()
 			p.files, p.names, p.took = m.Files, m.Names, took
+			if s.workersWait() {
+				s.do(s.pool.Calm(false)) // or one fork would be made carefully before the others
+			}
 			s.do(s.pool.Prepared(a.Generation))
 			s.mu.Unlock()
 			s.awaited()

@@ -234,6 +234,9 @@ func (s *Spawner) awaited() {
 	}
 }
 
+// workersWait reports whether the first workers are going to be started as soon as there is a parent. mu is held.
+func (s *Spawner) workersWait() bool { return !s.until.IsZero() && s.urgent() }
+
 // urgent reports whether workers wait for a parent.
 func (s *Spawner) urgent() bool {
 	select {

@@ -154,8 +154,8 @@ func TestSpawner(t *testing.T) {
 		t.Run(string(want), func(t *testing.T) {
 			r := newRig(t, mode)
 			r.Joined()
-			r.Await(t.Context())
 			r.ready()
+			r.Await(t.Context())
 			waiting := r.waiting()
 			hows, pids := r.start()
 			require.Equal(t, []How{want, want}, hows)
@@ -173,6 +173,17 @@ func TestSpawner(t *testing.T) {
 			require.Equal(t, []How{want, want}, hows)
 		})
 	}
+}
+
+// The first workers, which wait for the imports, are all forked at once, and none before them with more care.
+func TestSpawnerWhoseWorkersWaitForImports(t *testing.T) {
+	r := newRig(t, modeFork)
+	r.Joined()
+	r.Await(t.Context())
+	require.NotZero(t, r.parents[1].took, "it has imported")
+	require.Equal(t, []*child{nil, nil}, r.children)
+	hows, _ := r.start()
+	require.Equal(t, []How{ByFork, ByFork}, hows)
 }
 
 // On a busy machine forks take longer, but so would the imports of a worker that is started by exec.

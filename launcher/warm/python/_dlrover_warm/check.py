@@ -15,6 +15,7 @@ _DEVICES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/davinci", "/dev/dri", "/dev/xpu
             "/dev/accel")
 _ACCELERATORS = ("cuda", "xpu", "npu", "mlu", "musa")  # modules of torch
 _STARVED = 6  # times the deadline that a probe may take if it gets no CPU
+CALLED_OFF = "is not wanted any more"
 
 
 class Unsafe(Exception):
@@ -129,16 +130,20 @@ def probe(prepare, deadline):
         raise Unsafe("a fork that multiplies matrices, goes backward and loads a batch " + why)
 
 
-def fails_in_fork(work, deadline):
+def _pause(seconds):
+    return bool(select.select([], [], [], seconds)[0])
+
+
+def fails_in_fork(work, deadline, called_off=_pause):
     """Why work cannot be done in a fork of this process; "": it can. deadline, in seconds, is for a machine that has
-    time."""
+    time. called_off waits for some seconds, or until the result is not wanted any more: then it is CALLED_OFF."""
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
         _be_probe(work, into)
     os.close(into)
     try:
-        return _judge(pid, deadline, out)
+        return _judge(pid, deadline, out, called_off)
     finally:
         try:
             os.killpg(pid, signal.SIGKILL)  # what it has started, too
@@ -180,7 +185,7 @@ def compute():
         assert sum(float(b.sum()) for b in batches) == 16
 
 
-def _judge(pid, deadline, out):
+def _judge(pid, deadline, out, called_off):
     """Waits for a probe, and returns what is wrong with it; "": nothing."""
     start = moved = time.monotonic()
     used, status = -1, None
@@ -193,11 +198,9 @@ def _judge(pid, deadline, out):
             used, moved = _cpu(pid), now
         elif now - start > _STARVED * deadline or (
                 now - start > deadline and now - moved > deadline / 4 and not _wants_cpu(pid)):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return "is stuck"
-        else:
-            select.select([], [], [], 0.005)
+            return _end(pid, "is stuck")
+        elif called_off(0.005):
+            return _end(pid, CALLED_OFF)
     if status == 0:
         return ""
     os.set_blocking(out, False)
@@ -208,6 +211,12 @@ def _judge(pid, deadline, out):
     if os.WIFSIGNALED(status):
         return "failed: ended by signal %d" % os.WTERMSIG(status)
     return "failed: " + (text or "ended with code %d" % (status >> 8))
+
+
+def _end(pid, why):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return why
 
 
 def _cpu(pid):

@@ -16,9 +16,9 @@ _MOST = 64 << 20  # bytes that are copied for one fork
 _LOOKED_AT = 1 << 20  # pages of one mapping
 
 
-def written(prepare, deadline):
+def written(prepare, deadline, called_off):
     """The runs of pages, as addresses and lengths in turns, that a fork of this process has copies of after steps like
-    those of a training. Empty: that did not work, or there is no PyTorch."""
+    those of a training. Empty: that did not work, or there is no PyTorch; None: it was called off, as a check is."""
     if "torch" not in sys.modules:
         return array.array("Q")
     file = wire.memfd("dlrover-warm-pages")
@@ -30,8 +30,9 @@ def written(prepare, deadline):
         os.write(file, copied().tobytes())
 
     try:
-        if check.fails_in_fork(in_fork, deadline):
-            return array.array("Q")
+        why = check.fails_in_fork(in_fork, deadline, called_off)
+        if why:
+            return None if why == check.CALLED_OFF else array.array("Q")
         os.lseek(file, 0, os.SEEK_SET)
         with open(file, "rb", closefd=False) as f:
             return array.array("Q", f.read())

@@ -180,8 +180,8 @@ class Parent:
         """In a fork it returns its Child. The process between this one and the forks ends at once: the launcher adopts
         them, and is told how they end."""
         if self.pages is None and not urgent:
-            with pace.gentle():
-                self.pages = pages.written(lambda: repair.threads(self.before), _REHEARSAL)
+            with pace.gentle():  # until the launcher says more: then workers start
+                self.pages = pages.written(lambda: repair.threads(self.before), _REHEARSAL, self.wire.readable)
         between = os.fork()
         if between == 0:
             try:

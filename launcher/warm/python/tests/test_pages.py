@@ -5,6 +5,8 @@ import os
 import platform
 import resource
 import sys
+import time
+import types
 import unittest
 
 import help
@@ -55,6 +57,20 @@ class Pages(unittest.TestCase):
             self.assertEqual(sum(pages.copied()[1::2]), 2 * mmap.PAGESIZE)
         finally:
             pages._MOST = most
+
+    def test_called_off(self):
+        sys.modules["torch"] = types.ModuleType("torch")
+        self.addCleanup(sys.modules.pop, "torch")
+        looks = []
+
+        def called_off(seconds):
+            looks.append(seconds)
+            time.sleep(seconds)
+            return len(looks) == 3
+
+        self.assertIsNone(pages.written(lambda: time.sleep(600), 300, called_off))
+        self.assertEqual(len(looks), 3)
+        self.assertEqual(list(pages.written(lambda: time.sleep(600), 0.1, time.sleep)), [], "that is stuck")
 
     @unittest.skipUnless(_CAN_COPY, "COPIES OF PAGES ARE NOT TESTED: this needs Linux 5.14, not " + platform.release())
     def test_copy(self):
