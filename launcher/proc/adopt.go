@@ -15,16 +15,21 @@ const forkPatience = 200 * time.Millisecond
 
 // Forking announces that a helper forks a child for Adopt, and returns a function to call once the child is there or
 // will not be. A sweep waits for it: an unknown child looks like a process that workers have left. It waits for a
-// sweep.
-func (s *Supervisor) Forking() (done func()) {
+// sweep. done reports whether a sweep did not wait for long enough, and may have killed the child.
+func (s *Supervisor) Forking() (done func() (swept bool)) {
 	s.forking.RLock()
-	return sync.OnceFunc(s.forking.RUnlock)
+	before := s.hasty.Load()
+	return sync.OnceValue(func() bool {
+		s.forking.RUnlock()
+		return s.hasty.Load() != before
+	})
 }
 
 // noForks waits until no fork is on its way, and keeps others from beginning until done is called.
 func (s *Supervisor) noForks() (done func()) {
 	for end := time.Now().Add(s.forkPatience); !s.forking.TryLock(); time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(end) {
+			s.hasty.Add(1)
 			return func() {}
 		}
 	}

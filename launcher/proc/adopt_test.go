@@ -86,17 +86,19 @@ func TestASweepWaitsForForks(t *testing.T) {
 	}
 	p, err := s.Adopt(pid)
 	require.NoError(t, err)
-	done()
+	require.False(t, done())
 	require.Zero(t, <-swept)
-	done() // once is enough
+	require.False(t, done(), "once is enough")
 	require.NoError(t, unix.Kill(p.PID(), 0))
 
 	s.forkPatience = forkPatience
-	defer s.Forking()()
+	done = s.Forking()
 	orphan(t, s, "exec sleep 1000")
 	n, err := s.Sweep()
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
+	require.True(t, done(), "it may be the one that was killed")
+	require.False(t, s.Forking()(), "the next one is not")
 }
 
 // A process that a sweep has killed may tell that it is ready all the same, and take its time to end.

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +59,7 @@ type Supervisor struct {
 
 	forking      sync.RWMutex // held for reading while a fork is on its way, and by sweeps
 	forkPatience time.Duration
+	hasty        atomic.Int64 // sweeps that have not waited for a fork
 
 	services sync.WaitGroup // the reaper
 	waiters  sync.WaitGroup // one for each child

@@ -252,10 +252,10 @@ type child struct {
 	parent     // its own socket and process
 	generation int
 	how        How
-	employed   atomic.Bool   // it is a worker
-	parked     chan struct{} // closed when it waits, or cannot any more
-	over       chan struct{} // closed after its last message
-	forked     func()        // it was adopted, or will not be
+	employed   atomic.Bool         // it is a worker
+	parked     chan struct{}       // closed when it waits, or cannot any more
+	over       chan struct{}       // closed after its last message
+	forked     func() (swept bool) // it was adopted, or will not be
 
 	saidMu  sync.Mutex
 	ran     bool   // it has begun with the script
@@ -270,7 +270,7 @@ func (s *Spawner) park(a action) {
 		return
 	}
 	c := &child{parent: parent{conn: ours, env: a.Recipe.Env}, generation: a.Generation, how: ByParked,
-		parked: make(chan struct{}), over: make(chan struct{}), forked: func() {}}
+		parked: make(chan struct{}), over: make(chan struct{}), forked: func() bool { return false }}
 	s.children[a.Slot] = c
 	serve := func() string { return s.serveStandby(c, theirs, a) }
 	if s.cfg.Mode == modeFork {
@@ -311,6 +311,9 @@ func (s *Spawner) serveFork(c *child, from conn, theirs *os.File, a action) (why
 		return "" // the parent is to blame
 	}
 	s.hearChild(c, a)
+	if c.forked() {
+		return "" // it was in the way when the workers before were cleared away
+	}
 	return "cannot fork (is the limit on processes, ulimit -u, reached?)"
 }
 

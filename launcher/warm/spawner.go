@@ -42,7 +42,7 @@ const (
 // processes starts processes, and makes workers of forked ones; proc.Supervisor is one.
 type processes interface {
 	Start(proc.Spec) (*proc.Process, error)
-	Forking() (done func())
+	Forking() (done func() (swept bool))
 	Adopt(pid int) (*proc.Process, error)
 	Employ(*proc.Process) error
 }
