@@ -20,14 +20,14 @@ import (
 type conn struct {
 	net.Conn
 	ctx   context.Context
-	stop  func() bool
+	stop  func()        // ends the binding to ctx
 	moved *atomic.Int64 // when a byte moved last, ns since 1970; shared by the connections of a transfer
 	bulk  bool          // this end is sending chunks: a message would be taken for one
 }
 
 func newConn(ctx context.Context, nc net.Conn) *conn {
 	unpace(nc)
-	c := &conn{Conn: nc, stop: func() bool { return true }}
+	c := &conn{Conn: nc, stop: func() {}}
 	c.bind(ctx, new(atomic.Int64))
 	return c
 }
@@ -59,7 +59,16 @@ func (c *conn) bind(ctx context.Context, moved *atomic.Int64) {
 	c.stop()
 	moved.Store(time.Now().UnixNano())
 	c.ctx, c.moved = ctx, moved
-	c.stop = context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		c.SetDeadline(time.Unix(1, 0))
+	})
+	c.stop = sync.OnceFunc(func() {
+		if !stop() {
+			<-ended // or it would end a later Write, which TLS does not survive
+		}
+	})
 }
 
 func (c *conn) Close() error {

@@ -1,7 +1,9 @@
 package replica
 
 import (
+	"context"
 	"log/slog"
+	"net"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -43,4 +45,36 @@ func TestCopiesUnderTLS(t *testing.T) {
 			requireCopy(t, p, back)
 		})
 	}
+}
+
+// The end of a context that a connection was bound to before does not end what it writes now.
+func TestWritesAfterTheEndOfATransfer(t *testing.T) {
+	tokens := func() []string { return []string{"0123456789abcdef0123456789abcdef"} }
+	l, err := secure.Choice{Auto: true}.Layer(tokens, secure.Asks, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	ours, theirs := net.Pipe()
+	to := newConn(t.Context(), l.Server(theirs))
+	defer to.Close()
+	const writes = 1000
+	wrote := make(chan error, 1)
+	go func() {
+		for range writes {
+			ctx, end := context.WithCancel(context.Background())
+			to.bind(ctx, to.moved)
+			end()
+			to.bind(context.Background(), to.moved)
+			if err := to.send(message{OK: true}); err != nil {
+				wrote <- err
+				return
+			}
+		}
+		wrote <- nil
+	}()
+	from := newConn(t.Context(), l.Client(ours, "there:1"))
+	defer from.Close()
+	for range writes {
+		_, err := from.answer()
+		require.NoError(t, err)
+	}
+	require.NoError(t, <-wrote)
 }
