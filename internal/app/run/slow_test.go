@@ -141,7 +141,7 @@ func TestNodesOfSlowRanksAreComparedWithTorch(t *testing.T) {
 	}
 }
 
-// slowDisk is a directory with a file "batch" of 64 KiB, of which 400 KiB can be read in a second.
+// slowDisk is a directory from which 400 KiB can be read in a second, with a file "batch" of 64 KiB.
 func slowDisk(t *testing.T) string {
 	t.Helper()
 	bindfs, err := exec.LookPath("bindfs")
