@@ -178,8 +178,18 @@ func TestSpawner(t *testing.T) {
 // The first workers, which wait for the imports, are all forked at once, and none before them with more care.
 func TestSpawnerWhoseWorkersWaitForImports(t *testing.T) {
 	r := newRig(t, modeFork)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		r.Await(t.Context())
+	}()
+	require.Eventually(t, func() bool {
+		r.Spawner.mu.Lock()
+		defer r.Spawner.mu.Unlock()
+		return r.workersWait()
+	}, time.Minute, time.Millisecond)
 	r.Joined()
-	r.Await(t.Context())
+	<-over
 	require.NotZero(t, r.parents[1].took, "it has imported")
 	require.Equal(t, []*child{nil, nil}, r.children)
 	hows, _ := r.start()
