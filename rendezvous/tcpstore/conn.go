@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/epoll"
 )
 
 // conn is one client connection. The goroutine that reads from it, if there is one, owns dec and turn.
@@ -88,7 +90,7 @@ func (c *conn) control(f func(fd int) error) error {
 	if c.sock != nil {
 		return c.sock.control(f)
 	}
-	return control(c.tcp, f)
+	return epoll.Control(c.tcp, f)
 }
 
 // shed has a socket take the place of the connection of package net. Where that cannot be, everything stays as it is.

@@ -8,21 +8,19 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/epoll"
 )
 
 // poller has the connections that wait for bytes: they cost no goroutine and no buffer. One goroutine waits for all of
 // them, and starts one for each that has bytes or has ended. Few of these run at a time, as their stacks are most of
 // the memory that a crowd takes: one that has to wait for its client gives its turn back before.
-//
-// The epoll is itself a file of the runtime's poller: no thread waits in a system call, and its end ends the wait.
 type poller struct {
 	mu     sync.Mutex
-	epoll  *os.File // nil before the first connection
-	fd     int      // of epoll
+	epoll  *epoll.Set // nil before the first connection
 	closed bool
 	conns  map[connID]*conn // all that are in the epoll, waiting or not
 	turns  chan struct{}    // holds one for each goroutine that has its turn
-	done   sync.WaitGroup
 }
 
 // turn is that of the goroutine of a connection.
@@ -86,18 +84,18 @@ func (p *poller) armLocked(c *conn) error {
 	if p.closed || p.epoll == nil && !p.openLocked() {
 		return net.ErrClosed
 	}
-	events := 0
+	events := uint32(0)
 	if c.resume != nil {
 		events |= unix.EPOLLIN
 	}
 	if c.room != nil {
 		events |= unix.EPOLLOUT
 	}
-	event, op := c.event(events), unix.EPOLL_CTL_MOD
+	await := p.epoll.Await
 	if p.conns[c.id] == nil {
-		op = unix.EPOLL_CTL_ADD
+		await = p.epoll.Add
 	}
-	err := c.control(func(fd int) error { return unix.EpollCtl(p.fd, op, fd, &event) })
+	err := c.control(func(fd int) error { return await(fd, uint64(c.id), events) })
 	if err == nil {
 		p.conns[c.id] = c
 	}
@@ -111,76 +109,49 @@ func (p *poller) replace(c *conn, s *socket) bool {
 	if p.closed || p.epoll == nil && !p.openLocked() {
 		return false
 	}
-	event := c.event(0)
-	if s.control(func(fd int) error { return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &event) }) != nil {
+	if s.control(func(fd int) error { return p.epoll.Add(fd, uint64(c.id), 0) }) != nil {
 		return false
 	}
 	if p.conns[c.id] != nil { // closing would not do: the socket stays open
-		_ = control(c.tcp, func(fd int) error { return unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil) })
+		_ = epoll.Control(c.tcp, p.epoll.Remove)
 	}
 	p.conns[c.id] = c
 	return true
 }
 
 func (p *poller) openLocked() bool {
-	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	set, err := epoll.Open(p.start)
 	if err != nil {
 		return false
 	}
-	_ = unix.SetNonblock(fd, true) // which has the runtime poll it
-	p.epoll, p.fd, p.conns = os.NewFile(uintptr(fd), "epoll"), fd, map[connID]*conn{}
-	p.turns = make(chan struct{}, 16*runtime.GOMAXPROCS(0))
-	p.done.Go(func() { p.run(p.epoll) })
+	p.epoll, p.conns, p.turns = set, map[connID]*conn{}, make(chan struct{}, 16*runtime.GOMAXPROCS(0))
 	return true
 }
 
-// event asks the epoll to report events of c once. It always reports the end of c.
-func (c *conn) event(events int) unix.EpollEvent {
-	return unix.EpollEvent{Events: uint32(events) | unix.EPOLLONESHOT, Fd: int32(c.id), Pad: int32(c.id >> 32)}
-}
-
-// run starts goroutines until close.
-func (p *poller) run(epoll *os.File) {
-	raw, err := epoll.SyscallConn()
-	if err != nil {
-		return
-	}
-	events := make([]unix.EpollEvent, 128)
-	for n := 0; ; {
-		err := raw.Read(func(fd uintptr) bool {
-			var err error
-			for n, err = unix.EpollWait(int(fd), events, 0); err == unix.EINTR; {
-				n, err = unix.EpollWait(int(fd), events, 0)
-			}
-			return n != 0
-		})
-		if err != nil {
-			return
-		}
-		for _, e := range events[:max(n, 0)] {
-			if c, resume := p.happened(e); resume != nil {
-				p.turns <- struct{}{}
-				c.turn = fresh
-				go resume(c)
-			}
+// start starts goroutines for events.
+func (p *poller) start(events []unix.EpollEvent) {
+	for _, e := range events {
+		if c, resume := p.happened(e); resume != nil {
+			p.turns <- struct{}{}
+			c.turn = fresh
+			go resume(c)
 		}
 	}
 }
 
 // happened ends the waits for a reported event, and returns the function that was parked for it.
 func (p *poller) happened(e unix.EpollEvent) (*conn, func(*conn)) {
-	const end = unix.EPOLLERR | unix.EPOLLHUP
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := p.conns[connID(uint32(e.Fd))|connID(uint32(e.Pad))<<32]
+	c := p.conns[connID(epoll.ID(e))]
 	if c == nil {
 		return nil, nil
 	}
-	if e.Events&(unix.EPOLLOUT|end) != 0 {
+	if e.Events&(unix.EPOLLOUT|epoll.End) != 0 {
 		c.roomLocked()
 	}
 	var resume func(*conn)
-	if e.Events&(unix.EPOLLIN|end) != 0 {
+	if e.Events&(unix.EPOLLIN|epoll.End) != 0 {
 		resume, c.resume = c.resume, nil
 	}
 	if c.resume != nil || c.room != nil {
@@ -227,12 +198,11 @@ func (p *poller) close() {
 	p.closed = true
 	conns := p.conns
 	p.conns = nil
-	if p.epoll != nil {
-		_ = p.epoll.Close()
-	}
 	p.mu.Unlock()
 	for _, c := range conns {
 		p.wake(c)
 	}
-	p.done.Wait()
+	if p.epoll != nil {
+		p.epoll.Close()
+	}
 }

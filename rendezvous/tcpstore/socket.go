@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/epoll"
 )
 
 // socket is a TCP connection without what package net and the runtime keep for one: 0.8 kB. Its methods may be called
@@ -20,7 +22,7 @@ type socket struct {
 // socketOf returns another descriptor of a connection, which stays open when nc is closed; nil: there is none left.
 func socketOf(nc *net.TCPConn) *socket {
 	s := &socket{fd: -1}
-	_ = control(nc, func(fd int) (err error) {
+	_ = epoll.Control(nc, func(fd int) (err error) {
 		s.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		return err
 	})
@@ -28,19 +30,6 @@ func socketOf(nc *net.TCPConn) *socket {
 		return nil
 	}
 	return s
-}
-
-// control calls f with the descriptor of nc.
-func control(nc *net.TCPConn, f func(fd int) error) error {
-	raw, err := nc.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var failed error
-	if err := raw.Control(func(fd uintptr) { failed = f(int(fd)) }); err != nil {
-		return err
-	}
-	return failed
 }
 
 func (s *socket) control(f func(fd int) error) error {
