@@ -1,11 +1,11 @@
 // Package longpoll keeps the connections of requests that wait for news. While net/http holds a request, it costs 30 kB
-// and two goroutines; here it is 6 kB with all that the rendezvous has of a node, and one goroutine. So a handler takes
-// the connection of such a request out of its server, and answers when there is an answer. Further requests of the same
+// and two goroutines; here it is 3 kB with all that the rendezvous has of a node, and none. So a handler takes the
+// connection of such a request out of its server, and answers when there is an answer. Further requests of the same
 // method and path are passed to the server's handler from here, and so is a POST beside that path or beside its folder.
 // With any other one the connection goes back to the server.
 //
-// Goroutines: one for each connection that waits, at most 256 that serve requests, a few that write answers, and one
-// for the way back to the server. All end with the server.
+// Goroutines: one that waits for all plain connections, and one for each that has TLS, at most 256 that serve requests,
+// a few that write answers, and one for the way back to the server. All end with the server.
 package longpoll
 
 import (
@@ -23,12 +23,18 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/epoll"
+	"dlrover-run/internal/secure"
 )
 
 const (
 	// writeTime is how long a peer may take to accept an answer. Nearly always there is room for it at once.
 	writeTime = 5 * time.Second
-	// idleTime is how long a connection waits for its next request, from the one before. None is held for half as long.
+	// idleTime is how long a connection waits for its next request, from the one before; a plain one up to a quarter
+	// longer. None is held for half as long.
 	idleTime = 3 * time.Minute
 	// large is the size from which an answer may not fit into the socket's buffer, and keeps no others waiting. Requests
 	// of that size are their server's.
@@ -49,7 +55,10 @@ type Pool struct {
 	srv      *http.Server
 	back     chan net.Conn // to srv
 	done     chan struct{} // closed with srv
-	conns    map[*Conn]struct{}
+	conns    map[uint64]*Conn
+	lastID   uint64
+	ready    *epoll.Set  // has the plain connections; nil: there was none yet, or the server has ended
+	idle     *time.Timer // of these
 	requests crew
 	answers  crew
 	writes   sync.WaitGroup // of answers
@@ -68,17 +77,21 @@ type crew struct {
 type Conn struct {
 	net.Conn
 	pool         *Pool
+	id           uint64
+	plain        *net.TCPConn    // waits in pool.ready; nil: in a goroutine, in read
 	ctx          context.Context // of all its requests
 	remote       string
 	method, path string // of the requests that come here
 	last         bool   // it is closed after the answer
-	received     bool   // a request came here, and the time for the next one runs since
 	first        [1]byte
+	got          int // bytes in first
 
 	// Guarded by pool.mu.
 	busy  bool          // a request is under way
 	early bool          // the next one has begun before its answer
 	gone  func()        // the peer has hung up; nil: no request is held
+	begun time.Time     // the last request
+	added bool          // to pool.ready
 	turn  chan struct{} // of read; nil: it has not begun
 }
 
@@ -100,14 +113,17 @@ func (p *Pool) Take(w http.ResponseWriter, req *http.Request) *Conn {
 	if r, ok := nc.(*returned); ok {
 		nc = r.Conn // its bytes have been read
 	}
-	c := &Conn{Conn: nc, pool: p, ctx: context.WithoutCancel(req.Context()), remote: req.RemoteAddr,
-		method: req.Method, path: req.URL.Path, last: req.Close || rw.Reader.Buffered() > 0, busy: true}
+	c := &Conn{Conn: nc, pool: p, plain: secure.Plain(nc), ctx: context.WithoutCancel(req.Context()),
+		remote: req.RemoteAddr, method: req.Method, path: req.URL.Path, begun: time.Now(),
+		last: req.Close || rw.Reader.Buffered() > 0, busy: true}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed { // meanwhile: nobody else would end it
 		_ = nc.Close()
 	}
-	p.conns[c] = struct{}{}
+	p.lastID++
+	c.id = p.lastID
+	p.conns[c.id] = c
 	return c
 }
 
@@ -212,15 +228,12 @@ func (c *Conn) finish(text []byte) {
 		c.close()
 		return
 	}
-	if !c.received {
-		_ = c.SetReadDeadline(time.Now().Add(idleTime))
-	}
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()
 	early := c.early
 	c.busy, c.early = false, false
 	if early {
-		c.pool.begunLocked(c)
+		c.beginsLocked()
 	}
 }
 
@@ -237,40 +250,112 @@ func (c *Conn) leave() (open bool) {
 	return !c.pool.closed
 }
 
-// leaveLocked ends read, which may wait for its turn.
+// leaveLocked ends the wait for the next request.
 func (c *Conn) leaveLocked() {
-	if _, ours := c.pool.conns[c]; ours && c.turn != nil {
-		close(c.turn)
+	switch {
+	case c.pool.conns[c.id] != c:
+		return
+	case c.turn != nil:
+		close(c.turn) // read may wait for it
+	case c.added:
+		_ = epoll.Control(c.plain, c.pool.ready.Remove) // closed, it was removed
 	}
-	delete(c.pool.conns, c)
+	c.goneLocked()
+	delete(c.pool.conns, c.id)
 }
 
-// readsLocked lets read wait for the next request.
-func (c *Conn) readsLocked() {
-	if _, open := c.pool.conns[c]; !open {
-		if c.gone != nil {
-			go c.gone()
-			c.gone = nil
-		}
-		return
+func (c *Conn) goneLocked() {
+	if c.gone != nil {
+		go c.gone()
+		c.gone = nil
 	}
-	if c.turn == nil {
+}
+
+// readsLocked waits for the next request, and for the end of the connection.
+func (c *Conn) readsLocked() {
+	switch {
+	case c.pool.conns[c.id] != c:
+		c.goneLocked()
+	case c.plain != nil:
+		if c.awaitLocked() != nil { // it is closed, or the kernel is out of memory
+			go c.hungUp()
+		}
+	case c.turn == nil:
+		_ = c.SetReadDeadline(time.Now().Add(idleTime))
 		c.turn = make(chan struct{}, 1)
 		go c.read()
-		return
+	default:
+		c.turn <- struct{}{}
 	}
-	c.turn <- struct{}{}
+}
+
+// awaitLocked has happened called once for the next request, or the end of the connection.
+func (c *Conn) awaitLocked() (err error) {
+	p := c.pool
+	if p.closed {
+		return net.ErrClosed
+	}
+	if p.ready == nil {
+		if p.ready, err = epoll.Open(p.happened); err != nil {
+			return err
+		}
+		p.idle = time.AfterFunc(idleTime/4, p.sweep)
+	}
+	await := p.ready.Await
+	if !c.added {
+		await, c.added = p.ready.Add, true
+	}
+	return epoll.Control(c.plain, func(fd int) error { return await(fd, c.id, unix.EPOLLIN|unix.EPOLLRDHUP) })
+}
+
+// happened is called for plain connections with bytes, or at their end.
+func (p *Pool) happened(events []unix.EpollEvent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range events {
+		c := p.conns[epoll.ID(e)]
+		switch {
+		case c == nil:
+		case e.Events&(epoll.End|unix.EPOLLRDHUP) != 0:
+			p.callLocked(func() { c.readFirst() })
+		default:
+			c.beginsLocked()
+		}
+	}
+}
+
+// sweep closes the plain connections that have waited for too long.
+func (p *Pool) sweep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		if c.added && !c.busy && time.Since(c.begun) > idleTime {
+			_ = c.Close()
+			c.leaveLocked()
+		}
+	}
+	if !p.closed {
+		p.idle.Reset(idleTime / 4)
+	}
 }
 
 // read waits for the first byte of each request, and for the end of the connection. It needs little memory.
 func (c *Conn) read() {
-	for more := true; more; _, more = <-c.turn {
-		if n, _ := c.Read(c.first[:]); n == 0 {
-			c.hungUp()
-			return
-		}
-		c.begins()
+	for more := true; more && c.readFirst(); {
+		_, more = <-c.turn
 	}
+}
+
+// readFirst reads the first byte of a request. It reports false at the end of the connection.
+func (c *Conn) readFirst() bool {
+	if c.got, _ = c.Read(c.first[:]); c.got == 0 {
+		c.hungUp()
+		return false
+	}
+	c.pool.mu.Lock()
+	defer c.pool.mu.Unlock()
+	c.beginsLocked()
+	return true
 }
 
 func (c *Conn) hungUp() {
@@ -284,20 +369,19 @@ func (c *Conn) hungUp() {
 	}
 }
 
-// begins has the next request served after the answer of the one before.
-func (c *Conn) begins() {
-	c.pool.mu.Lock()
-	defer c.pool.mu.Unlock()
+// beginsLocked has the next request served after the answer of the one before.
+func (c *Conn) beginsLocked() {
 	if c.busy {
 		c.early = true
-	} else {
-		c.pool.begunLocked(c)
+		return
 	}
+	c.busy, c.begun = true, time.Now()
+	c.pool.callLocked(c.receive)
 }
 
-// begunLocked has a request served whose first byte has come.
-func (p *Pool) begunLocked(c *Conn) {
-	if p.requests.takes(c.receive, &p.mu, most) {
+// callLocked has f called soon, one of few at a time.
+func (p *Pool) callLocked(f func()) {
+	if p.requests.takes(f, &p.mu, most) {
 		go p.work(&p.requests)
 	}
 }
@@ -309,13 +393,9 @@ func (c *Conn) receive() {
 	r := readers.Get().(*bufio.Reader)
 	defer readers.Put(r)
 	defer r.Reset(nil)
-	r.Reset(&returned{c.Conn, c.first[:]})
-	_ = c.SetReadDeadline(time.Now().Add(restTime))
-	_, _ = r.Peek(2)
-	data, _ := r.Peek(r.Buffered())
-	c.received = true
-	if err := c.SetReadDeadline(time.Now().Add(idleTime)); err != nil {
-		c.close()
+	data := c.fill(r)
+	if len(data) == 0 {
+		c.hungUp()
 		return
 	}
 	req := c.next(r, data)
@@ -323,10 +403,20 @@ func (c *Conn) receive() {
 		c.giveBack(bytes.Clone(data))
 		return
 	}
-	c.pool.mu.Lock()
-	c.busy = true
-	c.pool.mu.Unlock()
 	c.guarded(func() { c.serve(req) })
+}
+
+// fill has r read what is there. Where a goroutine reads, the time for the next request runs from then on.
+func (c *Conn) fill(r *bufio.Reader) (data []byte) {
+	r.Reset(&returned{c.Conn, c.first[:c.got]})
+	if c.plain == nil {
+		_ = c.SetReadDeadline(time.Now().Add(restTime))
+		defer func() { _ = c.SetReadDeadline(time.Now().Add(idleTime)) }()
+	}
+	_, _ = r.Peek(c.got + 1)
+	c.got = 0
+	data, _ = r.Peek(r.Buffered())
+	return data
 }
 
 // next is the request in data, which r has read; nil: it is one for the server. It must be one whole request and
@@ -515,7 +605,7 @@ func (p *Pool) opens(srv *http.Server) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.srv == nil {
-		p.srv, p.back, p.done, p.conns = srv, make(chan net.Conn), make(chan struct{}), map[*Conn]struct{}{}
+		p.srv, p.back, p.done, p.conns = srv, make(chan net.Conn), make(chan struct{}), map[uint64]*Conn{}
 		go func() { // until the server is closed
 			_ = srv.Serve(wayBack{p})
 			_ = wayBack{p}.Close()
@@ -548,13 +638,26 @@ func (p wayBack) Close() error {
 	}
 	p.mu.Unlock()
 	p.writes.Wait()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for c := range p.conns {
-		_ = c.Close() // its goroutine does the rest
-		c.leaveLocked()
+	if ready := p.end(); ready != nil {
+		ready.Close()
 	}
 	return nil
+}
+
+// end closes all connections.
+func (p *Pool) end() *epoll.Set {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		_ = c.Close()
+		c.leaveLocked()
+	}
+	ready := p.ready
+	if ready != nil {
+		p.idle.Stop()
+		p.ready = nil
+	}
+	return ready
 }
 
 // Addr implements net.Listener.

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -34,9 +35,26 @@ type bell struct {
 	held   chan *Conn
 }
 
-func newBell(t *testing.T) *bell {
+// opaque are connections of which nothing is known but that they are some.
+type opaque struct{ net.Listener }
+
+func (o opaque) Accept() (net.Conn, error) {
+	c, err := o.Listener.Accept()
+	return struct{ net.Conn }{c}, err
+}
+
+// onBoth tests connections that wait together, and such that wait in a goroutine each.
+func onBoth(t *testing.T, test func(t *testing.T, b *bell)) {
+	t.Run("together", func(t *testing.T) { test(t, newBell(t, false)) })
+	t.Run("each", func(t *testing.T) { test(t, newBell(t, true)) })
+}
+
+func newBell(t *testing.T, hides bool) *bell {
 	b := &bell{T: t, held: make(chan *Conn, 10)}
 	b.server = httptest.NewUnstartedServer(b)
+	if hides {
+		b.server.Listener = opaque{b.server.Listener}
+	}
 	b.server.Start()
 	t.Cleanup(func() {
 		_ = b.server.Config.Close()
@@ -118,23 +136,24 @@ func (b *bell) waiting() *caller {
 }
 
 func TestRequestsOfOneKindAreServedWithoutTheServer(t *testing.T) {
-	b := newBell(t)
-	c := b.waiting()
-	for i := range 20 {
-		c.says(get(fmt.Sprint("/wait?after=", i), ""))
-		(<-b.held).Later(func(http.ResponseWriter) bool { return false }) // goes on
-		c.says("G")                                                       // of the next one, before the answer
-		b.pool.mu.Lock()
-		var held *Conn
-		for held = range b.pool.conns {
+	onBoth(t, func(t *testing.T, b *bell) {
+		c := b.waiting()
+		for i := range 20 {
+			c.says(get(fmt.Sprint("/wait?after=", i), ""))
+			(<-b.held).Later(func(http.ResponseWriter) bool { return false }) // goes on
+			c.says(get("/wait?now", ""))                                      // before the answer
+			b.pool.mu.Lock()
+			var held *Conn
+			for _, held = range b.pool.conns {
+			}
+			b.pool.mu.Unlock()
+			held.Later(func(w http.ResponseWriter) bool { w.WriteHeader(http.StatusNoContent); return true })
+			require.Equal(t, "204 ", c.hears())
+			require.Equal(t, "200 /wait?now ", c.hears())
 		}
-		b.pool.mu.Unlock()
-		held.Later(func(w http.ResponseWriter) bool { w.WriteHeader(http.StatusNoContent); return true })
-		require.Equal(t, "204 ", c.hears())
-		c.says("ET /wait?now HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer t\r\n\r\n")
-		require.Equal(t, "200 /wait?now ", c.hears())
-	}
-	require.Zero(t, b.gone.Load())
+		require.Zero(t, b.gone.Load())
+		require.EqualValues(t, 1, b.asked.Load())
+	})
 }
 
 // A request that is not one of the same kind, whole and alone, is net/http's, on the same connection.
@@ -164,37 +183,39 @@ func TestOtherRequestsAreTheServers(t *testing.T) {
 			"200 /wait?now "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBell(t)
-			k := b.waiting()
-			for i, piece := range c.text {
-				time.Sleep(time.Duration(i) * 5 * time.Millisecond)
-				k.says(piece)
-			}
-			require.Equal(t, c.want, k.hears())
-			if len(c.text) == 1 {
-				require.Equal(t, c.server, b.asked.Load() > 1)
-			}
+			onBoth(t, func(t *testing.T, b *bell) {
+				k := b.waiting()
+				for i, piece := range c.text {
+					time.Sleep(time.Duration(i) * 5 * time.Millisecond)
+					k.says(piece)
+				}
+				require.Equal(t, c.want, k.hears())
+				if len(c.text) == 1 {
+					require.Equal(t, c.server, b.asked.Load() > 1)
+				}
+			})
 		})
 	}
 }
 
 // Requests that begin and do not go on keep nobody waiting for long, even if there are more than are served at a time.
 func TestRequestsThatDoNotGoOn(t *testing.T) {
-	b := newBell(t)
-	c := b.waiting()
-	for range most + 10 {
-		k := b.dial()
-		k.says(get("/wait", ""))
-		b.rings("x")
-		require.Equal(t, "200 x", k.hears())
-		k.says("G")
-	}
-	for range 3 {
-		began := time.Now()
-		c.says(get("/wait?now", ""))
-		require.Equal(t, "200 /wait?now ", c.hears())
-		require.Less(t, time.Since(began), 20*restTime)
-	}
+	onBoth(t, func(t *testing.T, b *bell) {
+		c := b.waiting()
+		for range most + 10 {
+			k := b.dial()
+			k.says(get("/wait", ""))
+			b.rings("x")
+			require.Equal(t, "200 x", k.hears())
+			k.says("G")
+		}
+		for range 3 {
+			began := time.Now()
+			c.says(get("/wait?now", ""))
+			require.Equal(t, "200 /wait?now ", c.hears())
+			require.Less(t, time.Since(began), 20*restTime)
+		}
+	})
 }
 
 // A client that waits reports by POST, beside the path of its wait or beside the folder.
@@ -202,26 +223,28 @@ func TestReportsAreServedWithoutTheServer(t *testing.T) {
 	for to, server := range map[string]bool{
 		"/r/checks/done": false, "/r/done": false, "/done": true, "/r/hang/done": true,
 	} {
-		b := newBell(t)
-		c := b.dial()
-		c.says(get("/r/checks/wait", ""))
-		b.rings("first")
-		require.Equal(t, "200 first", c.hears())
-		c.says(strings.Replace(get(to, "Content-Length: 1\r\n"), "GET", "POST", 1) + "x")
-		require.Equal(t, "200 "+to+" x", c.hears())
-		require.Equal(t, server, b.asked.Load() > 1, to)
+		onBoth(t, func(t *testing.T, b *bell) {
+			c := b.dial()
+			c.says(get("/r/checks/wait", ""))
+			b.rings("first")
+			require.Equal(t, "200 first", c.hears())
+			c.says(strings.Replace(get(to, "Content-Length: 1\r\n"), "GET", "POST", 1) + "x")
+			require.Equal(t, "200 "+to+" x", c.hears())
+			require.Equal(t, server, b.asked.Load() > 1, to)
+		})
 	}
 }
 
 func TestTheLastAnswerEndsTheConnection(t *testing.T) {
-	b := newBell(t)
-	c := b.dial()
-	c.says(get("/wait", "Connection: close\r\n"))
-	b.rings("bye")
-	require.Equal(t, "200 bye", c.hears())
-	_, err := c.r.ReadByte()
-	require.ErrorIs(t, err, io.EOF)
-	require.Zero(t, b.gone.Load())
+	onBoth(t, func(t *testing.T, b *bell) {
+		c := b.dial()
+		c.says(get("/wait", "Connection: close\r\n"))
+		b.rings("bye")
+		require.Equal(t, "200 bye", c.hears())
+		_, err := c.r.ReadByte()
+		require.ErrorIs(t, err, io.EOF)
+		require.Zero(t, b.gone.Load())
+	})
 }
 
 // kept is how many connections a pool has.
@@ -232,46 +255,48 @@ func kept(p *Pool) int {
 }
 
 func TestAPeerThatHangsUp(t *testing.T) {
-	b := newBell(t)
-	c := b.waiting()
-	c.says(get("/wait", ""))
-	held := <-b.held
-	require.NoError(t, c.Close())
-	require.Eventually(t, func() bool { return b.gone.Load() == 1 }, time.Minute, time.Millisecond)
-	held.Later(func(w http.ResponseWriter) bool { fmt.Fprint(w, "too late"); return true })
-	require.Eventually(t, func() bool { return kept(&b.pool) == 0 }, time.Minute, time.Millisecond)
-	require.EqualValues(t, 1, b.gone.Load())
+	onBoth(t, func(t *testing.T, b *bell) {
+		c := b.waiting()
+		c.says(get("/wait", ""))
+		held := <-b.held
+		require.NoError(t, c.Close())
+		require.Eventually(t, func() bool { return b.gone.Load() == 1 }, time.Minute, time.Millisecond)
+		held.Later(func(w http.ResponseWriter) bool { fmt.Fprint(w, "too late"); return true })
+		require.Eventually(t, func() bool { return kept(&b.pool) == 0 }, time.Minute, time.Millisecond)
+		require.EqualValues(t, 1, b.gone.Load())
+	})
 }
 
 // The end of the server comes after the answers that are under way, and ends all other requests.
 func TestTheEndOfTheServer(t *testing.T) {
-	b := newBell(t)
-	answered, lost, idle := b.dial(), b.dial(), b.waiting()
-	answered.says(get("/wait", ""))
-	begun := make(chan struct{})
-	end := make(chan error, 1)
-	(<-b.held).Later(func(w http.ResponseWriter) bool {
-		close(begun)
-		time.Sleep(50 * time.Millisecond)
-		fmt.Fprint(w, "still")
-		return true
+	onBoth(t, func(t *testing.T, b *bell) {
+		answered, lost, idle := b.dial(), b.dial(), b.waiting()
+		answered.says(get("/wait", ""))
+		begun := make(chan struct{})
+		end := make(chan error, 1)
+		(<-b.held).Later(func(w http.ResponseWriter) bool {
+			close(begun)
+			time.Sleep(50 * time.Millisecond)
+			fmt.Fprint(w, "still")
+			return true
+		})
+		lost.says(get("/wait", ""))
+		<-b.held
+		early := b.dial() // its next request has begun before its answer
+		early.says(get("/wait", ""))
+		<-b.held
+		early.says("G")
+		time.Sleep(20 * time.Millisecond)
+		<-begun
+		go func() { end <- b.server.Config.Close() }()
+		require.Equal(t, "200 still", answered.hears())
+		require.NoError(t, <-end)
+		for _, c := range []*caller{answered, lost, early, idle} {
+			_, err := c.r.ReadByte()
+			require.Error(t, err)
+		}
+		require.Eventually(t, func() bool { return b.gone.Load() == 2 }, time.Minute, time.Millisecond)
 	})
-	lost.says(get("/wait", ""))
-	<-b.held
-	early := b.dial() // its next request has begun before its answer
-	early.says(get("/wait", ""))
-	<-b.held
-	early.says("G")
-	time.Sleep(20 * time.Millisecond)
-	<-begun
-	go func() { end <- b.server.Config.Close() }()
-	require.Equal(t, "200 still", answered.hears())
-	require.NoError(t, <-end)
-	for _, c := range []*caller{answered, lost, early, idle} {
-		_, err := c.r.ReadByte()
-		require.Error(t, err)
-	}
-	require.Eventually(t, func() bool { return b.gone.Load() == 1 }, time.Minute, time.Millisecond)
 }
 
 // An answer that does not fit into the socket's buffer keeps nobody else waiting.
@@ -301,30 +326,32 @@ func TestAConnectionThatIsTakenAtTheEnd(t *testing.T) {
 }
 
 func TestALargeAnswer(t *testing.T) {
-	b := newBell(t)
-	for range 5 { // more than there are workers
-		slow := b.dial()
-		slow.says(get("/wait", ""))
-		b.rings(strings.Repeat("x", 16<<20))
-	}
-	c := b.dial()
-	c.says(get("/wait", ""))
-	b.rings("at once")
-	began := time.Now()
-	require.Equal(t, "200 at once", c.hears())
-	require.Less(t, time.Since(began), writeTime)
+	onBoth(t, func(t *testing.T, b *bell) {
+		for range 5 { // more than there are workers
+			slow := b.dial()
+			slow.says(get("/wait", ""))
+			b.rings(strings.Repeat("x", 16<<20))
+		}
+		c := b.dial()
+		c.says(get("/wait", ""))
+		b.rings("at once")
+		began := time.Now()
+		require.Equal(t, "200 at once", c.hears())
+		require.Less(t, time.Since(began), writeTime)
+	})
 }
 
 func TestAHandlerThatPanics(t *testing.T) {
-	b := newBell(t)
-	var text testkit.Buffer
-	b.server.Config.ErrorLog = log.New(&text, "", 0)
-	c := b.waiting()
-	c.says(get("/wait?panic", ""))
-	_, err := c.r.ReadByte()
-	require.ErrorIs(t, err, io.EOF)
-	require.Contains(t, text.String(), "http: panic serving 127.0.0.1")
-	require.Contains(t, text.String(), "on purpose")
+	onBoth(t, func(t *testing.T, b *bell) {
+		var text testkit.Buffer
+		b.server.Config.ErrorLog = log.New(&text, "", 0)
+		c := b.waiting()
+		c.says(get("/wait?panic", ""))
+		_, err := c.r.ReadByte()
+		require.ErrorIs(t, err, io.EOF)
+		require.Contains(t, text.String(), "http: panic serving 127.0.0.1")
+		require.Contains(t, text.String(), "on purpose")
+	})
 }
 
 // Neither silence nor an answer that is not read keeps a connection.
@@ -339,10 +366,10 @@ func TestTheTimeOfAConnection(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ours, theirs := net.Pipe()
-				p := &Pool{conns: map[*Conn]struct{}{}, done: make(chan struct{})}
+				p := &Pool{conns: map[uint64]*Conn{}, done: make(chan struct{})}
 				defer wayBack{p}.Close()
 				held := &Conn{Conn: ours, pool: p, busy: true}
-				p.conns[held] = struct{}{}
+				p.conns[held.id] = held
 				gone := false
 				held.Hold(func() { gone = true })
 				began := time.Now()
@@ -362,4 +389,48 @@ func TestTheTimeOfAConnection(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Plain connections have no deadline each.
+func TestConnectionsThatWaitedForTooLong(t *testing.T) {
+	b := newBell(t, false)
+	idle, held, fresh := b.dial(), b.dial(), b.dial()
+	for _, c := range []*caller{idle, held} {
+		c.says(get("/wait", ""))
+		b.rings("x")
+		require.Equal(t, "200 x", c.hears())
+	}
+	held.says(get("/wait", ""))
+	answer := <-b.held
+	b.pool.mu.Lock()
+	for _, c := range b.pool.conns {
+		c.begun = c.begun.Add(-idleTime)
+	}
+	b.pool.mu.Unlock()
+	fresh.says(get("/wait", ""))
+	b.rings("x")
+	require.Equal(t, "200 x", fresh.hears())
+	b.pool.sweep()
+	_, err := idle.r.ReadByte()
+	require.ErrorIs(t, err, io.EOF)
+	answer.Later(func(w http.ResponseWriter) bool { fmt.Fprint(w, "y"); return true })
+	require.Equal(t, "200 y", held.hears())
+	fresh.says(get("/wait?now", ""))
+	require.Equal(t, "200 /wait?now ", fresh.hears())
+	require.Zero(t, b.gone.Load())
+}
+
+func TestConnectionsThatWaitTakeNoGoroutine(t *testing.T) {
+	b := newBell(t, false)
+	callers := [100]*caller{}
+	for i := range callers {
+		callers[i] = b.dial()
+		callers[i].says(get("/wait", ""))
+		<-b.held
+	}
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() < len(callers) }, time.Minute, time.Millisecond)
+	for _, c := range callers {
+		require.NoError(t, c.Close())
+	}
+	require.Eventually(t, func() bool { return int(b.gone.Load()) == len(callers) }, time.Minute, time.Millisecond)
 }

@@ -131,3 +131,19 @@ func TCP(nc net.Conn) *net.TCPConn {
 		nc = u.NetConn()
 	}
 }
+
+// Plain is the connection of TCP whose bytes are those of nc; nil: there is none.
+func Plain(nc net.Conn) *net.TCPConn {
+	for {
+		switch c := nc.(type) {
+		case *net.TCPConn:
+			return c
+		case interface{ ConnectionState() tls.ConnectionState }:
+			return nil
+		case interface{ NetConn() net.Conn }:
+			nc = c.NetConn()
+		default:
+			return nil
+		}
+	}
+}
