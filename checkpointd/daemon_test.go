@@ -380,6 +380,48 @@ func TestFullDisk(t *testing.T) {
 	requireNoLeftovers(t, dir)
 }
 
+// nice storage knows the niceness of the threads that write and rename.
+type nice struct {
+	fsx.FS
+	mu              sync.Mutex
+	writes, renames []int
+}
+
+func (f *nice) note(to *[]int) {
+	left, _ := syscall.Getpriority(syscall.PRIO_PROCESS, 0)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	*to = append(*to, 20-left)
+}
+
+func (f *nice) WriteFrom(ctx context.Context, path string, src fsx.Source) error {
+	f.note(&f.writes)
+	return f.FS.WriteFrom(ctx, path, src)
+}
+
+func (f *nice) Rename(from, to string) error {
+	f.note(&f.renames)
+	return f.FS.Rename(from, to)
+}
+
+// Only the data of a save is written at a low priority.
+func TestPriorities(t *testing.T) {
+	left, err := syscall.Getpriority(syscall.PRIO_PROCESS, 0)
+	require.NoError(t, err)
+	mine := 20 - left
+	disk := &nice{FS: fsx.OS{}}
+	n, dir := newNode(t, withFS(disk)), t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	disk.mu.Lock()
+	defer disk.mu.Unlock()
+	require.Equal(t, []int{max(mine, 10)}, disk.writes)
+	require.NotEmpty(t, disk.renames)
+	for _, of := range disk.renames {
+		require.Equal(t, mine, of)
+	}
+}
+
 // hanging storage never answers below one directory, as NFS without its server.
 type hanging struct {
 	fsx.FS

@@ -9,6 +9,7 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/background"
 )
 
 // writer writes the files of shards, a few shards at a time.
@@ -124,7 +125,7 @@ func (w *writer) writeFile(ctx context.Context, j *save, p *shm.Pinned, i int, t
 	sealing := p.Seal(ctx, i)
 	defer sealing.Sum() // it uses the pin
 	src := &source{bytes: p.File(i), ready: sealing.Ready, done: &j.done}
-	if err := w.storage.fs.WriteFrom(ctx, tmp, src); err != nil {
+	if err := background.Run(func() error { return w.storage.fs.WriteFrom(ctx, tmp, src) }); err != nil {
 		cancel()
 		return 0, err
 	}

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"sync"
 
+	"dlrover-run/internal/background"
 	"dlrover-run/internal/stable"
 )
 
@@ -70,6 +71,7 @@ func (p *Pinned) Seal(ctx context.Context, i int) *Sealing {
 	p.s.pins++ // the lock is ours already
 	go func() {
 		defer close(s.done)
+		background.Enter()
 		s.err = guard(func() error { return s.run(ctx) })
 		p.s.mu.Lock()
 		defer p.s.mu.Unlock()

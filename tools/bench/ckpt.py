@@ -186,11 +186,7 @@ class Mapping:
 
 
 def cpu_seconds(pid):
-    total = 0
-    for tid in os.listdir("/proc/%d/task" % pid):
-        with open("/proc/%d/task/%s/schedstat" % (pid, tid)) as f:
-            total += int(f.read().split()[0])
-    return total / 1e9
+    return time.clock_gettime(~pid << 3 | 2)  # the clock of the process, with the threads that have ended
 
 
 def tracked(directory):

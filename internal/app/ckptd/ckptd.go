@@ -56,7 +56,7 @@ the containers must share processes (shareProcessNamespace).`
 
 // Main runs the daemon and returns the exit status.
 func Main(args []string, stdout io.Writer) int {
-	lowerPriority(args)
+	named()
 	a := app(stdout)
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		help.Print(stdout, a, "--job NAME [options]")
@@ -90,24 +90,12 @@ func run(a *cli.App, args []string) error {
 	return a.Action(cli.NewContext(a, set, nil))
 }
 
-// niceness is the niceness of the daemon, which must not take the CPU from trainers.
-const niceness = 10
-
-// lowerPriority sets that niceness for the whole process. Niceness is per thread
-// (https://man7.org/linux/man-pages/man2/setpriority.2.html), and this process has several. After exec all threads
-// inherit that of the calling thread.
-func lowerPriority(args []string) {
+// named has ps and top show the name, in place of that of the file. The main thread has that name, and is the caller's
+// from now on: a goroutine of the package background would end with its thread.
+func named() {
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	before, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
-	if err != nil || before != 20 { // 20 less the niceness, as the system call has it
-		if name, err := unix.BytePtrFromString(Name); err == nil {
-			_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(name)), 0, 0, 0) // for ps and top
-		}
-		return
-	}
-	if unix.Setpriority(unix.PRIO_PROCESS, 0, niceness) == nil {
-		_ = unix.Exec("/proc/self/exe", append([]string{Name}, args...), os.Environ()) // else it stays one thread's
+	if name, err := unix.BytePtrFromString(Name); err == nil {
+		_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(name)), 0, 0, 0)
 	}
 }
 
