@@ -13,27 +13,27 @@ import (
 const End = unix.EPOLLERR | unix.EPOLLHUP
 
 // Set is an epoll of the kernel, see https://man7.org/linux/man-pages/man7/epoll.7.html. It is itself a file of the
-// runtime's poller: no thread waits in a system call, and its Close ends the wait.
+// runtime's poller: no thread waits in a system call, and Close ends the wait.
 type Set struct {
 	file *os.File
 	fd   int
 	done sync.WaitGroup
 }
 
-// Open begins a Set, which the caller closes. It calls happened in a goroutine of its own, with at most 128 events at a
-// time, whose memory is the Set's.
+// Open begins a Set. The caller closes it. One goroutine calls happened with at most 128 events at a time. Their memory
+// is the Set's.
 func Open(happened func([]unix.EpollEvent)) (*Set, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
-	_ = unix.SetNonblock(fd, true) // which has the runtime poll it
+	_ = unix.SetNonblock(fd, true) // the runtime polls it then
 	s := &Set{file: os.NewFile(uintptr(fd), "epoll"), fd: fd}
 	s.done.Go(func() { s.run(happened) })
 	return s, nil
 }
 
-// ID is the one that Add was given.
+// ID is the id of an Add.
 func ID(e unix.EpollEvent) uint64 { return uint64(uint32(e.Fd)) | uint64(uint32(e.Pad))<<32 }
 
 // Add has the next of these events of a descriptor reported once, as those of id. To close it removes it. Neither Add
@@ -75,13 +75,13 @@ func (s *Set) run(happened func([]unix.EpollEvent)) {
 	}
 }
 
-// Close waits for the goroutine, which may be in happened.
+// Close waits until happened has returned.
 func (s *Set) Close() {
 	_ = s.file.Close()
 	s.done.Wait()
 }
 
-// Control calls f with the descriptor of a connection, and returns its error, or why there is none.
+// Control calls f with the descriptor of a connection. It returns the error of f, or net.ErrClosed and the like.
 func Control(c syscall.Conn, f func(fd int) error) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
