@@ -41,13 +41,18 @@ func (c *Control) call(ctx context.Context, req map[string]any, out any) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)); close(ended) })
 	defer stop()
 	if _, err := c.conn.Write(append(line, '\n')); err != nil {
 		return fmt.Errorf("%v: %w", req["op"], err)
 	}
 	if line, err = c.in.ReadBytes('\n'); err != nil {
 		return fmt.Errorf("%v: %w", req["op"], err)
+	}
+	if !stop() { // ctx ended beside the reply, and has no say in the next call
+		<-ended
+		_ = c.conn.SetDeadline(time.Time{})
 	}
 	var head struct {
 		OK    bool   `json:"ok"`
