@@ -28,17 +28,20 @@ func spend(t *testing.T, root string, pid int, state byte, parent int, cpu, wait
 			_ = os.Rename(path+".new", path)
 		}
 	}
-	var write func()
-	write = func() {
-		if t.Context().Err() != nil {
-			return
-		}
+	write := func() {
 		ns := float64(time.Since(began))
 		replace("stat", below(parent, state, uint64(cpu*ns/float64(tick))))
 		replace("schedstat", fmt.Sprintf("%.0f %.0f 5\n", cpu*ns+5, wait*ns+5))
-		time.AfterFunc(20*time.Millisecond, write)
 	}
 	write()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for time.Sleep(20 * time.Millisecond); t.Context().Err() == nil; time.Sleep(20 * time.Millisecond) {
+			write()
+		}
+	}()
+	t.Cleanup(func() { <-done }) // before the directory is removed
 }
 
 // below is the stat of a process with a parent.
