@@ -128,7 +128,7 @@ func (p *Pool) Take(w http.ResponseWriter, req *http.Request) *Conn {
 }
 
 // Hold waits for an answer by Later, or calls gone when the peer hangs up before, or its server ends. It calls gone in
-// a goroutine of its own.
+// another goroutine than the caller's.
 func (c *Conn) Hold(gone func()) {
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()

@@ -35,7 +35,7 @@ type bell struct {
 	held   chan *Conn
 }
 
-// opaque are connections of which nothing is known but that they are some.
+// opaque hides the type of its connections.
 type opaque struct{ net.Listener }
 
 func (o opaque) Accept() (net.Conn, error) {
