@@ -49,6 +49,9 @@ func (s *Segment) Peek() (Header, Meta, error) {
 	if s.closed {
 		return Header{}, Meta{}, s.failed("look at", ErrClosed)
 	}
+	if h, err := s.header(); err == nil && s.peeked.is(h) {
+		return h, s.peeked.meta, nil
+	}
 	p := &Pinned{s: s, mem: s.mem}
 	err := guard(func() error {
 		err := p.read()
@@ -60,7 +63,20 @@ func (s *Segment) Peek() (Header, Meta, error) {
 	if err != nil {
 		return Header{}, Meta{}, s.failed("look at", err)
 	}
+	s.peeked = peeked{p.Header, p.Meta}
 	return p.Header, p.Meta, nil
+}
+
+// peeked is what the last Peek has found: all segments are looked at whenever one of them has changed.
+type peeked struct {
+	header Header
+	meta   Meta
+}
+
+// is reports whether h is that of the same save. It may have got further on its way to the disk.
+func (p peeked) is(h Header) bool {
+	h.Released, h.Durable = p.header.Released, p.header.Durable
+	return h.State == Complete && h == p.header
 }
 
 // retainLocked counts a user of the shared lock, and takes it for the first one. The lock belongs to the open file

@@ -30,6 +30,7 @@ type Segment struct {
 	closed bool
 	mapped int64 // the first bytes that have been written through mem: they cost no page faults
 	sealed sums
+	peeked peeked
 }
 
 // Open opens and maps a segment. It must be a regular file of ours.

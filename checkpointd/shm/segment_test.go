@@ -78,6 +78,34 @@ func TestPeek(t *testing.T) {
 	require.ErrorIs(t, err, shm.ErrClosed)
 }
 
+// Peek remembers what it has read of a save, but neither how far that has got nor that another has taken its place.
+func TestPeekAgain(t *testing.T) {
+	d := newDir(t)
+	path := filepath.Join(d.Path(), "seg/l0-0.seg")
+	first, second := simple(7), simple(8)
+	first.Seq, second.Seq = 1, 2
+	require.NoError(t, os.WriteFile(path, first.Bytes(t), 0o600))
+	seg, err := d.Open("seg/l0-0.seg")
+	require.NoError(t, err)
+	for range 2 {
+		_, m, err := seg.Peek()
+		require.NoError(t, err)
+		require.EqualValues(t, 7, m.Step)
+	}
+	seg.SetDurable(1)
+	h, _, err := seg.Peek()
+	require.NoError(t, err)
+	require.EqualValues(t, 1, h.Durable)
+	require.NoError(t, os.WriteFile(path, second.Bytes(t), 0o600))
+	h, m, err := seg.Peek()
+	require.NoError(t, err)
+	require.EqualValues(t, []int64{8, 8}, []int64{h.Step, m.Step})
+	require.NoError(t, os.Truncate(path, 0))
+	_, _, err = seg.Peek()
+	require.Error(t, err)
+	require.NoError(t, seg.Close())
+}
+
 func TestPinRefuses(t *testing.T) {
 	good := simple(7)
 	good.Files[0].Data = make([]byte, 3*4096)
