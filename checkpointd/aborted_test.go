@@ -103,7 +103,7 @@ func TestAbortedSave(t *testing.T) {
 	require.Contains(t, n.wait(dir, 7)["error"], "permission denied")
 	c := n.control()
 	for range 3 {
-		require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+		require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		left, err := c.End(ctx, time.Hour)
 		cancel()
@@ -130,7 +130,7 @@ func TestAbortedSaveIsTriedOnceMore(t *testing.T) {
 	n.ask(map[string]any{"op": "drain", "timeout_ms": patience.Milliseconds()})
 	disk.fail(nil)
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	left, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
 	require.Zero(t, left)
@@ -189,7 +189,7 @@ func TestABreakpointGoesByTime(t *testing.T) {
 	}
 	n.put(inMemory(single(dir, 3)), "seg/l0-3.seg")
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	left, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
 	require.Zero(t, left)
@@ -204,7 +204,7 @@ func TestASaveUnderWayIsNotDroppedForALaterLowerStep(t *testing.T) {
 	<-disk.hit
 	n.put(inMemory(single(dir, 3)), "seg/l0-1.seg")
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	require.Eventually(t, func() bool {
 		st, err := c.Status(t.Context())
 		require.NoError(t, err)

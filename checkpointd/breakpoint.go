@@ -24,21 +24,27 @@ type breakpoints struct {
 	saves   *saves
 	storage *storage
 	flusher *flusher
+	restart *restart
 	coords  coordinators
 	master  bool // the nodes meet at a master, which decides who writes a shard that several hold
 }
 
 // start saves in the background the memory of the workers of epoch w. later is an epoch that has begun since, or "".
-func (b *breakpoints) start(w World, later, reason string, early bool) {
+func (b *breakpoints) start(w World, later, reason string, pace Pace) {
+	if pace == AfterRestart {
+		b.restart.begin()
+	} else {
+		b.restart.over()
+	}
 	b.saves.countBreakpoint(1)
 	b.count.add(func(n *Counters) { n.Breakpoints++ })
 	b.life.wg.Go(func() {
 		all := b.holdings(w, later)
-		if !early {
+		if pace != Early {
 			b.life.wg.Go(func() { b.announce(w, slices.Collect(maps.Keys(all))) })
 		}
 		for dir, hs := range all {
-			if err := b.save(w, later, dir, hs, reason, early); err != nil && b.life.ctx.Err() == nil {
+			if err := b.save(w, later, dir, hs, reason, pace); err != nil && b.life.ctx.Err() == nil {
 				b.log.Warn("cannot save what is in memory", "dir", dir, "err", err)
 			}
 		}
@@ -91,7 +97,7 @@ func (b *breakpoints) holdings(w World, later string) map[string][]coordinator.H
 }
 
 // save writes the newest save of dir whose shards are all in memory, unless the disk has it.
-func (b *breakpoints) save(w World, later, dir string, hs []coordinator.Holding, reason string, early bool) error {
+func (b *breakpoints) save(w World, later, dir string, hs []coordinator.Holding, reason string, pace Pace) error {
 	c := b.coords.local
 	if w.GroupWorldSize > 1 {
 		c = b.coords.shared
@@ -104,7 +110,7 @@ func (b *breakpoints) save(w World, later, dir string, hs []coordinator.Holding,
 	defer cancel()
 	inFlight := slices.DeleteFunc(b.saves.inFlight(dir),
 		func(j *save) bool { return later != "" && j.meta.Epoch == later })
-	plan, ok, err := c.Agree(ctx, breakpointKey(w, dir, early), node, nodes, hs, agreePatience)
+	plan, ok, err := c.Agree(ctx, breakpointKey(w, dir, pace == Early), node, nodes, hs, agreePatience)
 	if err != nil {
 		newest := slices.MaxFunc(hs, func(x, y coordinator.Holding) int { return x.Saved.Compare(y.Saved) })
 		b.saves.decide(dir, &newest)
@@ -119,7 +125,7 @@ func (b *breakpoints) save(w World, later, dir string, hs []coordinator.Holding,
 		b.log.Info("saving what is in memory", "step", plan.Step, "dir", dir, "reason", reason)
 	}
 	for _, shard := range plan.Mine {
-		j := b.startHeld(plan.Save, shard)
+		j := b.startHeld(plan.Save, shard, pace)
 		if j == nil {
 			err = errors.Join(err, fmt.Errorf("shard %d of step %d is no longer in memory", shard, plan.Step),
 				postFailure(ctx, c, plan, hs, shard, errIncomplete))
@@ -177,10 +183,11 @@ func postFailure(ctx context.Context, c coordinator.Coordinator, plan coordinato
 }
 
 // startHeld writes a shard from any segment that has it, a second time if it was aborted. nil: no segment has it.
-func (b *breakpoints) startHeld(id string, shard int) (started *save) {
+func (b *breakpoints) startHeld(id string, shard int, pace Pace) (started *save) {
 	b.segs.each(func(_ string, s *segment, h shm.Header, m shm.Meta) {
 		if started == nil && m.Save == id && m.Shard == shard {
 			j := newSave(s, h.Seq, h.Saved, m)
+			j.afterRestart = pace == AfterRestart
 			j.secondAttempt = b.saves.tried(id, shard)
 			started = b.flusher.launch(j)
 		}

@@ -144,6 +144,7 @@ type Daemon struct {
 	retries     *retries
 	flusher     *flusher
 	breakpoints *breakpoints
+	restart     *restart
 	recovery    *recovery
 	copies      *copies
 	epochs      *epochs
@@ -182,8 +183,8 @@ func New(cfg Config) (*Daemon, error) {
 func assemble(cfg Config) *Daemon {
 	log, path, life, count := cfg.Logger, cfg.Dir.Path(), newLifetime(), &counters{}
 	d := &Daemon{cfg: cfg, log: log, life: life, count: count, segs: newSegments(cfg.Dir, log), saves: newSaves(life),
-		epochs: newEpochs(), takenOver: make(chan struct{}), worlds: make(chan struct{}, 1), conns: map[net.Conn]struct{}{},
-		coords: coordinators{coordinator.Local(0), cfg.Remote}}
+		restart: &restart{life: life}, epochs: newEpochs(), takenOver: make(chan struct{}), worlds: make(chan struct{}, 1),
+		conns: map[net.Conn]struct{}{}, coords: coordinators{coordinator.Local(0), cfg.Remote}}
 	if cfg.Remote == nil {
 		d.coords.shared = coordinator.Files(cfg.FS)
 	}
@@ -198,10 +199,10 @@ func assemble(cfg Config) *Daemon {
 	locks := &dirLocks{life: life, log: log, path: path, held: map[string]*sync.Mutex{}}
 	d.flusher = &flusher{life: life, log: log, count: count, saves: d.saves, storage: d.storage, mounts: d.mounts,
 		records: preparedRecords{log, filepath.Join(path, preparedName)}, retries: d.retries, coords: d.coords,
-		writer:    &writer{newLanes(cfg.Writers), count, d.saves, d.storage, d.mounts},
+		writer:    &writer{newLanes(cfg.Writers), count, d.saves, d.storage, d.mounts, d.restart},
 		committer: &committer{log, d.storage, d.retries, locks, d.coords}}
 	d.breakpoints = &breakpoints{life: life, log: log, count: count, segs: d.segs, saves: d.saves, storage: d.storage,
-		flusher: d.flusher, coords: d.coords, master: cfg.Remote != nil}
+		flusher: d.flusher, restart: d.restart, coords: d.coords, master: cfg.Remote != nil}
 	d.recovery = &recovery{log: log, storage: d.storage, locks: locks, path: path, done: map[string]bool{}}
 	d.copies = &copies{cfg: &d.cfg, life: life, log: log, count: count, segs: d.segs, world: d.epochs.current()}
 	d.launchers = &launchers{cfg: &d.cfg, life: life, log: log, saveAll: d.saveAll, leads: map[*session]struct{}{}}
@@ -290,14 +291,13 @@ func (d *Daemon) SetWorld(w World) {
 }
 
 // Breakpoint saves in the background: it writes the newest step whose shards are all in memory, unless the disk has
-// that step or a newer one. Launchers of all nodes call it when the workers of an epoch have ended. early means that
-// the workers still run, and have been sent a signal to end.
-func (d *Daemon) Breakpoint(reason string, early bool) {
-	d.breakpointOf(World{}, reason, early)
+// that step or a newer one. Launchers of all nodes call it when the workers of an epoch end.
+func (d *Daemon) Breakpoint(reason string, pace Pace) {
+	d.breakpointOf(World{}, reason, pace)
 }
 
 // breakpointOf is Breakpoint for the epoch w, or for the present one if w is zero.
-func (d *Daemon) breakpointOf(w World, reason string, early bool) {
+func (d *Daemon) breakpointOf(w World, reason string, pace Pace) {
 	d.scan()
 	now, later := d.epochs.current(), ""
 	if w == (World{}) {
@@ -306,7 +306,7 @@ func (d *Daemon) breakpointOf(w World, reason string, early bool) {
 	if w.Key() != now.Key() {
 		later = now.Key()
 	}
-	d.breakpoints.start(w, later, reason, early)
+	d.breakpoints.start(w, later, reason, pace)
 }
 
 // saveAll writes memory to disk, after the saves of an earlier daemon, until ctx ends.
@@ -316,7 +316,7 @@ func (d *Daemon) saveAll(ctx context.Context) (left int) {
 	case <-ctx.Done():
 		return 1
 	}
-	d.Breakpoint("the launcher is gone", false)
+	d.Breakpoint("the launcher is gone", AtOnce)
 	return d.Drain(ctx, orphanSaves)
 }
 

@@ -86,10 +86,11 @@ func (c *Control) Meet(ctx context.Context, addr string) error {
 	return c.call(ctx, map[string]any{"op": "meet", "addr": addr}, nil)
 }
 
-// Breakpoint asks the daemon to save, in the background, the memory of w's workers. early means that they
-// still run. The zero World is the present one.
-func (c *Control) Breakpoint(ctx context.Context, w World, reason string, early bool) error {
-	return c.call(ctx, map[string]any{"op": "flush", "world": w, "reason": reason, "early": early}, nil)
+// Breakpoint asks the daemon to save, in the background, the memory of w's workers. The zero World is the present
+// one.
+func (c *Control) Breakpoint(ctx context.Context, w World, reason string, pace Pace) error {
+	return c.call(ctx, map[string]any{"op": "flush", "world": w, "reason": reason, "early": pace == Early,
+		"restart": pace == AfterRestart}, nil)
 }
 
 // End waits until nothing is on its way to the disk, at most for timeout, and then removes the run's memory. It returns

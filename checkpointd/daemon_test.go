@@ -213,7 +213,7 @@ func TestBreakpoint(t *testing.T) {
 	newer.Disk = false
 	n.put(newer, "seg/l0-1.seg")
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	left, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
 	require.Zero(t, left)
@@ -229,7 +229,7 @@ func TestBreakpointWithoutCompleteStep(t *testing.T) {
 	s.Disk = false
 	n.put(s, "seg/l0-0.seg")
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	_, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
 	require.NoFileExists(t, filepath.Join(dir, "dlrover_latest.txt"))
@@ -242,7 +242,7 @@ func TestBreakpointOfASaveOnDisk(t *testing.T) {
 	before, err := os.Stat(filepath.Join(dir, "20/rank_0.pt"))
 	require.NoError(t, err)
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	_, err = c.End(t.Context(), patience)
 	require.NoError(t, err)
 	after, err := os.Stat(filepath.Join(dir, "20/rank_0.pt"))
@@ -266,7 +266,7 @@ func TestTornSaveIsNeverWritten(t *testing.T) {
 	require.Equal(t, true, n.wait(dir, 10)["ok"])
 	n.putTorn(single(dir, 15), "seg/l0-1.seg")
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "the worker died", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "the worker died", checkpointd.AtOnce))
 	_, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
 	requireStep(t, dir, 10, 1)
@@ -609,7 +609,7 @@ func TestBreakpointAcrossNodes(t *testing.T) {
 		}
 	}
 	for _, n := range ns {
-		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	}
 	for _, n := range ns {
 		require.Equal(t, true, n.wait(dir, 10)["ok"])
@@ -628,7 +628,7 @@ func TestPartialSaveIsAborted(t *testing.T) {
 	}
 	ns[0].put(shard(dir, 20, 0, 2, 1), "seg/l0-1.seg")
 	for _, n := range ns {
-		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	}
 	res := ns[0].wait(dir, 20)
 	require.Equal(t, false, res["ok"])
@@ -648,7 +648,7 @@ func TestBreakpointOfAFullStateWithoutItsWriter(t *testing.T) {
 		n.put(s, "seg/l0-0.seg")
 	}
 	ns[0].stop()
-	require.NoError(t, ns[1].control().Breakpoint(t.Context(), checkpointd.World{}, "node lost", false))
+	require.NoError(t, ns[1].control().Breakpoint(t.Context(), checkpointd.World{}, "node lost", checkpointd.AtOnce))
 	require.Equal(t, true, ns[1].wait(dir, 10)["ok"])
 	requireStep(t, dir, 10, 1)
 }
@@ -815,7 +815,7 @@ func TestLauncherReconnects(t *testing.T) {
 	second := n.control()
 	require.NoError(t, second.Lead(t.Context(), "b"))
 	require.NoError(t, first.Close())
-	require.NoError(t, second.Breakpoint(t.Context(), checkpointd.World{}, "test", true))
+	require.NoError(t, second.Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.Early))
 	left, err := second.End(t.Context(), patience)
 	require.NoError(t, err)
 	require.Zero(t, left)

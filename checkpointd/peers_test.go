@@ -266,7 +266,7 @@ func TestBreakpointDoesNotWaitForTheDead(t *testing.T) {
 			}
 			begin := time.Now()
 			for _, n := range ns[:2] {
-				require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "node lost", false))
+				require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "node lost", checkpointd.AtOnce))
 			}
 			if !before {
 				hub.Lost("run", 7, 1, 2)
@@ -308,11 +308,11 @@ func TestBreakpointIsAnnounced(t *testing.T) {
 	drained := func() {
 		require.EqualValues(t, 0, n.ask(map[string]any{"op": "drain", "timeout_ms": patience.Milliseconds()})["left"])
 	}
-	require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", true))
+	require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.Early))
 	drained()
 	require.Len(t, b.agreeds, 2)
 	early := []string{<-b.agreeds, <-b.agreeds}
-	require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	s := <-b.spoken
 	require.Equal(t, "7.3.0", s.Of)
 	require.Equal(t, 1, s.Node)
@@ -347,7 +347,7 @@ func TestBreakpointAfterANodeWasReplaced(t *testing.T) {
 	}
 	begin := time.Now()
 	for _, n := range ns {
-		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "a worker failed", false))
+		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "a worker failed", checkpointd.AtOnce))
 	}
 	for _, n := range ns {
 		require.Equal(t, true, n.wait(dir, 10)["ok"])

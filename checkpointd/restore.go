@@ -23,6 +23,7 @@ type restorable struct {
 func (d *Daemon) restorables(ctx context.Context, r request) (reply, error) {
 	d.scan()
 	if r.timeout() > 0 {
+		d.restart.over()
 		ctx, cancel := context.WithTimeout(ctx, r.timeout())
 		defer cancel()
 		_ = d.life.until(ctx, func() bool { return d.saves.written(r.Dir) }) // then only committed saves count

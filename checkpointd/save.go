@@ -50,6 +50,8 @@ type save struct {
 	waits       context.Context         // ends when it is of no use to wait for the other shards
 	stopWaiting context.CancelCauseFunc // ends waits
 
+	afterRestart bool // it is not written while workers start again
+
 	entry   *commit.Entry // the durable files; nil: none yet
 	resumed bool          // entry is an earlier daemon's work
 	release func()        // releases the segment, which is pinned; nil: it is not

@@ -38,6 +38,7 @@ type request struct {
 	Shards    []int  `json:"shards"`
 	Replicas  int    `json:"replicas"`
 	Early     bool   `json:"early"`
+	Restart   bool   `json:"restart"` // other workers start in the place of those that have ended
 	Reason    string `json:"reason"`
 	Source    string `json:"source"`
 	TimeoutMS int64  `json:"timeout_ms"`
@@ -50,6 +51,17 @@ type request struct {
 
 func (r *request) timeout() time.Duration {
 	return min(max(time.Duration(r.TimeoutMS)*time.Millisecond, 0), maxWait)
+}
+
+// pace is that of a breakpoint.
+func (r *request) pace() Pace {
+	switch {
+	case r.Early:
+		return Early
+	case r.Restart:
+		return AfterRestart
+	}
+	return AtOnce
 }
 
 // reply carries {"ok":true} and the fields of a result, or {"ok":false,"error":…}.
@@ -194,7 +206,7 @@ func (d *Daemon) do(ctx context.Context, s *session, r request) (reply, error) {
 	case "verify":
 		return d.verify(ctx, r)
 	case "flush":
-		d.breakpointOf(r.World, r.Reason, r.Early)
+		d.breakpointOf(r.World, r.Reason, r.pace())
 		return nil, nil
 	case "drain":
 		return reply{"left": d.Drain(ctx, r.timeout())}, nil

@@ -28,7 +28,7 @@ func TestNoAgreementAtTheEnd(t *testing.T) {
 	s := shard(dir, 10, 0, 1, 1)
 	s.Disk = false
 	n.put(s, "seg/l0-0.seg")
-	require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	left, err := n.control().End(t.Context(), 5*time.Second)
 	require.NoError(t, err)
 	require.Equal(t, 1, left)
@@ -53,7 +53,7 @@ func TestNoAgreementOnASaveOnDisk(t *testing.T) {
 	n.put(single(dir, 10), "seg/l0-0.seg")
 	require.Equal(t, true, n.wait(dir, 10)["ok"])
 	end := func() int {
-		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 		left, err := n.control().End(t.Context(), 5*time.Second)
 		require.NoError(t, err)
 		return left

@@ -13,6 +13,7 @@ import (
 // after the timeout, aborted, or kept in memory because the nodes could not agree on a save.
 func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 	d.scan()
+	d.restart.over()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	_ = d.life.until(ctx, d.saves.quiet) // the rest is counted
@@ -33,6 +34,7 @@ func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 
 // wait returns when the save is committed, or the reason why it will not be.
 func (d *Daemon) wait(ctx context.Context, r request) (int64, error) {
+	d.restart.over()
 	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout(),
 		fmt.Errorf("step %d was not committed within %s", r.Step, r.timeout()))
 	defer cancel()

@@ -101,7 +101,7 @@ func TestBreakpointSaveOutlivesItsEpoch(t *testing.T) {
 		s.Meta.Epoch = "1.1.0"
 		n.put(s, fmt.Sprintf("seg/l%d-0.seg", r))
 	}
-	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AtOnce))
 	require.NoError(t, c.World(t.Context(), checkpointd.World{Term: 1, Round: 1, Epoch: 1, GroupWorldSize: 1,
 		WorldSize: 2, LocalWorldSize: 2}))
 	left, err := c.End(t.Context(), patience)

@@ -19,6 +19,7 @@ type writer struct {
 	saves   *saves
 	storage *storage
 	mounts  *mounts
+	restart *restart
 }
 
 // prepare tries once to write all files of the shard under temporary names, unless a newer save has taken the segment.
@@ -47,8 +48,13 @@ func (w *writer) prepare(ctx context.Context, j *save) (entry commit.Entry, rele
 	return entry, release, nil
 }
 
-// enter waits until the mount of j's directory takes one more shard.
+// enter waits until it is j's turn: the mount of its directory takes one more shard.
 func (w *writer) enter(ctx context.Context, j *save) (leave func(), err error) {
+	if j.afterRestart {
+		if err := w.restart.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
 	free, err := bounded(ctx, func() (chan struct{}, error) {
 		root, err := w.storage.fs.Resolve(j.meta.Dir)
 		if err != nil {

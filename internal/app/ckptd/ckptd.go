@@ -242,7 +242,7 @@ func saveOnSignal(ctx context.Context, d *checkpointd.Daemon, log *slog.Logger) 
 	case <-ctx.Done():
 		return 0
 	}
-	d.Breakpoint("the daemon is told to end", true)
+	d.Breakpoint("the daemon is told to end", checkpointd.Early)
 	saving, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {

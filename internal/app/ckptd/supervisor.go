@@ -169,12 +169,12 @@ func (s *Supervisor) World(w checkpointd.World) {
 	s.send(func(ctx context.Context, c *checkpointd.Control) error { return c.World(ctx, w) })
 }
 
-// Breakpoint reports that the workers of the present epoch have ended, or (early) were sent a signal to end: their
-// saves in memory are to be written. It does not wait for the daemon.
-func (s *Supervisor) Breakpoint(reason string, early bool) {
+// Breakpoint reports that the workers of the present epoch have ended, or will: their saves in memory are to be
+// written. It does not wait for the daemon.
+func (s *Supervisor) Breakpoint(reason string, pace checkpointd.Pace) {
 	s.mu.Lock()
 	w := s.world // a daemon that has to be started again gets the next one first
-	order := func(ctx context.Context, c *checkpointd.Control) error { return c.Breakpoint(ctx, w, reason, early) }
+	order := func(ctx context.Context, c *checkpointd.Control) error { return c.Breakpoint(ctx, w, reason, pace) }
 	s.lastBreakpoint, s.resendUntil = order, time.Now().Add(resendFor)
 	s.mu.Unlock()
 	s.send(order)

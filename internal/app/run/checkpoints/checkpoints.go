@@ -236,8 +236,19 @@ func (c *checkpoints) start(r *launcher.StartRequest) {
 func (c *checkpoints) stop(r launcher.StopRequest) {
 	c.signaled = c.signaled || r.Leaving
 	if c.daemon != nil && (c.breakpoint || c.signaled || r.CauseKind == job.CauseLeave) {
-		c.daemon.Breakpoint(r.Reason, r.Early)
+		c.daemon.Breakpoint(r.Reason, pace(r))
 	}
+}
+
+// pace puts training first where the same nodes go on: their memory has all that they need.
+func pace(r launcher.StopRequest) checkpointd.Pace {
+	switch {
+	case r.Early:
+		return checkpointd.Early
+	case !r.Leaving && (r.CauseKind == job.CauseFailure || r.CauseKind == job.CauseHang):
+		return checkpointd.AfterRestart
+	}
+	return checkpointd.AtOnce
 }
 
 // status is that of the daemon; nil without an error: there is none now.
