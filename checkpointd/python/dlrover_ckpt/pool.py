@@ -18,7 +18,8 @@ from .segment import Buffer, Damaged, Pending
 log = logging.getLogger("dlrover.ckpt")
 
 _SHARE = 0.6  # of the free memory, at most, for all buffers of a directory
-_GRAIN = 2 << 20
+_GRAIN = 2 << 20  # of a file: a huge page
+_SMALL_GRAIN = 64 << 10  # of one that is smaller
 _GLANCE = 0.01  # seconds that a save waits for a segment when none is free
 _USUAL = 3  # buffers of a directory
 _MOST = 12  # while saves that the disk wants wait for it
@@ -471,7 +472,9 @@ def _unlink(path: str) -> None:
 
 def _rounded(need: int) -> int:
     """With a little room to grow, so that a longer pickle does not need a new file."""
-    return -(-(need + need // 64) // _GRAIN) * _GRAIN
+    size = need + need // 64
+    grain = _GRAIN if size >= _GRAIN else _SMALL_GRAIN
+    return -(-size // grain) * grain
 
 
 _pools: Dict[Tuple[int, str, int], Pool] = {}  # of this process: see Pool

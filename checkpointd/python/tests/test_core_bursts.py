@@ -20,6 +20,7 @@ from dlrover_ckpt.pool import NoRoom, Pool
 
 MEMORY, DISK = core.MEMORY, core.DISK
 GRAIN = 2 << 20
+FILLS = GRAIN - GRAIN // 32  # bytes of a save that takes a buffer of GRAIN
 
 
 def settle(path, seq=None):
@@ -69,7 +70,8 @@ class Pools(Case):
             for d in "abcd":
                 self.save(p, "/" + d, step=step)
         self.assertEqual(self.held(p), {"/" + d: [2, 3, 4] for d in "abcd"})
-        self.assertEqual(len(os.listdir(os.path.join(self.top, "r", "seg"))), 12)
+        seg = os.path.join(self.top, "r", "seg")
+        self.assertEqual([os.path.getsize(os.path.join(seg, n)) for n in os.listdir(seg)], 12 * [64 << 10])
 
     def test_disk_saves_of_one_leave_the_other_alone(self):
         p = self.pool()
@@ -119,7 +121,7 @@ class Pools(Case):
         os.makedirs(os.path.join(self.top, "r", "seg"))
         p = self.pool(self.limited(10 * GRAIN - 4096))
         for step in (1, 2, 3):
-            self.save(p, "/a", step=step, need=GRAIN // 2)
+            self.save(p, "/a", step=step, need=FILLS)
         self.assertEqual(self.held(p), {"/a": [1, 2, 3]})
         with self.assertLogs("dlrover.ckpt", "WARNING") as logs:
             self.save(p, "/b", step=4, need=5 * GRAIN)
@@ -132,7 +134,7 @@ class Pools(Case):
             self.save(p, "/d", need=4 * GRAIN)
         self.assertEqual(self.held(p), {"/a": [3], "/b": [4], "/c": [5]})
         with self.assertLogs("dlrover.ckpt", "WARNING"):
-            self.save(p, "/a", step=6, need=GRAIN // 2)
+            self.save(p, "/a", step=6, need=FILLS)
         self.assertEqual(self.held(p)["/a"][-1], 6)
 
     def test_what_an_earlier_process_left_on_disk_makes_way(self):
@@ -140,8 +142,8 @@ class Pools(Case):
         p = self.pool(self.limited(3 * GRAIN))
         for d in "ab":
             with self.assertLogs("dlrover.ckpt", "WARNING"):
-                self.save(p, "/" + d, need=GRAIN // 2, disk=d == "a")
-        settle(self.save(p, "/a", True, need=GRAIN // 2, drop=True).path)
+                self.save(p, "/" + d, need=FILLS, disk=d == "a")
+        settle(self.save(p, "/a", True, need=FILLS, drop=True).path)
         p.close()
         with self.assertLogs("dlrover.ckpt", "WARNING"):
             q = self.pool(self.limited(3 * GRAIN))
@@ -164,7 +166,7 @@ class Pools(Case):
     def test_a_burst_stays_within_the_share(self):
         os.makedirs(os.path.join(self.top, "r", "seg"))
         p = self.pool(self.limited(10 * GRAIN))
-        made = [self.save(p, disk=True, need=GRAIN // 2) for _ in range(8)]
+        made = [self.save(p, disk=True, need=FILLS) for _ in range(8)]
         self.assertEqual(made.index(None), 6)
 
     def test_a_full_memory_keeps_the_save_waiting(self):

@@ -44,7 +44,7 @@ func TestTorchCheckpointSmallMemory(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newTraining(t, 10)
 			b.shm = smallMemory(t, c.bytes)
-			l := b.run(b.args([]string{"--standalone", "--nproc-per-node=2", "--max-restarts=0"}, 5, "sharded")...)
+			l := b.run(b.args([]string{"--standalone", "--nproc-per-node=2", "--max-restarts=0"}, 5, "sharded", "large")...)
 			require.Equal(t, 0, l.wait(), l.err.String())
 			require.Equal(t, 10, b.latest())
 			require.Len(t, b.starts(), 2, "nobody was restarted")

@@ -1,11 +1,11 @@
 """Trains a small model with DDP over gloo and saves it at every step.
 
-ckpt.py MARKS CHECKPOINTS STEPS DISK_EVERY [sharded] [equal]
+ckpt.py MARKS CHECKPOINTS STEPS DISK_EVERY [sharded] [equal] [large]
 
 Every step goes to memory, every DISK_EVERY-th to disk. Rank 0 adds "<step> <loss>" to MARKS/losses for each step, and
 each start of a rank "<rank> <world size> <step> <source>" to MARKS/starts. With "sharded" each rank also has a state
 of its own, which must come back to it. With "equal" all ranks see the same data, so that the losses are those of one
-rank alone, however many there are. With "deaf" a rank does not end when another one has, nor when it is told to.
+rank alone, however many there are. With "deaf" a rank does not end when another one has, nor when it is told to. With "large" the state has 1.5 MiB more.
 """
 
 import logging
@@ -62,6 +62,8 @@ def main():
         if rank == 0:
             add_line(os.path.join(marks, "losses"), "%d %s" % (step, total.item().hex()))
         state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "step": step, "own": torch.tensor([float(step), float(rank)])}
+        if "large" in sys.argv[5:]:
+            state["more"] = torch.zeros(3 << 19, dtype=torch.uint8)
         disk = step % disk_every == 0
         checkpointer.save_checkpoint(step, state, storage_type=StorageType.DISK if disk else StorageType.MEMORY)
         time.sleep(0.01)
