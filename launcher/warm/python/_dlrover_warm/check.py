@@ -1,5 +1,6 @@
 """Imports, and whether what they leave behind can be forked."""
 
+import contextlib
 import gc
 import importlib
 import os
@@ -116,16 +117,21 @@ def _accelerators():
     return [(n, m) for n, m in found if m is not None]
 
 
+@contextlib.contextmanager
 def probe(prepare, deadline):
-    """Lets a fork do what would hang or die in forks of a process that is not fit for it. Raises Unsafe."""
+    """Lets a fork do what would hang or die in forks of a process that is not fit for it, while this process does
+    something else. Raises Unsafe after that."""
     if not {"torch", "numpy"} & set(sys.modules):
+        yield
         return
 
     def in_fork():
         prepare()
         compute()
 
-    why = fails_in_fork(in_fork, deadline)
+    with Trial(in_fork) as trial:
+        yield
+        why = trial.fails(deadline)
     if why:
         raise Unsafe("a fork that multiplies matrices, goes backward and loads a batch " + why)
 
@@ -134,26 +140,46 @@ def _pause(seconds):
     return bool(select.select([], [], [], seconds)[0])
 
 
-def fails_in_fork(work, deadline, called_off=_pause):
-    """Why work cannot be done in a fork of this process; "": it can. deadline, in seconds, is for a machine that has
-    time. called_off waits for some seconds, or until the result is not wanted any more: then it is CALLED_OFF."""
-    out, into = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _be_probe(work, into)
-    os.close(into)
-    try:
-        return _judge(pid, deadline, out, called_off)
-    finally:
+class Trial:
+    """A fork of this process that does some work."""
+
+    def __init__(self, work):
+        self._out, into = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _be_probe(work, into)
+        os.close(into)
+
+    def fails(self, deadline, called_off=_pause):
+        """Why the work cannot be done; "": it has been. deadline, in seconds, is for a machine that has time. called_off
+        waits for some seconds, or until the result is not wanted any more: then it is CALLED_OFF."""
+        pid, self._pid = self._pid, None
         try:
-            os.killpg(pid, signal.SIGKILL)  # what it has started, too
-        except OSError:
-            pass
-        os.close(out)
+            return _judge(pid, deadline, self._out, called_off)
+        finally:
+            _kill_group(pid)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self._pid is not None:
+            _end(self._pid, "")
+            _kill_group(self._pid)
+        os.close(self._out)
+
+
+def _kill_group(pid):
+    """Ends what a trial has started, too."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        pass
 
 
 def _be_probe(work, into):
     try:
+        gc.freeze()
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         null = os.open(os.devnull, os.O_WRONLY)

@@ -30,7 +30,8 @@ def written(prepare, deadline, called_off):
         os.write(file, copied().tobytes())
 
     try:
-        why = check.fails_in_fork(in_fork, deadline, called_off)
+        with check.Trial(in_fork) as trial:
+            why = trial.fails(deadline, called_off)
         if why:
             return None if why == check.CALLED_OFF else array.array("Q")
         os.lseek(file, 0, os.SEEK_SET)

@@ -77,17 +77,19 @@ class Parent:
         self.launcher = message.get("launcher", self.launcher)
         with contextlib.nullcontext() if message.get("urgent") else pace.gentle():
             try:
-                answer = self._imported(message)
+                answer, files = self._imported(message)
             except check.Unsafe as e:
+                files = check.files()
                 answer = {"op": "unsafe", "v": wire.VERSION, "why": str(e), "module": e.module,
                           "first": e.first}
         answer["seconds"] = round(time.monotonic() - start, 3)
         self.known = frozenset(sys.modules)
-        files = wire.store({"files": check.files(), "names": list(sys.modules)})
-        self.wire.send(answer, files)
-        os.close(files)
+        body = wire.store({"files": files, "names": list(sys.modules)})
+        self.wire.send(answer, body)
+        os.close(body)
 
     def _imported(self, message):
+        """The answer, and the files of the modules."""
         python = message.get("python", self.command.python)
         if python != self.command.python:  # pyenv's is a script, and sets variables that a fork would not have
             raise check.Unsafe("%s starts another interpreter; set PYTHON_EXEC=%s" % (python, self.command.python))
@@ -111,13 +113,16 @@ class Parent:
             failed = [f for f in failed if f != [name, "ModuleNotFoundError: No module named %r" % name]]
         self.environment.imported()
         repair.find_pools()
-        gc.collect()
+        with contextlib.nullcontext() if standby else self._probe(message.get("deadline", 20)):
+            gc.collect()  # takes a while, as a probe does
+            files = check.files()
         gc.freeze()
-        if not standby:
-            check.safe_to_fork()
-            check.probe(lambda: repair.threads(self.before), message.get("deadline", 20))
         return {"op": "prepared", "v": wire.VERSION, "pid": self.pid, "modules": len(sys.modules),
-                "failed": failed[:100], "threads": len(os.listdir("/proc/self/task"))}
+                "failed": failed[:100], "threads": len(os.listdir("/proc/self/task"))}, files
+
+    def _probe(self, deadline):
+        check.safe_to_fork()
+        return check.probe(lambda: repair.threads(self.before), deadline)
 
     def _steps(self, message):
         """The steps of script.py: the script's own, and then, apart, those modules that workers have imported later, with
