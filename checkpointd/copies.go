@@ -59,6 +59,12 @@ func (c *copies) current() (*peers, World) {
 	return c.peers, c.world
 }
 
+// kept reports whether other nodes may have copies.
+func (c *copies) kept() bool {
+	p, _ := c.current()
+	return p != nil
+}
+
 // replicate gives a new save to the pusher. Of a rank and directory only the newest waits. A state that every node
 // holds anyway needs no copies.
 func (c *copies) replicate(saved time.Time, m shm.Meta) {

@@ -178,6 +178,7 @@ func TestMemorySaveStaysInMemory(t *testing.T) {
 	offers := res["offers"].([]any)
 	require.Len(t, offers, 1)
 	require.Equal(t, 3.0, offers[0].(map[string]any)["step"])
+	require.Equal(t, false, res["more"])
 	require.NoFileExists(t, filepath.Join(dir, "dlrover_latest.txt"))
 }
 

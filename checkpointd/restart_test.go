@@ -32,7 +32,9 @@ func TestBreakpointOfARestart(t *testing.T) {
 		begin := time.Now()
 		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", checkpointd.AfterRestart))
 		require.Eventually(t, func() bool { return n.locked("seg/l0-0.seg") }, patience, time.Millisecond)
-		require.Len(t, n.ask(map[string]any{"op": "offers", "rank": 0, "dir": dir})["offers"], 1)
+		res := n.ask(map[string]any{"op": "offers", "rank": 0, "dir": dir})
+		require.Len(t, res["offers"], 1)
+		require.Equal(t, true, res["more"])
 		_, err := os.Stat(filepath.Join(dir, "dlrover_latest.txt"))
 		if time.Since(begin) < time.Second {
 			require.ErrorIs(t, err, os.ErrNotExist)

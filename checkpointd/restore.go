@@ -19,7 +19,7 @@ type restorable struct {
 }
 
 // restorables lists the saves in memory that the rank of r may load. With a timeout it first waits for the writes to
-// that directory and fetches copies from peers.
+// that directory and fetches copies from peers; more reports whether that may make a difference.
 func (d *Daemon) restorables(ctx context.Context, r request) (reply, error) {
 	d.scan()
 	if r.timeout() > 0 {
@@ -30,5 +30,6 @@ func (d *Daemon) restorables(ctx context.Context, r request) (reply, error) {
 		d.copies.fetch(ctx, r)
 	}
 	d.recovery.recover(ctx, r.Dir, d.saves.working)
-	return reply{"offers": d.segs.restorable(r)}, nil
+	more := !d.saves.written(r.Dir) || d.copies.kept()
+	return reply{"offers": d.segs.restorable(r), "more": more}, nil
 }

@@ -68,6 +68,7 @@ class _Report(NamedTuple):
     node: int
     in_order: bool  # interrupted commits had been completed when it looked at the disk
     opened: str  # the save in memory that it has opened already, "" = none
+    more: bool  # its daemon may have more to offer if it has time
 
 
 class Search:
@@ -102,7 +103,8 @@ class Search:
         world = self._ranks.info.world_size
         offers, everyone = self._survey(in_memory, 0.0 if in_memory else _OFFER_PATIENCE)
         memory = find.newest_in_memory([e.offers for e in everyone], world)
-        if memory is None and in_memory:  # only now wait for saves on their way to the disk or to this node
+        if memory is None and in_memory and any(e.more for e in everyone):
+            # only now wait for saves on their way to the disk or to this node
             offers, everyone = self._survey(in_memory, _OFFER_PATIENCE)
             memory = find.newest_in_memory([e.offers for e in everyone], world)
         commits = find.on_disk([e.disk for e in everyone]) if where != MEMORY else []
@@ -126,18 +128,18 @@ class Search:
     def _survey(self, in_memory: bool, patience: float) -> Tuple[List[find.Offer], List[_Report]]:
         """The saves that this rank can load from memory, and the sources of every rank. One collective is enough as a
         rule: each rank has opened its newest save in memory by then, and that is the one that is chosen."""
-        offers, in_order = self._offers(patience)
+        offers, in_order, more = self._offers(patience)
         noted = len(self._notes)
-        trusted, everyone = self._exchange(offers, in_order, in_memory)
+        trusted, everyone = self._exchange(offers, in_order, more, in_memory)
         if not all(e.in_order for e in everyone):
             del self._notes[noted:]
             self._recover()
-            trusted, everyone = self._exchange(offers, True, in_memory)
+            trusted, everyone = self._exchange(offers, True, more, in_memory)
         if self._ranks.info.world_size == 1 or self._ranks.initialized:
             self.incarnation = everyone[0].incarnation  # torchrun starts workers again under the same names
         return trusted, everyone
 
-    def _exchange(self, offers: List[find.Offer], in_order: bool, in_memory: bool
+    def _exchange(self, offers: List[find.Offer], in_order: bool, more: bool, in_memory: bool
                   ) -> Tuple[List[find.Offer], List[_Report]]:
         """The offers that the disk does not disprove, and the reports of all ranks."""
         disk = self._look()
@@ -145,7 +147,7 @@ class Search:
         newest = find.newest_in_memory([trusted], self._ranks.info.world_size)
         self._opened = self._open(newest[0], trusted) if newest is not None else None
         opened = newest[0] if newest is not None and self._opened is not None else ""
-        mine = _Report(trusted, disk, os.urandom(8).hex(), self._ranks.info.node_rank, in_order, opened)
+        mine = _Report(trusted, disk, os.urandom(8).hex(), self._ranks.info.node_rank, in_order, opened, more)
         everyone = self._ranks.gather(mine)
         if not all(isinstance(e, _Report) for e in everyone):
             raise Unloadable("the nodes have different versions of dlrover-run: use the same one on all of them")
@@ -155,32 +157,32 @@ class Search:
     # Memory
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _offers(self, patience: float) -> Tuple[List[find.Offer], bool]:
-        """The saves in memory for this rank, and whether the daemon has recovered the directory. With patience the
-        daemon first finishes its writes, and fetches copies from other nodes."""
+    def _offers(self, patience: float) -> Tuple[List[find.Offer], bool, bool]:
+        """The saves in memory for this rank, whether the daemon has recovered the directory, and whether it may have
+        more. With patience it first finishes its writes, and fetches copies from other nodes."""
         if not self._runtime:
-            return [], False
-        names = self._offered(patience)
+            return [], False, False
+        names, more = self._offered(patience)
         recovered = names is not None
         if names is None:
             mine = "*" if self._wanted.resize == "any" else "l%d-*" % self._ranks.info.local_rank
             names = ["seg/" + os.path.basename(f) for f in glob.glob(os.path.join(self._runtime, "seg", mine + ".seg"))]
         offers = [self._offer(name) for name in sorted(names)]
-        return [o for o in offers if o is not None], recovered
+        return [o for o in offers if o is not None], recovered, more
 
-    def _offered(self, patience: float) -> Optional[List[str]]:
-        """The segments that the daemon names; None: it does not answer."""
+    def _offered(self, patience: float) -> Tuple[Optional[List[str]], bool]:
+        """The segments that the daemon names, and whether there may be more; None: it does not answer."""
         if self._daemon is None:
-            return None
+            return None, False
         info = self._ranks.info
         try:
             reply = self._daemon.call({"op": "offers", "rank": info.rank, "local_rank": info.local_rank,
                                        "world_size": info.world_size, "dir": self._wanted.dir,
                                        "timeout_ms": int(patience * 1000)}, patience + 30)
-            return [str(o["seg"]) for o in reply.get("offers") or []]
+            return [str(o["seg"]) for o in reply.get("offers") or []], bool(reply.get("more", True))
         except (OSError, ValueError, KeyError, Refused) as e:
             log.debug("the checkpoint daemon offers nothing: %s", e)
-            return None
+            return None, True
 
     def _offer(self, name: str) -> Optional[find.Offer]:
         w = self._wanted

@@ -103,20 +103,25 @@ class Collectives(Case):
 
     def test_load(self):
         """The ranks agree in one exchange. Where no daemon has completed interrupted commits, that is done in between; and
-        a rank that has another newest save than the others is asked again."""
+        a rank that has another newest save than the others is asked again, and all are if one may have more."""
         out = self.world(SHARDED + """
     import glob
     from dlrover_ckpt.restore import Search
     save(1, StorageType.MEMORY)
     print(during(lambda: e.load()))
-    Search._offered = lambda self, _: ["seg/" + os.path.basename(f) for f in glob.glob(top + "/run/seg/l%d-*.seg" % rank)]
+    mine = lambda: ["seg/" + os.path.basename(f) for f in glob.glob(top + "/run/seg/l%d-*.seg" % rank)]
+    Search._offered = lambda self, _: (mine(), False)
     print(during(lambda: e.load()))
     if rank:
         e.save(2, [torch_zip("2/1.pt", {"w": torch.ones(10)})], StorageType.MEMORY)
     dist.barrier()
     print(during(lambda: print(e.load().step)))
+    for more in (False, rank == 1):
+        Search._offered = lambda self, _: ([], more)
+        print(during(lambda: e.load()))
     """)
-        self.assertEqual(out, ["%s\n%s\n1\n%s\n" % tuple(["all_gather_object"] * n for n in (3, 1, 2))] * 2)
+        exchanges = tuple(["all_gather_object"] * n for n in (3, 1, 2, 1, 2))
+        self.assertEqual(out, ["%s\n%s\n1\n%s\n%s\n%s\n" % exchanges] * 2)
 
     def test_no_room(self):
         """A rank that has no room in memory tells nobody when nobody waits for it."""

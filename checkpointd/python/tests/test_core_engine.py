@@ -651,6 +651,13 @@ class WithDaemon(One):
         with self.assertRaisesRegex(SaveFailed, "superseded by step 9"):
             e.wait(timeout=10)
 
+    def test_it_is_asked_again_if_it_may_have_more(self):
+        for offers, times in ({"more": False}, 1), ({"more": True}, 2), ({}, 2):  # of an older version: nothing of it
+            d = self.daemon(offers=offers)
+            self.assertIsNone(self.engine().load())
+            self.assertEqual([r["timeout_ms"] > 0 for r in d.ops("offers")], [False, True][:times])
+            d.stop()
+
     def test_loading_what_it_offers(self):
         d = self.daemon(offers={"offers": [{"seg": "seg/l0-0.seg"}, {"seg": "peer/../../x"}, {"seg": "peer/r9-0.seg"}]})
         e = self.engine()
