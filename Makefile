@@ -40,7 +40,8 @@ help: ## this list
 GOBUILD   := go build -trimpath -tags $(GOTAGS) $(COLD) -ldflags '$(LDFLAGS)'
 
 build: gpucheck ## every program into bin/, all static but gpucheck
-	CGO_ENABLED=0 $(GOBUILD) -o bin/ $(addprefix ./cmd/,$(BINARIES))
+	@echo go build -o bin/ $(addprefix ./cmd/,$(BINARIES)) # the flags have five thousand characters
+	@CGO_ENABLED=0 $(GOBUILD) -o bin/ $(addprefix ./cmd/,$(BINARIES))
 
 # The only program with cgo. Functions of NVIDIA's libraries are bound when they are called: older ones lack some.
 gpucheck: GPUCHECK ?= bin/gpucheck
