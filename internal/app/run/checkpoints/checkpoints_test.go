@@ -10,6 +10,7 @@ import (
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/internal/app/run/feature"
 	"dlrover-run/internal/job"
+	"dlrover-run/launcher"
 )
 
 // moving is a rendezvous whose server is another one each time that it is asked, until the last.
@@ -64,5 +65,24 @@ func TestSavesOfAnEpoch(t *testing.T) {
 		c.want.Loaded, c.want.Resumed, c.want.Blocked = 4, true, 5*time.Second
 		got := progressOf(&checkpointd.Status{Ranks: c.ranks, Usage: usage}, began, at(10))
 		require.Equal(t, c.want, got, name)
+	}
+}
+
+// Only where the same nodes go on may the write wait for the workers: others need it at once.
+func TestPace(t *testing.T) {
+	for _, c := range []struct {
+		r    launcher.StopRequest
+		want checkpointd.Pace
+	}{
+		{launcher.StopRequest{CauseKind: job.CauseFailure}, checkpointd.AfterRestart},
+		{launcher.StopRequest{CauseKind: job.CauseHang}, checkpointd.AfterRestart},
+		{launcher.StopRequest{CauseKind: job.CauseFailure, Early: true}, checkpointd.Early},
+		{launcher.StopRequest{CauseKind: job.CauseFailure, Leaving: true}, checkpointd.AtOnce},
+		{launcher.StopRequest{CauseKind: job.CauseLoss}, checkpointd.AtOnce},
+		{launcher.StopRequest{CauseKind: job.CauseLeave}, checkpointd.AtOnce},
+		{launcher.StopRequest{CauseKind: job.CauseGrowth}, checkpointd.AtOnce},
+		{launcher.StopRequest{}, checkpointd.AtOnce}, // the workers have succeeded
+	} {
+		require.Equal(t, c.want, pace(c.r), "%+v", c.r)
 	}
 }

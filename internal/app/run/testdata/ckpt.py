@@ -5,7 +5,8 @@ ckpt.py MARKS CHECKPOINTS STEPS DISK_EVERY [sharded] [equal] [large]
 Every step goes to memory, every DISK_EVERY-th to disk. Rank 0 adds "<step> <loss>" to MARKS/losses for each step, and
 each start of a rank "<rank> <world size> <step> <source>" to MARKS/starts. With "sharded" each rank also has a state
 of its own, which must come back to it. With "equal" all ranks see the same data, so that the losses are those of one
-rank alone, however many there are. With "deaf" a rank does not end when another one has, nor when it is told to. With "large" the state has 1.5 MiB more.
+rank alone, however many there are. With "deaf" a rank does not end when another one has, nor when it is told to. With
+"large" the state has 1.5 MiB more.
 """
 
 import logging
