@@ -64,6 +64,7 @@ type pool struct {
 	parent process // that forks
 	heir   process // takes its place once it has imported what is wanted by now
 	grown  bool    // no heir is needed
+	early  bool    // children are forked before it is known whether the parent is fit
 	deaths int
 	failed int
 	slots  []process
@@ -117,6 +118,9 @@ func (p *pool) Unfit(generation int) []action {
 	switch generation {
 	case p.parent.generation:
 		p.parent.stale = true
+		if p.early {
+			p.outdate()
+		}
 	case p.heir.generation:
 		p.heir.stale = true
 	default:
@@ -135,6 +139,7 @@ func (p *pool) Changed() []action {
 }
 
 func (p *pool) outdate() {
+	p.early = false
 	p.parent.stale, p.heir.stale = true, true
 	for i := range p.slots {
 		p.slots[i].stale = true
@@ -155,10 +160,20 @@ func (p *pool) Stop(why string) []action {
 	return p.next()
 }
 
+// Imported: workers start as soon as it is known whether the parent can fork. It forks for them until then.
+func (p *pool) Imported(generation int) []action {
+	if p.off != "" || generation != p.parent.generation {
+		return nil
+	}
+	p.calm, p.early = false, true
+	return p.forkAll()
+}
+
 // Prepared: a parent can fork.
 func (p *pool) Prepared(generation int) []action {
 	if q := p.parentOf(generation); q != nil {
 		q.ready = true
+		p.early = p.early && q != &p.parent
 	}
 	return p.next()
 }
@@ -193,6 +208,9 @@ func (p *pool) ParentGone(generation int, why string) []action {
 	if q == nil {
 		return nil
 	}
+	if p.early && q == &p.parent {
+		p.outdate()
+	}
 	if *q = (process{}); q == &p.parent { // its forks live on, until the heir has others
 		p.parent, p.heir, p.grown = p.heir, process{}, true
 	}
@@ -216,7 +234,7 @@ func (p *pool) ChildGone(slot, generation int, why string) []action {
 	if generation == 0 || c.generation != generation {
 		return nil
 	}
-	if !c.ready && why != "" {
+	if !c.ready && why != "" && !p.early {
 		p.failed++
 	}
 	*c = process{}
@@ -233,6 +251,11 @@ func (p *pool) Demand() (do []action) {
 	if p.off != "" || p.mode != modeFork || !p.parent.ready || p.parent.stale {
 		return do
 	}
+	return append(do, p.forkAll()...)
+}
+
+// forkAll forks what workers lack that wait for it.
+func (p *pool) forkAll() (do []action) {
 	for i := range p.slots {
 		if p.slots[i].generation == 0 {
 			a := p.park(i)
@@ -246,7 +269,7 @@ func (p *pool) Demand() (do []action) {
 // Usable is the generation of the child that may become the worker of a slot; ready, or soon. 0: there is none.
 func (p *pool) Usable(slot int) (generation int, ready bool) {
 	c := p.slots[slot]
-	if c.stale || p.off != "" {
+	if c.stale || p.off != "" || p.early {
 		return 0, false
 	}
 	return c.generation, c.ready

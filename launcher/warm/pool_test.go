@@ -173,6 +173,42 @@ func TestAnHeirThatCannotBeForked(t *testing.T) {
 	require.Equal(t, "parent ", kinds(p.Want(more)))
 }
 
+func TestForksBeforeTheVerdict(t *testing.T) {
+	trial := func() *pool {
+		p := newPool(modeFork, 2)
+		p.Calm(true)
+		p.Want(torch)
+		require.Empty(t, p.Imported(7), "another one's")
+		do := p.Imported(1)
+		require.Equal(t, "park0 park1 ", kinds(do))
+		require.True(t, do[0].Urgent)
+		require.Empty(t, p.Parked(0, 2))
+		_, ok := p.Usable(0)
+		require.False(t, ok, "it is not known yet whether it is fit")
+		require.Empty(t, p.Demand())
+		return p
+	}
+	p := trial()
+	require.Empty(t, p.Prepared(1))
+	_, ok := p.Usable(0)
+	require.True(t, ok)
+
+	p = trial()
+	require.Empty(t, p.ChildGone(1, 3, "it could not be forked"))
+	require.Zero(t, p.failed, "as its parent may be to blame")
+	require.Empty(t, p.Prepared(1))
+	require.Equal(t, "park1 ", kinds(p.Demand()))
+
+	require.Equal(t, "discard0 discard1 end ", kinds(trial().Unfit(1)))
+	require.Equal(t, "discard0 discard1 end ", kinds(trial().Forget()))
+	require.Equal(t, "discard0 discard1 end ", kinds(trial().Stop("not safe to fork")))
+
+	p = trial()
+	require.Equal(t, "discard0 discard1 ", kinds(p.ParentGone(1, "killed")))
+	require.Equal(t, "parent ", kinds(p.Calm(true)))
+	require.Empty(t, p.Imported(1), "that is gone")
+}
+
 func TestStandby(t *testing.T) {
 	p := newPool(modeStandby, 2)
 	p.Calm(true)
@@ -216,7 +252,7 @@ func TestPoolNeverLosesAProcess(t *testing.T) {
 		}
 		for range 200 {
 			slot, generation := r.IntN(3), r.IntN(20)
-			event := r.IntN(12)
+			event := r.IntN(13)
 			switch event {
 			case 0:
 				carry(p.Want(recipe{Modules: []string{fmt.Sprint(r.IntN(3))}}))
@@ -241,6 +277,10 @@ func TestPoolNeverLosesAProcess(t *testing.T) {
 			case 11:
 				do, _ := p.Settle()
 				carry(do)
+			case 12:
+				if mode == modeFork && parents[generation] {
+					carry(p.Imported(generation))
+				}
 			case 9:
 				if g, ok := p.Usable(slot); ok {
 					require.Equal(t, slot, alive[g])

@@ -103,16 +103,31 @@ func (s *Spawner) hearParent(p *parent, a action) {
 			return
 		}
 		switch m.Op {
+		case opImported:
+			s.mu.Lock()
+			if s.workersWait() {
+				s.do(s.pool.Imported(a.Generation))
+			}
+			s.mu.Unlock()
 		case opPrepared:
 			took := s.prepared(m)
 			s.mu.Lock()
-			p.files, p.names, p.took = m.Files, m.Names, took
+			p.names, p.took = m.Names, took
 			if s.workersWait() {
 				s.do(s.pool.Calm(false)) // or one fork would be made carefully before the others
 			}
 			s.do(s.pool.Prepared(a.Generation))
 			s.mu.Unlock()
 			s.awaited()
+		case opFiles:
+			s.mu.Lock()
+			p.files = m.Files
+			for _, c := range s.children {
+				if c != nil && c.files == nil { // it was forked before they were known
+					c.files = m.Files
+				}
+			}
+			s.mu.Unlock()
 		case opUnsafe:
 			s.unsafe(m, a.Generation)
 			return
@@ -165,7 +180,7 @@ func (s *Spawner) unsafe(m answer, generation int) {
 
 func (s *Spawner) request(r *recipe) request {
 	m := request{Op: opPrepare, Python: s.cfg.Command[0], Modules: r.Modules, Env: map[string]string{},
-		Count: s.cfg.Slots, Launcher: os.Getpid(), Standby: s.cfg.Mode == modeStandby}
+		Launcher: os.Getpid(), Standby: s.cfg.Mode == modeStandby}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m.Deny = slices.Concat([]string{}, s.cfg.Deny, s.denied)
@@ -344,12 +359,13 @@ func (s *Spawner) hearChild(c *child, a action) {
 		switch m.Op {
 		case opPrepared:
 			s.prepared(m)
-			s.mu.Lock()
-			c.files = m.Files
-			s.mu.Unlock()
 			if s.cfg.Mode == modeStandby {
 				s.parked(c, m.PID, a)
 			}
+		case opFiles:
+			s.mu.Lock()
+			c.files = m.Files
+			s.mu.Unlock()
 		case opParked:
 			if !s.parked(c, m.PID, a) {
 				return

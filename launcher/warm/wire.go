@@ -28,7 +28,9 @@ const (
 	// To a parked child, with the descriptors of order, standard input, output and error.
 	opRun = "run" // answered by running or refused
 
-	opPrepared = "prepared"
+	opImported = "imported" // what follows is a trial: time to ask for forks, if workers wait for them
+	opPrepared = "prepared" // and that has succeeded
+	opFiles    = "files"    // of the modules; those that wait for a start have made it
 	opUnsafe   = "unsafe"
 	opParked   = "parked"
 	opRunning  = "running"
@@ -56,7 +58,6 @@ type request struct {
 	// Env are variables that the script sets for its imports to read.
 	Env      map[string]string `json:"env"`
 	Urgent   bool              `json:"urgent"`   // workers wait for it
-	Count    int               `json:"nproc"`    // of children that are going to be parked
 	Launcher int               `json:"launcher"` // the pid that adopts them
 }
 

@@ -19,7 +19,8 @@ not:
 - What imports print is lost. Variables, signal handlers and descriptors are as imports leave them; a variable that an
   import has changed keeps the worker's value if that is not what it was for the import.
 - What exists at the fork stays out of collections of garbage until the exit (gc.freeze), and is not in
-  gc.get_objects(): else the first full collection would copy most of the parent's memory.
+  gc.get_objects(): else the first full collection would copy most of the parent's memory. So does the garbage of
+  imports, 1 % of what they leave.
 - ctypes is imported, of which a newer libffi keeps its own file open, and faulthandler of 3.14 shows that it has
   called the script.
 - With Python up to 3.11 recursion may be two calls less deep, for they count C functions. With -c and 3.13 a
@@ -29,10 +30,11 @@ not:
 
 A parent that has threads, processes or an accelerator after its imports says so and is not used. Neither is one of
 which a module has read what is of a worker: $RANK, or what only running the script tells (serve.py). Such reads are
-seen in os.environ, not in C. It has no thread of
-OpenBLAS, for it is imported with OPENBLAS_NUM_THREADS=1; forks get theirs when they become workers. A fork of it has
-to multiply, go backward and load a batch first (check.py). Its priority is the lowest while it imports, if it may go
-back to its own later, which takes CAP_SYS_NICE or RLIMIT_NICE, else SCHED_BATCH (pace.py).
+seen in os.environ, not in C. It has no thread of OpenBLAS, for it is imported with OPENBLAS_NUM_THREADS=1; forks get
+theirs when they become workers. A fork of it has to multiply, go backward and load a batch first (check.py). Forks that
+workers wait for are made meanwhile; if that fails, they end without having been workers. Its priority is the lowest
+while it imports, if it may go back to its own later, which takes CAP_SYS_NICE or RLIMIT_NICE, else SCHED_BATCH
+(pace.py).
 
 learn.py writes what a worker has imported by its first step; script.py reads what a script is going to import.
 """

@@ -1,6 +1,5 @@
 """Imports, and whether what they leave behind can be forked."""
 
-import contextlib
 import gc
 import importlib
 import os
@@ -15,7 +14,8 @@ from . import script
 _DEVICES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/davinci", "/dev/dri", "/dev/xpu", "/dev/mlu", "/dev/neuron", "/dev/hl",
             "/dev/accel")
 _ACCELERATORS = ("cuda", "xpu", "npu", "mlu", "musa")  # modules of torch
-_STARVED = 6  # times the deadline that a probe may take if it gets no CPU
+_STARVED = 6  # times the deadline that a trial may take if it gets no CPU
+_DONE = b"done"  # what a trial says when it has succeeded: the end of its process takes milliseconds
 CALLED_OFF = "is not wanted any more"
 
 
@@ -52,6 +52,7 @@ def import_all(steps, deny, change, imported):
             imported(name)
     finally:
         os._exit = real_exit
+        gc.freeze()  # a collection of all that has been imported takes a while, and finds 1 % of it
         if collects:
             gc.enable()
     return failed
@@ -117,75 +118,95 @@ def _accelerators():
     return [(n, m) for n, m in found if m is not None]
 
 
-@contextlib.contextmanager
-def probe(prepare, deadline):
-    """Lets a fork do what would hang or die in forks of a process that is not fit for it, while this process does
-    something else. Raises Unsafe after that."""
-    if not {"torch", "numpy"} & set(sys.modules):
-        yield
-        return
-
+def trial(prepare):
+    """Lets a fork do what would hang or die in forks of a process that is not fit for it."""
     def in_fork():
         prepare()
         compute()
 
-    with Trial(in_fork) as trial:
-        yield
-        why = trial.fails(deadline)
-    if why:
-        raise Unsafe("a fork that multiplies matrices, goes backward and loads a batch " + why)
-
-
-def _pause(seconds):
-    return bool(select.select([], [], [], seconds)[0])
+    return Trial(in_fork if {"torch", "numpy"} & set(sys.modules) else None)
 
 
 class Trial:
-    """A fork of this process that does some work."""
+    """A fork of this process that does some work; None: there is nothing to try."""
 
     def __init__(self, work):
+        self._pid = None
         self._out, into = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _be_probe(work, into)
+        os.set_blocking(self._out, False)
+        if work is not None:
+            self._pid = os.fork()
+            if self._pid == 0:
+                _try(work, into)
         os.close(into)
 
-    def fails(self, deadline, called_off=_pause):
+    def fails(self, deadline, called_off=()):
         """Why the work cannot be done; "": it has been. deadline, in seconds, is for a machine that has time. called_off
-        waits for some seconds, or until the result is not wanted any more: then it is CALLED_OFF."""
-        pid, self._pid = self._pid, None
+        are files: once one can be read the result is not wanted any more, and is CALLED_OFF."""
+        if self._pid is None:
+            return ""
+        start = moved = time.monotonic()
+        used, said = -1, None
+        while True:
+            ended = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            now = time.monotonic()
+            if ended:
+                return self._meaning(ended, said)
+            elif _cpu(self._pid) != used:
+                used, moved = _cpu(self._pid), now
+            elif now - start > _STARVED * deadline or (
+                    now - start > deadline and now - moved > deadline / 4 and not _wants_cpu(self._pid)):
+                return "is stuck"
+            ready = select.select([*called_off] + [self._out] * (said is None), [], [], 0.005)[0]
+            if self._out in ready:
+                said = self._heard()
+            elif ready:
+                return CALLED_OFF
+            if said == _DONE:
+                return ""
+
+    def _meaning(self, ended, said):
+        """What is wrong with a trial that has ended; "": nothing."""
+        if ended.si_code != os.CLD_EXITED:
+            return "failed: ended by signal %d" % ended.si_status
+        if ended.si_status == 0:
+            return ""
+        return "failed: " + ((said or self._heard()).decode(errors="replace") or "ended with code %d" % ended.si_status)
+
+    def _heard(self):
         try:
-            return _judge(pid, deadline, self._out, called_off)
-        finally:
-            _kill_group(pid)
+            return os.read(self._out, 1000)
+        except BlockingIOError:
+            return b""
+
+    def forget(self):
+        """For other forks of this process: the trial is not theirs."""
+        self._pid = None
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        if self._pid is not None:
-            _end(self._pid, "")
-            _kill_group(self._pid)
         os.close(self._out)
+        if self._pid is None:
+            return
+        for kill in os.kill, os.killpg:  # with what it has started
+            try:
+                kill(self._pid, signal.SIGKILL)
+            except OSError:
+                pass  # it has not made a group yet
+        os.waitpid(self._pid, 0)
 
 
-def _kill_group(pid):
-    """Ends what a trial has started, too."""
+def _try(work, into):
     try:
-        os.killpg(pid, signal.SIGKILL)
-    except OSError:
-        pass
-
-
-def _be_probe(work, into):
-    try:
-        gc.freeze()
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         null = os.open(os.devnull, os.O_WRONLY)
         for fd in (1, 2):
             os.dup2(null, fd)
         work()
+        os.write(into, _DONE)
         os._exit(0)
     except BaseException as e:
         os.write(into, repr(e).encode()[:1000])
@@ -209,40 +230,6 @@ def compute():
         # From Python 3.14 on it would start an interpreter that imports all anew, which says nothing of forks.
         batches = DataLoader([torch.ones(4)] * 4, batch_size=2, num_workers=1, multiprocessing_context="fork")
         assert sum(float(b.sum()) for b in batches) == 16
-
-
-def _judge(pid, deadline, out, called_off):
-    """Waits for a probe, and returns what is wrong with it; "": nothing."""
-    start = moved = time.monotonic()
-    used, status = -1, None
-    while status is None:
-        done, code = os.waitpid(pid, os.WNOHANG)
-        now = time.monotonic()
-        if done:
-            status = code
-        elif _cpu(pid) != used:
-            used, moved = _cpu(pid), now
-        elif now - start > _STARVED * deadline or (
-                now - start > deadline and now - moved > deadline / 4 and not _wants_cpu(pid)):
-            return _end(pid, "is stuck")
-        elif called_off(0.005):
-            return _end(pid, CALLED_OFF)
-    if status == 0:
-        return ""
-    os.set_blocking(out, False)
-    try:
-        text = os.read(out, 1000).decode(errors="replace")
-    except BlockingIOError:
-        text = ""
-    if os.WIFSIGNALED(status):
-        return "failed: ended by signal %d" % os.WTERMSIG(status)
-    return "failed: " + (text or "ended with code %d" % (status >> 8))
-
-
-def _end(pid, why):
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return why
 
 
 def _cpu(pid):

@@ -18,7 +18,8 @@ _LOOKED_AT = 1 << 20  # pages of one mapping
 
 def written(prepare, deadline, called_off):
     """The runs of pages, as addresses and lengths in turns, that a fork of this process has copies of after steps like
-    those of a training. Empty: that did not work, or there is no PyTorch; None: it was called off, as a check is."""
+    those of a training. Empty: that did not work, or there is no PyTorch; None: called_off, a file, could
+    be read before that."""
     if "torch" not in sys.modules:
         return array.array("Q")
     file = wire.memfd("dlrover-warm-pages")
@@ -31,7 +32,7 @@ def written(prepare, deadline, called_off):
 
     try:
         with check.Trial(in_fork) as trial:
-            why = trial.fails(deadline, called_off)
+            why = trial.fails(deadline, [called_off])
         if why:
             return None if why == check.CALLED_OFF else array.array("Q")
         os.lseek(file, 0, os.SEEK_SET)

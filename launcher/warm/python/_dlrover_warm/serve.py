@@ -24,7 +24,10 @@ _SEARCHED = frozenset(("PATH",))
 # Variables that PyTorch's compiler sets when it is imported, to what it would find without them.
 _OF_THE_COMPILER = (b"TORCHINDUCTOR_CACHE_DIR",)
 
-_AT_ONCE = 0.002  # seconds
+# Seconds.
+_AT_ONCE = 0.002
+_ANSWER = 0.005  # until the launcher asks for forks, if workers wait for them
+_QUIET = 0.5  # without messages, until workers that have waited for their forks have started
 _REHEARSAL = 1  # seconds that it may take a machine that has time to find the pages that forks write
 
 
@@ -41,12 +44,14 @@ def run():
 class Parent:
     def __init__(self):
         self.wire = _take_control()
+        self.following = None  # a message that has been received before its time, with its descriptors
         self.command = command.Command(command.of_this_process())
         self.environment = repair.Environment()
         self.cwd = os.getcwd()
         self.before = dict(os.environ, cpus=len(os.sched_getaffinity(0)), set={})
         self.launcher = os.getppid()
         self.pid = os.getpid()
+        self.untold = False  # the files of the modules are still to be told
         self.known = frozenset()  # the modules that have been imported for workers
         self.pages = None  # that a fork comes to write, when that is known
         self.told = {}  # variables as workers have told that the script sets them
@@ -55,47 +60,83 @@ class Parent:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # that is for the job
 
     def serve(self):
-        following = None
         while True:
-            message, fds = following or self.wire.receive()
-            following = None
+            if self.untold and not self.following and not self.wire.readable(_QUIET):
+                self._tell_files()
+            message, fds = self.following or self.wire.receive()
+            self.following = fork = None
             if message is None or message.get("op") == "quit":
                 os._exit(0)
             elif message["op"] == "prepare":
-                self._prepare(dict(message, **wire.load(fds[0])) if fds else message)
+                fork = self._prepare(dict(message, **wire.load(fds[0])) if fds else message)
             elif message["op"] == "fork":
-                forks, following = self._asked(message, fds)
-                fork = self._fork(forks, message.get("urgent"))
-                if fork is not None:
-                    return fork.serve()
+                fork = self._fork(self._asked(message, fds), message.get("urgent"))
             elif message["op"] == "run":
                 return child.Child(self, self.wire).run(message, fds)
+            if fork is not None:
+                return fork.serve()
 
     def _prepare(self, message):
+        """Imports, and says whether forks can be made. Those that are asked for meanwhile are made before that is known:
+        in one of them it returns its Child."""
         start = time.monotonic()
         self.pages = None
         self.launcher = message.get("launcher", self.launcher)
-        with contextlib.nullcontext() if message.get("urgent") else pace.gentle():
+        urgent = message.get("urgent")
+        with contextlib.ExitStack() as end:
+            if not urgent:
+                end.enter_context(pace.gentle())
             try:
-                answer, files = self._imported(message)
+                failed = self._import(message)
+                self.known = frozenset(sys.modules)
+                trial = end.enter_context(self._trial())
+                fork = self._fork_early() if urgent else None
+                if fork is not None:
+                    trial.forget()
+                    return fork
+                answer = self._prepared(trial.fails(message.get("deadline", 20)), failed)
+                self.untold = True
             except check.Unsafe as e:
-                files = check.files()
-                answer = {"op": "unsafe", "v": wire.VERSION, "why": str(e), "module": e.module,
-                          "first": e.first}
-        answer["seconds"] = round(time.monotonic() - start, 3)
-        self.known = frozenset(sys.modules)
-        body = wire.store({"files": files, "names": list(sys.modules)})
-        self.wire.send(answer, body)
+                answer = {"op": "unsafe", "v": wire.VERSION, "why": str(e), "module": e.module, "first": e.first}
+            self._send(dict(answer, seconds=round(time.monotonic() - start, 3)), names=list(sys.modules))
+            if not urgent:
+                self._tell_files()
+
+    def _send(self, message, **more):
+        """more is for a file, as it would be too long for a packet."""
+        body = wire.store(more)
+        self.wire.send(message, body)
         os.close(body)
 
-    def _imported(self, message):
-        """The answer, and the files of the modules."""
+    def _tell_files(self):
+        if self.untold:
+            self._send({"op": "files"}, files=check.files())
+        self.untold = False
+
+    def _fork_early(self):
+        self.wire.send({"op": "imported"})
+        if not self.wire.readable(_ANSWER):
+            return None
+        message, fds = self.wire.receive()
+        if message is None or message.get("op") != "fork":
+            self.following = message, fds
+            return None
+        return self._fork(self._asked(message, fds), True)
+
+    def _prepared(self, why_not, failed):
+        if why_not:
+            raise check.Unsafe("a fork that multiplies matrices, goes backward and loads a batch " + why_not)
+        return {"op": "prepared", "v": wire.VERSION, "pid": self.pid, "modules": len(sys.modules),
+                "failed": failed[:100], "threads": len(os.listdir("/proc/self/task"))}
+
+    def _import(self, message):
+        """Pairs of the modules that cannot be imported, and why not."""
         python = message.get("python", self.command.python)
         if python != self.command.python:  # pyenv's is a script, and sets variables that a fork would not have
             raise check.Unsafe("%s starts another interpreter; set PYTHON_EXEC=%s" % (python, self.command.python))
-        self.standby = standby = message.get("standby", False)
+        self.standby = message.get("standby", False)
         variables = {}
-        if not standby:
+        if not self.standby:
             variables["OPENBLAS_NUM_THREADS"] = "1"  # a fork has none of its threads; see repair.threads
             if "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ:
                 variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # imports that look for a GPU must not initialize it
@@ -113,16 +154,13 @@ class Parent:
             failed = [f for f in failed if f != [name, "ModuleNotFoundError: No module named %r" % name]]
         self.environment.imported()
         repair.find_pools()
-        with contextlib.nullcontext() if standby else self._probe(message.get("deadline", 20)):
-            gc.collect()  # takes a while, as a probe does
-            files = check.files()
-        gc.freeze()
-        return {"op": "prepared", "v": wire.VERSION, "pid": self.pid, "modules": len(sys.modules),
-                "failed": failed[:100], "threads": len(os.listdir("/proc/self/task"))}, files
+        return failed
 
-    def _probe(self, deadline):
+    def _trial(self):
+        if self.standby:
+            return check.Trial(None)
         check.safe_to_fork()
-        return check.probe(lambda: repair.threads(self.before), deadline)
+        return check.trial(lambda: repair.threads(self.before))
 
     def _steps(self, message):
         """The steps of script.py: the script's own, and then, apart, those modules that workers have imported later, with
@@ -171,22 +209,23 @@ class Parent:
                                (name, variable), package)
 
     def _asked(self, message, fds):
-        """The descriptors of each fork that is asked for, and a message that came after these. Workers that start want
-        all of theirs at once."""
+        """The descriptors of each fork that is asked for. Workers that start want all of theirs at once."""
         forks = [fds]
         while message.get("urgent") and self.wire.readable(_AT_ONCE):
-            following = message, fds = self.wire.receive()
+            message, fds = self.wire.receive()
             if message is None or message.get("op") != "fork":
-                return forks, following
+                self.following = message, fds
+                break
             forks.append(fds)
-        return forks, None
+        return forks
 
     def _fork(self, forks, urgent):
         """In a fork it returns its Child. The process between this one and the forks ends at once: the launcher adopts
         them, and is told how they end."""
         if self.pages is None and not urgent:
+            self._tell_files()
             with pace.gentle():  # until the launcher says more: then workers start
-                self.pages = pages.written(lambda: repair.threads(self.before), _REHEARSAL, self.wire.readable)
+                self.pages = pages.written(lambda: repair.threads(self.before), _REHEARSAL, self.wire)
         between = os.fork()
         if between == 0:
             try:

@@ -71,7 +71,21 @@ class Parent:
 
     def prepare(self, *modules, **more):
         send(self.wire, dict(dict(op="prepare", modules=modules, deny=[], launcher=os.getpid()), **more))
-        return receive(self.wire)
+        return self.answer()
+
+    def answer(self):
+        """An answer; the files of the modules, which follow, are read into it."""
+        said = receive(self.wire)
+        if said["op"] == "prepared":
+            said.update(receive(self.wire), op=said["op"])
+        return said
+
+    def prepare_urgently(self, forks, *modules, **more):
+        """The answer, and the connections to children that are going to be parked: asked for before the answer."""
+        said = self.prepare(*modules, urgent=True, **more)
+        assert said == {"op": "imported"}, said
+        wires = [self.asked(True) for _ in range(forks)]
+        return self.answer(), wires
 
     def fork(self, urgent=False):
         """A child that is parked."""

@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 import sys
+import threading
 import time
 import types
 import unittest
@@ -12,7 +13,7 @@ import unittest
 import help
 
 sys.path.insert(0, help.TREE)
-from _dlrover_warm import pages  # noqa: E402
+from _dlrover_warm import pages, wire  # noqa: E402
 
 _N = 128
 _CAN_COPY = tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2]) >= (5, 14)
@@ -61,16 +62,11 @@ class Pages(unittest.TestCase):
     def test_called_off(self):
         sys.modules["torch"] = types.ModuleType("torch")
         self.addCleanup(sys.modules.pop, "torch")
-        looks = []
-
-        def called_off(seconds):
-            looks.append(seconds)
-            time.sleep(seconds)
-            return len(looks) == 3
-
-        self.assertIsNone(pages.written(lambda: time.sleep(600), 300, called_off))
-        self.assertEqual(len(looks), 3)
-        self.assertEqual(list(pages.written(lambda: time.sleep(600), 0.1, time.sleep)), [], "that is stuck")
+        ours, theirs = os.pipe()
+        self.addCleanup(wire.close, [ours, theirs])
+        self.assertEqual(list(pages.written(lambda: time.sleep(600), 0.1, ours)), [], "that is stuck")
+        threading.Timer(0.2, os.write, [theirs, b"x"]).start()
+        self.assertIsNone(pages.written(lambda: time.sleep(600), 300, ours))
 
     @unittest.skipUnless(_CAN_COPY, "COPIES OF PAGES ARE NOT TESTED: this needs Linux 5.14, not " + platform.release())
     def test_copy(self):

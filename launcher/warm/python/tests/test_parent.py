@@ -56,9 +56,9 @@ class Case(unittest.TestCase):
         self.err.seek(0)
         return self.err.read()
 
-    def run_in(self, parent, text, *argv, urgent=False, **more):
+    def run_in(self, parent, text, *argv, urgent=False, worker=None, **more):
         """What a fork prints that runs a script."""
-        worker = parent.fork(urgent)
+        worker = worker or parent.fork(urgent)
         self.out.seek(0)
         self.out.truncate()
         answer = worker.run(self.script(text), *argv, stdout=self.out, stderr=self.err, **more)
@@ -87,7 +87,7 @@ class Parents(Case):
         parent = self.start()
         with help.memfd({"modules": ["not_there_%d" % n for n in range(9000)] + ["colorsys"]}) as f:
             help.send(parent.wire, {"op": "prepare", "launcher": os.getpid()}, f.fileno())
-        self.assertEqual(help.receive(parent.wire)["op"], "prepared")
+        self.assertEqual(parent.answer()["op"], "prepared")
         self.assertEqual(self.run_in(parent, "import sys; print('colorsys' in sys.modules)"), "True\n")
 
     def test_few_descriptors(self):
@@ -313,13 +313,30 @@ class Forks(Case):
         for urgent in False, True:
             self.many(urgent)
 
+    def test_asked_for_while_a_trial_runs(self):
+        parent = self.start()
+        self.runs_all(parent, parent.prepare_urgently(8, "random")[1])
+
+    def test_a_trial_fails_that_forks_do_not_wait_for(self):
+        self.module("torch", "def ones(*a, **k):\n    raise OSError('broken')")
+        parent = self.start()
+        answer, wires = parent.prepare_urgently(2, "torch")
+        self.assertEqual(answer["op"], "unsafe")
+        workers = [help.Worker(parent, w) for w in wires]
+        for w in workers:
+            w.wire.close()
+        self.assertEqual([w.wait() for w in workers], [0, 0])
+
     def many(self, urgent):
         parent = self.start()
         parent.prepare("random")
         wires = [parent.asked(urgent) for _ in range(8)]
+        self.runs_all(parent, wires)
+
+    def runs_all(self, parent, wires):
         help.send(parent.wire, {"op": "prepare", "modules": ["json"], "launcher": os.getpid()})
         workers = [help.Worker(parent, w) for w in wires]
-        self.assertEqual(help.receive(parent.wire)["op"], "prepared")
+        self.assertEqual(parent.answer()["op"], "prepared")
         files = [open(os.path.join(self.dir, "o%d" % n), "w+") for n in range(8)]
         script = self.script("import os, random\nprint(os.environ['RANK'], os.getpid(), random.random())")
         for n, w in enumerate(workers):
@@ -475,9 +492,12 @@ class Forks(Case):
         """Those that an import has opened are kept: a fresh process would have them, too."""
         self.module("opens", "import os\nfd = os.open('/dev/zero', os.O_RDONLY)")
         parent = self.start()
-        parent.prepare("opens")
-        self.run_in(parent, "")
-        out = self.run_in(parent, """
+        _, (early,) = parent.prepare_urgently(1, "opens")
+        for worker in None, help.Worker(parent, early):
+            self.assertEqual(self.open_in(parent, worker), "/dev/zero [0, 1, 2]\n")
+
+    def open_in(self, parent, worker):
+        return self.run_in(parent, """
             import opens, os
             fds = {}
             for fd in os.listdir("/proc/self/fd"):
@@ -486,8 +506,7 @@ class Forks(Case):
                 except OSError:
                     pass
             print(fds.pop(opens.fd), sorted(fd for fd in fds if "/libffi" not in fds[fd]))
-        """)
-        self.assertEqual(out, "/dev/zero [0, 1, 2]\n")
+        """, worker=worker)
 
 
 class Learned(Case):
