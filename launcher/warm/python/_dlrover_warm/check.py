@@ -141,8 +141,8 @@ class Trial:
         os.close(into)
 
     def fails(self, deadline, called_off=()):
-        """Why the work cannot be done; "": it has been. deadline, in seconds, is for a machine that has time. called_off
-        are files: once one can be read the result is not wanted any more, and is CALLED_OFF."""
+        """Why the work cannot be done; "": it has been; CALLED_OFF: one of the files called_off can be read before that.
+        deadline, in seconds, is for a machine that has time."""
         if self._pid is None:
             return ""
         start = moved = time.monotonic()

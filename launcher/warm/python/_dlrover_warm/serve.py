@@ -26,7 +26,6 @@ _OF_THE_COMPILER = (b"TORCHINDUCTOR_CACHE_DIR",)
 
 # Seconds.
 _AT_ONCE = 0.002
-_ANSWER = 0.005  # until the launcher asks for forks, if workers wait for them
 _QUIET = 0.5  # without messages, until workers that have waited for their forks have started
 _REHEARSAL = 1  # seconds that it may take a machine that has time to find the pages that forks write
 
@@ -77,8 +76,8 @@ class Parent:
                 return fork.serve()
 
     def _prepare(self, message):
-        """Imports, and says whether forks can be made. Those that are asked for meanwhile are made before that is known:
-        in one of them it returns its Child."""
+        """Imports, and says whether forks can be made. Those that are asked for during the trial are made at once: in one
+        of them it returns its Child."""
         start = time.monotonic()
         self.pages = None
         self.launcher = message.get("launcher", self.launcher)
@@ -90,11 +89,14 @@ class Parent:
                 failed = self._import(message)
                 self.known = frozenset(sys.modules)
                 trial = end.enter_context(self._trial())
-                fork = self._fork_early() if urgent else None
+                if urgent:
+                    self.wire.send({"op": "imported"})
+                fork = self._await(trial, message.get("deadline", 20), urgent)
                 if fork is not None:
                     trial.forget()
                     return fork
-                answer = self._prepared(trial.fails(message.get("deadline", 20)), failed)
+                answer = {"op": "prepared", "v": wire.VERSION, "pid": self.pid, "modules": len(sys.modules),
+                          "failed": failed[:100], "threads": len(os.listdir("/proc/self/task"))}
                 self.untold = True
             except check.Unsafe as e:
                 answer = {"op": "unsafe", "v": wire.VERSION, "why": str(e), "module": e.module, "first": e.first}
@@ -113,21 +115,22 @@ class Parent:
             self._send({"op": "files"}, files=check.files())
         self.untold = False
 
-    def _fork_early(self):
-        self.wire.send({"op": "imported"})
-        if not self.wire.readable(_ANSWER):
-            return None
-        message, fds = self.wire.receive()
-        if message is None or message.get("op") != "fork":
-            self.following = message, fds
-            return None
-        return self._fork(self._asked(message, fds), True)
-
-    def _prepared(self, why_not, failed):
-        if why_not:
-            raise check.Unsafe("a fork that multiplies matrices, goes backward and loads a batch " + why_not)
-        return {"op": "prepared", "v": wire.VERSION, "pid": self.pid, "modules": len(sys.modules),
-                "failed": failed[:100], "threads": len(os.listdir("/proc/self/task"))}
+    def _await(self, trial, deadline, urgent):
+        """Raises Unsafe if the trial fails. In a fork that was asked for meanwhile it returns its Child."""
+        while True:
+            why = trial.fails(deadline, [self.wire] if urgent and not self.following else [])
+            if why != check.CALLED_OFF:
+                break
+            message, fds = self.wire.receive()
+            if message is None or message.get("op") != "fork":
+                self.following = message, fds
+                continue
+            fork = self._fork(self._asked(message, fds), urgent)
+            if fork is not None:
+                return fork
+        if why:
+            raise check.Unsafe("a fork that multiplies matrices, goes backward and loads a batch " + why)
+        return None
 
     def _import(self, message):
         """Pairs of the modules that cannot be imported, and why not."""

@@ -313,27 +313,25 @@ class Forks(Case):
         for urgent in False, True:
             self.many(urgent)
 
-    def test_asked_for_while_a_trial_runs(self):
-        parent = self.start()
-        self.runs_all(parent, parent.prepare_urgently(8, "random")[1])
-
     def test_a_trial_fails_that_forks_do_not_wait_for(self):
-        self.module("torch", "def ones(*a, **k):\n    raise OSError('broken')")
+        over = os.path.join(self.dir, "over")
+        self.module("torch", "import os, time\ndef ones(*a, **k):\n    while not os.path.exists(%r):\n"
+                    "        time.sleep(0.01)\n    raise OSError('broken')" % over)
         parent = self.start()
-        answer, wires = parent.prepare_urgently(2, "torch")
-        self.assertEqual(answer["op"], "unsafe")
-        workers = [help.Worker(parent, w) for w in wires]
+        self.assertEqual(parent.prepare("torch", urgent=True), {"op": "imported"})
+        workers = [help.Worker(parent, w) for w in [parent.asked(True) for _ in range(8)]]
+        self.assertEqual([w.parked["op"] for w in workers], ["parked"] * 8)
+        open(over, "w").close()
+        self.assertEqual(parent.answer()["op"], "unsafe")
         for w in workers:
             w.wire.close()
-        self.assertEqual([w.wait() for w in workers], [0, 0])
+        self.assertEqual([w.wait() for w in workers], [0] * 8)
+        self.assertEqual(parent.close(), 0)
 
     def many(self, urgent):
         parent = self.start()
         parent.prepare("random")
         wires = [parent.asked(urgent) for _ in range(8)]
-        self.runs_all(parent, wires)
-
-    def runs_all(self, parent, wires):
         help.send(parent.wire, {"op": "prepare", "modules": ["json"], "launcher": os.getpid()})
         workers = [help.Worker(parent, w) for w in wires]
         self.assertEqual(parent.answer()["op"], "prepared")
@@ -492,12 +490,9 @@ class Forks(Case):
         """Those that an import has opened are kept: a fresh process would have them, too."""
         self.module("opens", "import os\nfd = os.open('/dev/zero', os.O_RDONLY)")
         parent = self.start()
-        _, (early,) = parent.prepare_urgently(1, "opens")
-        for worker in None, help.Worker(parent, early):
-            self.assertEqual(self.open_in(parent, worker), "/dev/zero [0, 1, 2]\n")
-
-    def open_in(self, parent, worker):
-        return self.run_in(parent, """
+        parent.prepare("opens")
+        self.run_in(parent, "")
+        out = self.run_in(parent, """
             import opens, os
             fds = {}
             for fd in os.listdir("/proc/self/fd"):
@@ -506,7 +501,8 @@ class Forks(Case):
                 except OSError:
                     pass
             print(fds.pop(opens.fd), sorted(fd for fd in fds if "/libffi" not in fds[fd]))
-        """, worker=worker)
+        """)
+        self.assertEqual(out, "/dev/zero [0, 1, 2]\n")
 
 
 class Learned(Case):

@@ -207,6 +207,19 @@ class Unsafe(Case):
         answer = self.start(OMP_NUM_THREADS="2").prepare("fine", "fatal")
         self.assertEqual((answer["op"], answer["module"]), ("unsafe", "fatal"))
 
+    def test_forks_during_a_trial(self):
+        parent = self.start()
+        answer, wires = parent.prepare_urgently(2, "torch")
+        self.assertEqual(answer["op"], "prepared")
+        for w in wires:
+            self.assertEqual(self.run_in(parent, """
+                import os, torch
+                x = torch.ones(999, 999, requires_grad=True)
+                (x @ x).sum().backward()
+                print(float(x.grad[0, 0]), *[n for n in range(3, 99) if os.path.exists("/proc/self/fd/%d" % n)
+                                             and os.readlink("/proc/self/fd/%d" % n).startswith("pipe:")])
+            """, worker=help.Worker(parent, w)), "1998.0\n", "and has no pipe of the trial")
+
     def test_a_probe_that_hangs_or_dies(self):
         for text, why in (("time.sleep(1000)", "is stuck"), ("os.kill(os.getpid(), 11)", "ended by signal 11"),
                           ("raise OSError('broken')", "OSError('broken')"), ("os._exit(7)", "ended with code 7")):
