@@ -146,8 +146,8 @@ func TestSlowNodes(t *testing.T) {
 	require.Equal(t, "4-7", f.Ranks)
 	require.True(t, f.All)
 	require.Equal(t, 1, f.GroupRank)
-	require.InDelta(t, 0.5/1.6, f.Share, 0.08)
-	require.InDelta(t, 1/(1-0.5/1.6), f.Factor(), 0.2)
+	require.InDelta(t, 0.5/1.6, f.Share, 0.14) // of 3,000 seeds the worst was 0.12 off
+	require.InDelta(t, 1/(1-0.5/1.6), f.Factor(), 0.25)
 }
 
 func TestSlowDataLoaders(t *testing.T) {

@@ -54,7 +54,7 @@ func TestTorchCheckpointLauncherKilledAtItsEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newTraining(t, 30)
 			l := b.run(b.standalone(7)...)
-			eventually(t, "a committed step", func() bool { return b.latest() >= 7 })
+			eventually(t, "two commits, so that the daemon knows of one", func() bool { return b.latest() >= 14 })
 			mount := b.unmount()
 			eventually(t, "the end of the workers", func() bool {
 				return b.trained() == 30 && strings.Contains(l.err.String(), "saving what is in memory")

@@ -183,6 +183,7 @@ func TestGroupsOutliveTheServer(t *testing.T) {
 	server = g.node("a")
 	require.Equal(t, []string{"0/2:a:0/1"}, inGroup(0, g.started(3)[2:]))
 	g.running(starts[1:])
+	eventually(t, "the other group is back", func() bool { return strings.Contains(other.err.String(), "joined again") })
 	g.release()
 	require.Zero(t, other.wait())
 	require.Zero(t, server.wait())
