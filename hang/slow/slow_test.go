@@ -1,6 +1,7 @@
 package slow
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -146,8 +147,15 @@ func TestSlowNodes(t *testing.T) {
 	require.Equal(t, "4-7", f.Ranks)
 	require.True(t, f.All)
 	require.Equal(t, 1, f.GroupRank)
-	require.InDelta(t, 0.5/1.6, f.Share, 0.14) // of 3,000 seeds the worst was 0.12 off
-	require.InDelta(t, 1/(1-0.5/1.6), f.Factor(), 0.25)
+	var found []hang.Slowed
+	for range 5 { // a single estimate is off by more in one of a thousand
+		s.run(s.now + 60)
+		found = append(found, s.judge.Slowed()...)
+	}
+	require.Len(t, found, 5)
+	slices.SortFunc(found, func(a, b hang.Slowed) int { return cmp.Compare(a.Share, b.Share) })
+	require.InDelta(t, 0.5/1.6, found[2].Share, 0.08)
+	require.InDelta(t, 1/(1-0.5/1.6), found[2].Factor(), 0.2)
 }
 
 func TestSlowDataLoaders(t *testing.T) {

@@ -160,7 +160,7 @@ func (p *pool) Stop(why string) []action {
 	return p.next()
 }
 
-// Imported: workers start as soon as it is known whether the parent can fork. It forks for them until then.
+// Imported: the parent is being tried, and workers wait for the result. It forks for them meanwhile.
 func (p *pool) Imported(generation int) []action {
 	if p.off != "" || generation != p.parent.generation {
 		return nil

@@ -30,7 +30,7 @@ const (
 
 	opImported = "imported" // what follows is a trial: time to ask for forks, if workers wait for them
 	opPrepared = "prepared" // and that has succeeded
-	opFiles    = "files"    // of the modules; those that wait for a start have made it
+	opFiles    = "files"    // that modules are from; if workers wait, after their start
 	opUnsafe   = "unsafe"
 	opParked   = "parked"
 	opRunning  = "running"
