@@ -24,7 +24,7 @@ type Source interface {
 	// Bytes is the whole content. If it starts at a page boundary and its capacity is a multiple of 4096 bytes, the
 	// storage reads it without a copy. Bytes between Len and the capacity are not kept.
 	Bytes() []byte
-	// Ready waits until Bytes()[:end] is final.
+	// Ready waits until Bytes()[:end] is final and its next part may be written.
 	Ready(ctx context.Context, end int64) error
 }
 

@@ -133,19 +133,19 @@ func TestBlockThatNeverGetsReady(t *testing.T) {
 	require.Empty(t, names(t, dir))
 }
 
-// TestNextBlockIsAwaitedDuringAWrite: the limiter holds up the first block for ever, and the second is asked for.
-func TestNextBlockIsAwaitedDuringAWrite(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	o := OS{Rate: NewLimiter(1)}
-	require.NoError(t, o.Rate.Wait(ctx, 1<<30))
-	src := newSource(t, 3*directBlock)
+// TestABlockIsReadyWhenItIsWritten: the source hears of a block right before its write, after the limiter.
+func TestABlockIsReadyWhenItIsWritten(t *testing.T) {
+	o := OS{Rate: NewLimiter(pacedBlock * 5), Paced: true}
+	require.NoError(t, o.Rate.Wait(t.Context(), pacedBlock))
+	begin, ends := time.Now(), []int64(nil)
+	src := newSource(t, pacedBlock+1)
 	src.ready = func(_ context.Context, end int64) error {
-		if end == 2*directBlock {
-			cancel()
-		}
+		ends = append(ends, end)
+		require.GreaterOrEqual(t, time.Since(begin), time.Duration(len(ends))*200*time.Millisecond)
 		return nil
 	}
-	require.ErrorIs(t, o.WriteFrom(ctx, filepath.Join(tempDir(t), "file"), src), context.Canceled)
+	require.NoError(t, o.WriteFrom(t.Context(), filepath.Join(tempDir(t), "file"), src))
+	require.Equal(t, []int64{pacedBlock, pacedBlock + 1}, ends)
 }
 
 func TestWriteFromCancelled(t *testing.T) {

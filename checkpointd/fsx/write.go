@@ -126,22 +126,14 @@ type writer struct {
 	direct bool
 }
 
-// copy writes a block while the next one is awaited, as fast as the limiter lets it. When it returns nothing uses src
-// any more.
+// copy writes one block after the other, as fast as the limiter lets it and the source has them ready.
 func (w *writer) copy(ctx context.Context, src Source) error {
-	ready, stop := w.await(ctx, src)
-	defer stop()
 	for off := 0; off < len(w.data); off += w.block {
-		var err error
-		select {
-		case err = <-ready:
-		case <-ctx.Done():
-		}
-		if err = errors.Join(err, ctx.Err()); err != nil {
-			return err
-		}
 		b := w.data[off:min(off+w.block, len(w.data))]
 		if err := w.rate.Wait(ctx, int64(len(b))); err != nil {
+			return err
+		}
+		if err := src.Ready(ctx, min(int64(off+len(b)), src.Len())); err != nil {
 			return err
 		}
 		if err := w.write(b, int64(off)); err != nil {
@@ -149,28 +141,6 @@ func (w *writer) copy(ctx context.Context, src Source) error {
 		}
 	}
 	return nil
-}
-
-// await reports that one block of src after the other is final. After stop returns nothing uses src any more.
-func (w *writer) await(ctx context.Context, src Source) (ready <-chan error, stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	blocks := make(chan error)
-	go func() {
-		defer close(blocks)
-		for off := 0; off < len(w.data); off += w.block {
-			err := src.Ready(ctx, min(int64(off+w.block), src.Len()))
-			select {
-			case blocks <- err:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return blocks, func() {
-		cancel()
-		for range blocks { // until the goroutine has ended
-		}
-	}
 }
 
 // write writes the block b, which begins at off.
