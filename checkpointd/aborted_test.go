@@ -18,6 +18,7 @@ import (
 	"dlrover-run/checkpointd"
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/checkpointd/shm"
 	"dlrover-run/checkpointd/shm/shmtest"
 	"dlrover-run/internal/testkit"
 )
@@ -244,4 +245,34 @@ func TestSavesAtTheSameTimeKeepTheirOrder(t *testing.T) {
 	require.Len(t, ms, 40)
 	require.True(t, slices.IsSortedFunc(ms, func(a, b commit.Manifest) int { return b.Saved.Compare(a.Saved) }),
 		"the newest first")
+}
+
+// patient storage knows how long it has waited for the content of a file whose checksums are all there.
+type patient struct {
+	fsx.FS
+	waited chan time.Duration
+}
+
+func (f *patient) WriteFrom(ctx context.Context, path string, src fsx.Source) error {
+	begin := time.Now()
+	if err := src.Ready(ctx, src.Len()); err != nil {
+		return err
+	}
+	f.waited <- time.Since(begin)
+	return f.FS.WriteFrom(ctx, path, src)
+}
+
+// A save on its way to the disk lets a worker copy first, but not for ever: that one is stopped in the middle.
+func TestAFlushWaitsForACopy(t *testing.T) {
+	disk := &patient{fsx.OS{}, make(chan time.Duration, 1)}
+	n, dir := newNode(t, withFS(disk)), t.TempDir()
+	n.busy(single(dir, 7), "seg/l0-0.seg")
+	f, err := os.OpenFile(n.dir.Path()+"/seg/l0-0.seg", os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte{byte(shm.Writing)}, 16)
+	require.NoError(t, err)
+	n.put(single(dir, 10), "seg/l1-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	require.GreaterOrEqual(t, <-disk.waited, 900*time.Millisecond)
 }

@@ -130,7 +130,7 @@ func (w *writer) writeFile(ctx context.Context, j *save, p *shm.Pinned, i int, t
 	defer cancel()
 	sealing := p.Seal(ctx, i)
 	defer sealing.Sum() // it uses the pin
-	src := &source{bytes: p.File(i), ready: sealing.Ready, done: &j.done}
+	src := &source{bytes: p.File(i), ready: sealing.Ready, yield: p.Yielder().Wait, done: &j.done}
 	if err := background.Run(func() error { return w.storage.fs.WriteFrom(ctx, tmp, src) }); err != nil {
 		cancel()
 		return 0, err
@@ -142,6 +142,7 @@ func (w *writer) writeFile(ctx context.Context, j *save, p *shm.Pinned, i int, t
 type source struct {
 	bytes []byte
 	ready func(ctx context.Context, end int64) error // waits until the checksums up to end are in bytes
+	yield func(ctx context.Context) error            // waits for workers that save
 	done  *atomic.Int64
 	at    int64 // requested bytes
 }
@@ -151,6 +152,9 @@ func (s *source) Bytes() []byte { return s.bytes }
 
 func (s *source) Ready(ctx context.Context, end int64) error {
 	if err := s.ready(ctx, end); err != nil {
+		return err
+	}
+	if err := s.yield(ctx); err != nil {
 		return err
 	}
 	s.done.Add(end - s.at)

@@ -117,10 +117,10 @@ func (o *outgoing) close() {
 	}
 }
 
-// send sends chunks until none is left.
+// send sends chunks until none is left. Workers save first.
 func (o *outgoing) send(c *conn) error {
 	c.bulk = true
-	size := int64(len(o.data))
+	size, yield := int64(len(o.data)), o.p.Yielder()
 	for {
 		i := o.next.Add(1) - 1
 		if i >= chunks(size) {
@@ -128,6 +128,9 @@ func (o *outgoing) send(c *conn) error {
 		}
 		from, to := chunkRange(i, size)
 		if err := o.final(from, to); err != nil {
+			return err
+		}
+		if err := yield.Wait(o.ctx); err != nil {
 			return err
 		}
 		var head chunkHead

@@ -58,6 +58,9 @@ type Dir struct {
 
 	mu    sync.Mutex
 	owner *os.File // the lock that Own took; nil: not owned through this Dir
+
+	watching sync.Mutex // before the segments' own
+	watched  []*Segment // open ones of workers
 }
 
 // Create makes the runtime directory <base>/dlrover-<uid>/<key>, or takes the existing one. It refuses directories that

@@ -12,12 +12,13 @@ import (
 	"dlrover-run/internal/stable"
 )
 
-// sealChunk is how many bytes are summed between two looks at the context: below a millisecond.
+// sealChunk is how many bytes are summed between two waits for workers: a millisecond's.
 const sealChunk = 4 << 20
 
 // Sealing completes the checksums in one file in the background. It ends by itself or with its context.
 type Sealing struct {
 	data  []byte
+	yield *Yielder
 	fixes []fix
 	needs []need
 	done  chan struct{} // closed at the end; then sum and err are set
@@ -58,7 +59,7 @@ func (s *sums) get(seq uint64, i int) (sum uint32, ok bool) {
 // Seal stores the checksums that the worker left open in file i, and sums the file. Every byte is read once. The lock
 // on the segment is kept until the work ends. It may be asked for again, and costs nothing once it has been done.
 func (p *Pinned) Seal(ctx context.Context, i int) *Sealing {
-	s := &Sealing{data: p.File(i), fixes: p.fixes[i], done: make(chan struct{})}
+	s := &Sealing{data: p.File(i), yield: p.Yielder(), fixes: p.fixes[i], done: make(chan struct{})}
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	var ok bool
@@ -103,7 +104,7 @@ func needs(fixes []fix) []need {
 func (s *Sealing) run(ctx context.Context) error {
 	sums := make([]uint32, len(s.fixes))
 	for i, f := range s.fixes {
-		sum, err := update(ctx, 0, s.data[f.off:f.end()])
+		sum, err := s.update(ctx, 0, s.data[f.off:f.end()])
 		if err != nil {
 			return err
 		}
@@ -113,13 +114,13 @@ func (s *Sealing) run(ctx context.Context) error {
 	sum, at, c := uint32(0), int64(0), newCombiner()
 	for i, f := range s.fixes {
 		var err error
-		if sum, err = update(ctx, sum, s.data[at:f.off]); err != nil {
+		if sum, err = s.update(ctx, sum, s.data[at:f.off]); err != nil {
 			return err
 		}
 		sum, at = c.combine(sum, sums[i], f.len), f.end()
 	}
 	var err error
-	s.sum, err = update(ctx, sum, s.data[at:])
+	s.sum, err = s.update(ctx, sum, s.data[at:])
 	return err
 }
 
@@ -140,10 +141,10 @@ func (s *Sealing) patch(f fix, sum uint32) {
 }
 
 // update continues a checksum, as long as the context lasts.
-func update(ctx context.Context, sum uint32, b []byte) (uint32, error) {
+func (s *Sealing) update(ctx context.Context, sum uint32, b []byte) (uint32, error) {
 	for len(b) > 0 {
-		if err := ctx.Err(); err != nil {
-			return 0, context.Cause(ctx)
+		if err := s.yield.Wait(ctx); err != nil {
+			return 0, err
 		}
 		n := min(len(b), sealChunk)
 		sum = crc32.Update(sum, crc32.IEEETable, b[:n])

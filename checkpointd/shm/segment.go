@@ -45,6 +45,7 @@ func (d *Dir) Open(name string) (*Segment, error) {
 			_ = unix.Close(fd)
 			return fmt.Errorf("open segment %s: %w", name, err)
 		}
+		d.watch(s)
 		return nil
 	})
 	return s, err
