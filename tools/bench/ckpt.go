@@ -60,8 +60,8 @@ func ckptRows(o options) []row {
 			{"skipped", "of them skipped", count, 0},
 			{"none_skipped", "no memory save is skipped during a flush", yesno, 1},
 			{"kept", "the flushed save gets to the disk, within 20 s, in spite of them", yesno, 1},
-			{"extra", "what such a save blocks longer than others: median", duration, 5 * ms},
-			{"most", "and at most", duration, 5 * ms},
+			{"extra", "what such a save blocks longer than as many right after it: median", duration, 5 * ms},
+			{"most", "and the longest, longer than the longest of those", duration, 5 * ms},
 			{"wait", "what it blocks at most when nothing is being copied", duration, 5 * ms}}),
 		ckptRow(o, "small", 2, []ckptLine{
 			{"blocked", fmt.Sprintf("training blocked by a memory save of %d tensors of 4 KiB", 32*o.state),

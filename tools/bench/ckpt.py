@@ -281,10 +281,9 @@ def flush(side, directory, repetitions, mib):
 
 
 def beside(next_save, side, directory, current, repetitions):
-    """Memory saves while a flush runs: how many, how many were skipped, how much longer they took than others, and
-    whether all flushed saves got to the disk."""
-    quiet = statistics.median(next_save() for _ in range(max(5, repetitions)))
-    took, waits, counts, skipped, kept = [], [], [], 0, True
+    """Memory saves while a flush runs: how many, how many were skipped, how much longer they took than as many right after
+    it, and whether all flushed saves got to the disk."""
+    took, waits, quiet, counts, skipped, kept = [], [], [], [], 0, True
     for _ in range(repetitions):
         next_save(True)
         flushed, before, end = current(), len(took), now() + PATIENCE
@@ -297,10 +296,13 @@ def beside(next_save, side, directory, current, repetitions):
         kept = tracked(directory) == flushed
         if not kept:
             break
+        for _ in range(counts[-1]):
+            quiet.append(next_save())
+            time.sleep(0.02)
     out = {"saves": statistics.median(counts), "skipped": skipped / len(counts), "none_skipped": float(skipped == 0),
            "kept": float(kept)}
-    if took:
-        out.update(extra=max(0, statistics.median(took) - quiet), most=max(0, max(took) - quiet))
+    if took and quiet:
+        out.update(extra=max(0, statistics.median(took) - statistics.median(quiet)), most=max(0, max(took) - max(quiet)))
     if took and isinstance(side, Ours):
         out["wait"] = max(waits)
     return out
