@@ -200,7 +200,7 @@ func assemble(cfg Config) *Daemon {
 	d.flusher = &flusher{life: life, log: log, count: count, saves: d.saves, storage: d.storage, mounts: d.mounts,
 		records: preparedRecords{log, filepath.Join(path, preparedName)}, retries: d.retries, coords: d.coords,
 		writer:    &writer{newLanes(cfg.Writers), count, d.saves, d.storage, d.mounts, d.restart},
-		committer: &committer{log, d.storage, d.retries, locks, d.coords}}
+		committer: &committer{log, d.storage, d.retries, locks, d.coords, d.epochs}}
 	d.breakpoints = &breakpoints{life: life, log: log, count: count, segs: d.segs, saves: d.saves, storage: d.storage,
 		flusher: d.flusher, restart: d.restart, coords: d.coords, master: cfg.Remote != nil}
 	d.recovery = &recovery{log: log, storage: d.storage, locks: locks, path: path, done: map[string]bool{}}

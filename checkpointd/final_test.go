@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/checkpointd"
+	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
 )
 
@@ -173,4 +175,34 @@ func TestASaveThatOthersHaveEndedLeavesNoFile(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(dir, "7/.*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// A save of workers that have ended comes after one of their successors, whose epoch is of another term: the master was
+// started again. The tracker stays.
+func TestASaveThatIsOvertakenInALaterTerm(t *testing.T) {
+	dir := t.TempDir()
+	disk := &hanging{FS: fsx.OS{}, dir: filepath.Join(dir, "10") + "/", hit: make(chan struct{}, 1),
+		free: make(chan struct{})}
+	n := newNode(t, withFS(disk))
+	begin := func(w checkpointd.World) (epoch string) {
+		w.GroupWorldSize, w.WorldSize, w.LocalWorldSize = 1, 1, 1
+		require.NoError(t, n.control().World(t.Context(), w))
+		return w.Key()
+	}
+	older, newer := single(dir, 10), single(dir, 15)
+	older.Meta.Epoch = begin(checkpointd.World{Term: 7, Round: 11, Epoch: 1})
+	older.Saved = time.Now()
+	n.put(older, "seg/l0-0.seg")
+	<-disk.hit
+	newer.Meta.Epoch = begin(checkpointd.World{Term: 9, Round: 11, Epoch: 2})
+	newer.Saved = older.Saved.Add(time.Millisecond)
+	n.put(newer, "seg/l0-1.seg")
+	require.Equal(t, true, n.wait(dir, 15)["ok"])
+	close(disk.free)
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(commit.MetaDir(dir), "10.json"))
+		return err == nil
+	}, patience, time.Millisecond)
+	n.stop()
+	requireStep(t, dir, 15, 1)
 }

@@ -22,6 +22,7 @@ type committer struct {
 	retries *retries
 	locks   *dirLocks
 	coords  coordinators
+	epochs  *epochs
 }
 
 // commit makes the step visible together with the writers of the other shards. The writer of shard 0 leads.
@@ -35,7 +36,7 @@ func (c *committer) commit(ctx context.Context, j *save, entry commit.Entry) err
 		return err
 	}
 	if entry.Shard == 0 {
-		if err := c.retries.onStorage(ctx, j, func() error { return c.begin(s, all) }); err != nil {
+		if err := c.retries.onStorage(ctx, j, func() error { return c.begin(c.asOfNow(j), all) }); err != nil {
 			return err
 		}
 		if _, err := report(ctx, coordinator.Intent); err != nil {
@@ -48,11 +49,19 @@ func (c *committer) commit(ctx context.Context, j *save, entry commit.Entry) err
 	if _, err := report(ctx, coordinator.Placed); err != nil || entry.Shard != 0 {
 		return err
 	}
-	if err := c.retries.onStorage(ctx, j, func() error { return c.publish(ctx, s, all) }); err != nil {
+	if err := c.retries.onStorage(ctx, j, func() error { return c.publish(ctx, c.asOfNow(j), all) }); err != nil {
 		return err
 	}
 	_, err = report(ctx, coordinator.Published)
 	return err
+}
+
+// asOfNow returns j for a part of its commit that begins now: workers that were started since may have overtaken it.
+// Their epoch does not show that if it is of a later term, as after a master was started again.
+func (c *committer) asOfNow(j *save) commit.Save {
+	s := saveOf(j)
+	s.Late = s.Late || c.epochs.hasEnded(j.meta.Epoch)
+	return s
 }
 
 // post posts a report, again when the coordinator has to get other saves out of the way first.
