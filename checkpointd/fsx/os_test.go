@@ -136,8 +136,8 @@ func TestBlockThatNeverGetsReady(t *testing.T) {
 // TestABlockIsReadyWhenItIsWritten: the source hears of a block right before its write, after the limiter.
 func TestABlockIsReadyWhenItIsWritten(t *testing.T) {
 	o := OS{Rate: NewLimiter(pacedBlock * 5), Paced: true}
-	require.NoError(t, o.Rate.Wait(t.Context(), pacedBlock))
 	begin, ends := time.Now(), []int64(nil)
+	require.NoError(t, o.Rate.Wait(t.Context(), pacedBlock))
 	src := newSource(t, pacedBlock+1)
 	src.ready = func(_ context.Context, end int64) error {
 		ends = append(ends, end)

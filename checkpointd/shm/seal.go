@@ -19,6 +19,7 @@ const sealChunk = 4 << 20
 type Sealing struct {
 	data  []byte
 	yield *Yielder
+	look  int // bytes until the next wait for workers: there may be many small fixes
 	fixes []fix
 	needs []need
 	done  chan struct{} // closed at the end; then sum and err are set
@@ -143,12 +144,15 @@ func (s *Sealing) patch(f fix, sum uint32) {
 // update continues a checksum, as long as the context lasts.
 func (s *Sealing) update(ctx context.Context, sum uint32, b []byte) (uint32, error) {
 	for len(b) > 0 {
-		if err := s.yield.Wait(ctx); err != nil {
-			return 0, err
+		if s.look == 0 {
+			if err := s.yield.Wait(ctx); err != nil {
+				return 0, err
+			}
+			s.look = sealChunk
 		}
-		n := min(len(b), sealChunk)
+		n := min(len(b), s.look)
 		sum = crc32.Update(sum, crc32.IEEETable, b[:n])
-		b = b[n:]
+		b, s.look = b[n:], s.look-n
 	}
 	return sum, nil
 }
